@@ -1,0 +1,50 @@
+# Needs Python 3.11 or newer, git and make. Everything is installed into .venv, at the versions in constraints.txt.
+PYTHON ?= python3
+# Parallel test processes. Each costs seconds to import torch, so 0 (none) is faster until the suite takes a quarter of a minute.
+WORKERS ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: demo test test-slow lint bench clean
+.NOTPARALLEL:
+
+demo: $(VENV)/.installed
+	$(BIN)/holdfast demo
+
+test: lint
+	$(PYTEST)
+
+# pytest answers 5 when no test is marked slow, which is no failure.
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m slow || [ $$? -eq 5 ]
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/holdfast bench
+
+# Leaves runs/ alone: results are not ours to throw away.
+clean:
+	rm -rf $(VENV) build dist holdfast.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing holdfast into $(VENV); the first time takes a few minutes."
+	$(PIP) -e .
+	@touch $@
+
+# With the development tools; this contains the plain install, so it satisfies both stamps.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing holdfast and its development tools into $(VENV); the first time takes a few minutes."
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,40 @@
+"""Holdfast: federated learning that stays personal under heterogeneous data and stays upright under attack.
+
+    import holdfast
+    run = holdfast.run(method={"name": "ditto", "lam": 0.5}, train={"rounds": 20})
+    run.final["accuracy"], run.metrics, run.model(client=7)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.api import resume, run
+    from holdfast.core.errors import HoldfastError
+    from holdfast.core.registry import Part, register, setting
+    from holdfast.models.network import Model
+    from holdfast.results import Run, load
+
+# Public names and where they live; torch is imported when one of them is first used, not by `import holdfast`.
+_HOMES = {
+    "run": "holdfast.api",
+    "resume": "holdfast.api",
+    "load": "holdfast.results",
+    "Run": "holdfast.results",
+    "Model": "holdfast.models.network",
+    "Part": "holdfast.core.registry",
+    "register": "holdfast.core.registry",
+    "setting": "holdfast.core.registry",
+    "HoldfastError": "holdfast.core.errors",
+}
+__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "register", "resume", "run", "setting"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'holdfast' has no attribute '{name}'")

@@ -1,0 +1,66 @@
+"""What an aggregator is: a rule that turns the clients' updates [n, d] into one, and says what weight each client had in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from holdfast.core.flat import Layout
+from holdfast.core.keys import Key
+from holdfast.core.registry import Part, setting
+from holdfast.core.types import State
+
+
+@dataclass(frozen=True)
+class AggregationContext:
+    """What a rule may know beside the updates. Nothing here tells who is malicious."""
+
+    ids: Tensor
+    received: Tensor
+    """The model the updates start from, [d]."""
+    layout: Layout
+    key: Key
+    round: int
+    assumed: int
+    """How many of these clients the operator believes to be malicious."""
+    root: Tensor | None = None
+    """The update of the server's own data, for rules that declare needs = {"root"}."""
+
+
+class Reduced(NamedTuple):
+    """The aggregate [d], the weight each client had in it [n], and the rule's memory."""
+
+    value: Tensor
+    weights: Tensor
+    state: State
+    fallback: bool = False
+
+
+class Aggregator(Part):
+    """A rule on [n, d]; any n from 1 upwards (the server keeps its model when nobody answered)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    uses_priors: ClassVar[bool] = True
+    """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
+    weights: Literal["samples", "uniform"] = setting("samples", "weights before the rule: each client's share of samples, or equal ones")
+    f: float | None = setting(None, "assumed attackers: a number (>= 1) or a share of the cohort (< 1)", ge=0)
+
+    def init(self, layout: Layout) -> State:
+        return {}
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        raise TypeError(f"{type(self).__name__} does not say how it aggregates")
+
+    def assumed(self, n: int) -> int:
+        if self.f is None:
+            return 0
+        return int(self.f) if self.f >= 1 else int(self.f * n)
+
+
+class Wrapper(Part):
+    """Maps an aggregator to an aggregator."""
+
+    def __call__(self, inner: Aggregator) -> Aggregator:
+        raise TypeError(f"{type(self).__name__} does not say how it wraps")

@@ -1,0 +1,19 @@
+"""The weighted mean: FedAvg's rule (McMahan et al., AISTATS 2017, Algorithm 1). No defence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.core.registry import register
+from holdfast.core.types import State
+
+PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+
+
+@register("aggregator", "mean", paper=PAPER)
+class Mean(Aggregator):
+    """The weighted mean of the updates; a single lying client moves it anywhere."""
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        return Reduced(w @ x, w, state)

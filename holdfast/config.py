@@ -1,0 +1,242 @@
+"""The typed config: the same fields in TOML, in Python and behind --set. Everything wrong is said here, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from holdfast.aggregators.base import Aggregator
+from holdfast.attacks.base import Attack
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import Part, build, explain, parts, setting
+from holdfast.data.federation import DataSettings
+from holdfast.detectors.base import Detector
+from holdfast.local.augment import Augment
+from holdfast.methods.base import Method
+from holdfast.models.network import Model
+
+Chosen = Any
+"""A part by name, by a table with a name, or the object itself."""
+
+Availability = float | str | dict[str, list[tuple[int, int]]]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class TrainSettings(Section):
+    """The [train] section."""
+
+    rounds: int = setting(50, "communication rounds", ge=1)
+    local_epochs: int = setting(5, "epochs of each client in each round", ge=0)
+    local_steps: int | None = setting(None, "mini-batch steps of each client, instead of epochs", ge=0)
+    batch_size: int = setting(10, "samples per step", ge=1)
+    lr: float = setting(0.01, "learning rate of the clients", gt=0)
+    lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
+    momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "of the clients' SGD", ge=0)
+    participation: float = setting(1.0, "share of the available clients that is drawn in each round", gt=0, le=1)
+    availability: Availability = setting(1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file")
+    dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
+    server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
+    shuffle: bool = True
+    drop_last: bool = setting(False, "skip the last incomplete batch of an epoch")
+    loss: Chosen = "cross-entropy"
+    augment: Augment = Augment()
+    norm_cap: float | None = setting(None, "refuse updates that are longer than this; off in simulations unless set", gt=0)
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class EvaluateSettings(Section):
+    """The [evaluate] section: one protocol for all methods, written into every result."""
+
+    every: int = setting(1, "evaluate after every so many rounds; the last round always is", ge=1)
+    clients: Literal["all", "benign", "cohort", "held-out"] = "all"
+    models: tuple[Literal["global", "customised", "personal"], ...] = ("global", "customised", "personal")
+    unselected: Literal["keep_own", "deliver", "finetune"] = setting(
+        "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
+    )
+    test: Literal["per-client", "global"] = "per-client"
+    targets: tuple[float, ...] = setting((0.8,), "accuracies for rounds_to/...")
+
+
+class EngineSettings(Section):
+    """The [engine] section: where and how, never what."""
+
+    plan: Literal["auto", "loop", "vmap"] = "auto"
+    device: str = "cpu"
+    memory: str = setting("2GB", "bound on what a stack of training clients may take")
+    threads: int | None = setting(None, "threads of PyTorch; default: PyTorch's own choice", ge=1)
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    seed: int = 0
+    data: DataSettings = DataSettings()
+    model: Chosen = "mlp"
+    method: Chosen = "fedavg"
+    aggregator: Chosen = None
+    detectors: tuple[Chosen, ...] = ()
+    attack: Chosen = None
+    train: TrainSettings = TrainSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    engine: EngineSettings = EngineSettings()
+
+    def parts(self) -> Parts:
+        return Parts.of(self)
+
+    def plain(self) -> dict[str, Any]:
+        """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
+        return json.loads(json.dumps(self.model_dump(), default=_describe))
+
+
+class Parts(Section):
+    """The config's parts as objects, checked against each other."""
+
+    method: Method
+    model: Any
+    aggregator: Aggregator
+    detectors: tuple[Detector, ...]
+    attack: Attack | None
+    loss: Any
+
+    @classmethod
+    def of(cls, config: Config) -> Parts:
+        method: Method = build("method", config.method)
+        aggregator = _aggregator(config.aggregator)
+        if config.aggregator is not None and not method.reduces:
+            raise ConfigError(f"aggregator: method '{method.name}' never reduces updates; leave aggregator '{aggregator.name}' out")
+        if config.detectors and not method.reduces:
+            raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
+        if "root" in aggregator.needs and config.data.root < 1:
+            raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
+        if "validation" in method.Client.needs and config.data.split.validation <= 0:
+            raise ConfigError(f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1")
+        if config.evaluate.clients == "held-out" and config.data.held_out < 1:
+            raise ConfigError("evaluate.clients = \"held-out\" needs held-out clients; set data.held_out")
+        if config.evaluate.test == "global" and config.data.pool != "train":
+            raise ConfigError("evaluate.test = \"global\" would test on training data; set data.pool = \"train\"")
+        if not set(config.evaluate.models) & set(method.models):
+            raise ConfigError(f"evaluate.models: method '{method.name}' has only {', '.join(method.models)}")
+        if not callable(config.train.loss) or isinstance(config.train.loss, Part):
+            loss = build("loss", config.train.loss, "train.loss")
+        else:
+            loss = config.train.loss
+        return cls(
+            method=method, model=config.model if isinstance(config.model, Model) else build("model", config.model), aggregator=aggregator,
+            detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
+            attack=None if config.attack is None else build("attack", config.attack), loss=loss,
+        )  # fmt: skip
+
+
+def _aggregator(chosen: Chosen) -> Aggregator:
+    """An aggregator with its wrappers: `wrap` lists them from the inside out."""
+    if chosen is None:
+        chosen = "mean"
+    if isinstance(chosen, (str, Part)):
+        return build("aggregator", chosen)
+    table = dict(chosen)
+    wrappers = table.pop("wrap", [])
+    rule: Aggregator = build("aggregator", table)
+    for i, wrapper in enumerate(wrappers):
+        rule = build("wrapper", wrapper, f"aggregator.wrap.{i}")(rule)
+    return rule
+
+
+def make_config(table: Mapping[str, Any]) -> Config:
+    """A config from plain tables; the first mistake is a one-line error that names the key."""
+    try:
+        return Config(**table)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Config, "")) from None
+
+
+def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file (or nothing) with --set changes applied, as plain tables; may hold a [sweep] section."""
+    table: dict[str, Any] = {}
+    if file is not None:
+        path = Path(file)
+        try:
+            table = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"config file not found: {file}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config file {file} cannot be read: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"config file {file} is not valid TOML: {error}") from None
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {change}: write key=value, for example --set train.lr=0.05")
+        assign(table, key.strip(), parse_value(text.strip()))
+    return table
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that quotes are not needed."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def assign(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted key; a part given by its name alone becomes a table when one of its settings is set."""
+    *folders, last = path.split(".")
+    for folder in folders:
+        inner = table.get(folder)
+        if isinstance(inner, str) and folder in _PART_SECTIONS:
+            inner = {"name": inner}
+        elif isinstance(inner, Mapping):
+            inner = dict(inner)
+        elif inner is None:
+            inner = _default_of(folder)
+        else:
+            raise ConfigError(f"--set {path}: '{folder}' is not a section")
+        table[folder] = inner
+        table = inner
+    if last == "name" and table.get("name") != value and folders and folders[-1] in _PART_SECTIONS:
+        table.clear()  # another part: settings of the old one mean nothing to it
+    table[last] = value
+
+
+_PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+
+
+def _default_of(section: str) -> dict[str, Any]:
+    """Setting one key of a part that was not named means the default part."""
+    named = {"method": "fedavg", "model": "mlp", "aggregator": "mean"}
+    if section in named:
+        return {"name": named[section]}
+    return {"name": "pathological"} if section == "partition" else {}
+
+
+def parse_memory(text: str) -> int:
+    """'2GB', '500 MB', '1.5GiB' in bytes."""
+    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
+    cleaned = text.strip().lower().replace(" ", "")
+    for unit in sorted(units, key=len, reverse=True):
+        if cleaned.endswith(unit):
+            try:
+                amount = float(cleaned.removesuffix(unit)) * units[unit]
+            except ValueError:
+                break
+            if amount >= 1:
+                return int(amount)
+    raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, Part):
+        known = value.name and parts(value.kind).get(value.name) is type(value)
+        return {"name": value.name, **value.settings()} if known else f"<{type(value).__qualname__}>"
+    if isinstance(value, Model):
+        return "<holdfast.Model>"
+    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"

@@ -1,0 +1,31 @@
+"""The errors a user is meant to read: one line that names the cause and what to do. The command line prints them and exits with 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HoldfastError(Exception):
+    """Something the user can mend; never shown as a traceback by the command line."""
+
+
+class ConfigError(HoldfastError):
+    """A setting that is wrong before anything has run."""
+
+
+class DataError(HoldfastError):
+    """Data that is missing, damaged, or cannot be divided as asked."""
+
+
+class RunError(HoldfastError):
+    """A run that cannot go on; names the round, the client and the stage where they are known."""
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """'; did you mean x?' when one of the known names is near, else the list of what there is."""
+    names = sorted(known)
+    near = get_close_matches(wrong, names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; known: {', '.join(names)}" if names else ""

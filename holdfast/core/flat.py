@@ -1,0 +1,112 @@
+"""A model is one vector: its parameters first, then its buffers (BatchNorm's running statistics), each with a named place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor lies in the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    dtype: torch.dtype
+    buffer: bool
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of all tensors of a module; two modules of the same architecture have equal layouts."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        slots, start = [], 0
+        named: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
+        named += [(name, b, True) for name, b in module.named_buffers()]
+        for name, tensor, buffer in named:
+            stop = start + tensor.numel()
+            slots.append(Slot(name, tuple(tensor.shape), start, stop, tensor.dtype, buffer, not buffer and not tensor.requires_grad))
+            start = stop
+        return cls(tuple(slots))
+
+    @cached_property
+    def size(self) -> int:
+        return self.slots[-1].stop if self.slots else 0
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many of the vector's entries are parameters; the rest are buffers."""
+        return sum(slot.stop - slot.start for slot in self.slots if not slot.buffer)
+
+    @cached_property
+    def trainable(self) -> Tensor:
+        """bool[size]: parameters that the module itself does not freeze."""
+        return self.mask(lambda slot: not slot.buffer and not slot.frozen)
+
+    def mask(self, chosen: Callable[[Slot], bool]) -> Tensor:
+        """bool[size], true where the slot is chosen."""
+        out = torch.zeros(self.size, dtype=torch.bool)
+        for slot in self.slots:
+            out[slot.start : slot.stop] = chosen(slot)
+        return out
+
+    def under(self, prefix: str) -> Tensor:
+        """bool[size] of one submodule's tensors (or one tensor)."""
+        return self.mask(lambda slot: slot.name == prefix or slot.name.startswith(prefix + "."))
+
+    def flatten(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """Named tensors, each with the same leading axes, as [..., size]."""
+        first = tensors[self.slots[0].name]
+        lead = first.shape[: first.ndim - len(self.slots[0].shape)]
+        kind = dtype or first.dtype
+        return torch.cat([tensors[s.name].reshape(*lead, -1).to(kind) for s in self.slots], dim=-1)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named views of [..., size] in the vector's own dtype."""
+        lead = vector.shape[:-1]
+        return {s.name: vector[..., s.start : s.stop].view(*lead, *s.shape) for s in self.slots}
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Which entries of a model travel, compactly: shared parameters first, then shared buffers."""
+
+    index: Tensor
+    parameters: int
+    whole: bool
+
+    @classmethod
+    def of(cls, layout: Layout, shared: Tensor) -> Wire:
+        index = shared.nonzero().flatten()
+        return cls(index, int(shared[: layout.parameters].sum()), bool(shared.all()))
+
+    @property
+    def size(self) -> int:
+        return self.index.shape[0]
+
+    @property
+    def buffers(self) -> int:
+        return self.size - self.parameters
+
+    def pack(self, model: Tensor) -> Tensor:
+        """[..., size of the model] to [..., what travels]."""
+        return model if self.whole else model[..., self.index.to(model.device)]
+
+    def unpack(self, sent: Tensor, own: Tensor) -> Tensor:
+        """The model with the travelling entries replaced by what was sent."""
+        if self.whole:
+            return sent
+        out = own.clone()
+        out[..., self.index.to(own.device)] = sent
+        return out

@@ -1,0 +1,198 @@
+"""Every part that can be chosen by name: what it is called, what it can be set to, which paper it comes from.
+
+A part is a frozen pydantic model whose fields are its settings, so the same class is a config section, a documented
+command-line card and the object that does the work:
+
+    @register("aggregator", "mean")
+    class Mean(Part):
+        '''The weighted average.'''
+        floor: float = setting(0.0, "smallest weight", ge=0)
+
+Plug-ins register the same way, from a file named by --plugin or from an entry point of the group `holdfast.plugins`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from holdfast.core.errors import ConfigError, suggest
+
+KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
+
+# Where the built-in parts of a kind live: imported when the kind is first asked for, so `import holdfast` stays quick.
+_HOMES = {
+    "method": "holdfast.methods",
+    "aggregator": "holdfast.aggregators",
+    "wrapper": "holdfast.wrappers",
+    "detector": "holdfast.detectors",
+    "attack": "holdfast.attacks",
+    "partition": "holdfast.data.partition",
+    "source": "holdfast.data.sources",
+    "model": "holdfast.models",
+    "loss": "holdfast.local.losses",
+}
+_PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
+_entry_points_loaded = False
+
+
+class Part(BaseModel):
+    """One configured part. Subclasses declare settings as fields and say what they are in the docstring's first line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    def settings(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in type(self).model_fields}
+
+
+P = TypeVar("P", bound=type[Part])
+
+
+def setting(default: Any, help: str, **bounds: Any) -> Any:
+    """A documented setting; bounds are pydantic's (ge, gt, le, lt)."""
+    return Field(default, description=help, **bounds)
+
+
+def register(kind: str, name: str, paper: str = "") -> Callable[[P], P]:
+    """Make a part known under a name. Registering another class under a taken name is an error, the same file twice is not."""
+
+    def add(cls: P) -> P:
+        if kind not in _PARTS:
+            raise ConfigError(f"unknown kind of part '{kind}'{suggest(kind, KINDS)}")
+        known = _PARTS[kind].get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(f"{kind} '{name}' is registered already, by {known.__module__}")
+        cls.kind, cls.name = kind, name
+        if paper:
+            cls.paper = paper
+        _PARTS[kind][name] = cls
+        return cls
+
+    return add
+
+
+def parts(kind: str) -> dict[str, type[Part]]:
+    """All parts of a kind by name, sorted; loads the built-in ones and installed plug-ins on first use."""
+    if kind not in _PARTS:
+        raise ConfigError(f"unknown kind of part '{kind}'{suggest(kind, KINDS)}")
+    importlib.import_module(_HOMES[kind])
+    _load_entry_points()
+    return dict(sorted(_PARTS[kind].items()))
+
+
+def find(kind: str, name: str) -> type[Part]:
+    known = parts(kind)
+    if name not in known:
+        raise ConfigError(f"unknown {kind} '{name}'{suggest(name, known)}")
+    return known[name]
+
+
+def build(kind: str, chosen: Any, where: str = "") -> Any:
+    """A part from a name, a table with `name`, or a part itself; errors name the config path."""
+    where = where or kind
+    if isinstance(chosen, Part):
+        if chosen.kind not in ("", kind):
+            raise ConfigError(f"{where}: '{chosen.name}' is of kind {chosen.kind}, expected {kind}")
+        return chosen
+    table = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: needs a name, for example {where}.name = \"{next(iter(parts(kind)), '...')}\"")
+    cls = find(kind, name)
+    try:
+        return cls(**table)
+    except ValidationError as error:
+        raise ConfigError(explain(error, cls, where)) from None
+
+
+def explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
+    """pydantic's first complaint as one line with the full path, and the nearest known key when one was misspelt."""
+    first = error.errors()[0]
+    path = ".".join(str(step) for step in (where, *first["loc"]) if str(step))
+    if first["type"] == "extra_forbidden":
+        owner = _owner(cls, first["loc"][:-1])
+        known = list(owner.model_fields) if owner else []
+        return f"unknown key '{path}'{suggest(str(first['loc'][-1]), known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = first.get("input")
+    shown = f" (got {given!r})" if isinstance(given, (int, float, str, bool)) else ""
+    return f"{path}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _owner(cls: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The nested model that a complaint is about."""
+    for step in path:
+        field = cls.model_fields.get(str(step))
+        kind = field.annotation if field else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        cls = kind
+    return cls
+
+
+def describe(cls: type[Part]) -> dict[str, Any]:
+    """What `holdfast list` and `holdfast show` print."""
+    text = (cls.__doc__ or "").strip()
+    return {
+        "name": cls.name,
+        "kind": cls.kind,
+        "summary": text.splitlines()[0] if text else "",
+        "paper": cls.paper,
+        "text": text,
+        "module": cls.__module__,
+        "settings": [_describe_setting(name, field) for name, field in cls.model_fields.items()],
+    }
+
+
+def _describe_setting(name: str, field: FieldInfo) -> dict[str, Any]:
+    kind = field.annotation
+    return {
+        "name": name,
+        "default": field.get_default(call_default_factory=True) if not field.is_required() else None,
+        "required": field.is_required(),
+        "type": kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", ""),
+        "help": field.description or "",
+    }
+
+
+def load_plugin(file: str | Path) -> None:
+    """Run a user's file so that what it registers can be chosen by name."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ConfigError(f"plugin file not found: {file}")
+    name = f"holdfast_plugin_{path.stem}_{abs(hash(str(path))):x}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plugin is not a Python file: {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}") from error
+
+
+def _load_entry_points() -> None:
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    for point in importlib.metadata.entry_points(group="holdfast.plugins"):
+        point.load()

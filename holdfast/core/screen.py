@@ -1,0 +1,49 @@
+"""What a client sent is checked against the task's schema before any rule sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holdfast.core.types import Field, Schema, Uplink
+
+
+def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
+    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name or shape refuses every row,
+    because a stack of rows has one shape; a real federation checks shapes client by client before it stacks."""
+    refused = dict(up.refused)
+    problem = _misshapen(up, schema)
+    if problem:
+        refused.update({int(i): problem for i in up.ids})
+        return replace(up.only(torch.zeros(len(up), dtype=torch.bool)), refused=refused)
+    good = torch.ones(len(up), dtype=torch.bool)
+    for name, field in schema.items():
+        for fault, bad in _faults(name, up[name], field, norm_cap).items():
+            for client in up.ids[bad & good].tolist():
+                refused[client] = fault
+            good &= ~bad
+    kept = up if bool(good.all()) else up.only(good)
+    return replace(kept, refused=refused)
+
+
+def _misshapen(up: Uplink, schema: Schema) -> str:
+    if set(up.fields) != set(schema):
+        return f"fields {sorted(up.fields)}, expected {sorted(schema)}"
+    for name, field in schema.items():
+        if tuple(up[name].shape[1:]) != field.shape:
+            return f"{name} has shape {tuple(up[name].shape[1:])}, expected {field.shape}"
+    return ""
+
+
+def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> dict[str, Tensor]:
+    flat = rows.reshape(len(rows), -1).cpu()
+    faults = {f"{name} is not finite": ~torch.isfinite(flat).all(1)}
+    if field.low is not None:
+        faults[f"{name} is below {field.low:g}"] = (flat < field.low).any(1)
+    if field.high is not None:
+        faults[f"{name} is above {field.high:g}"] = (flat > field.high).any(1)
+    if norm_cap is not None and field.kind == "update":
+        faults[f"{name} is longer than {norm_cap:g}"] = flat.norm(dim=1) > norm_cap
+    return faults

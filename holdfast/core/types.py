@@ -1,0 +1,113 @@
+"""The small frozen records that cross a boundary between server and clients. Rows are always sorted by client id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""What a server or a stack of clients remembers: names to tensors; a client's tensors have one row per client."""
+
+Kind = Literal["update", "model", "feature", "score", "scalar", "count", "buffer"]
+
+ROOT = -1
+"""The pseudo-client that trains on the server's own data, for rules that need a trusted update."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing a client sends: its shape, what it stands for, and the bounds a sane value keeps.
+
+    The kind drives screening, byte counting, the wire encoding, what an attack may poison and what an aggregator reduces."""
+
+    kind: Kind
+    shape: tuple[int, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+Schema = Mapping[str, Field]
+"""What a task's reply looks like: field names to fields."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request to some clients: client `to[i]` receives the models `bank[pick[i]]` (-1: none), so a broadcast is a bank of one row.
+
+    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round."""
+
+    task: str
+    to: Tensor
+    bank: Tensor
+    pick: Tensor
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        n = self.to.shape[0]
+        if self.pick.shape[0] != n or self.pick.ndim != 2 or self.bank.ndim != 2:
+            raise ValueError(f"exchange '{self.task}': {n} clients, bank {tuple(self.bank.shape)}, pick {tuple(self.pick.shape)}")
+        if n > 1 and not bool((self.to[1:] > self.to[:-1]).all()):
+            raise ValueError(f"exchange '{self.task}': clients must be sorted by id, each once")
+        if any(value.shape[0] != n for value in self.extra.values()):
+            raise ValueError(f"exchange '{self.task}': every extra tensor needs one row per client")
+
+    def only(self, keep: Tensor) -> Exchange:
+        """The same request to fewer clients; `keep` is a mask or positions."""
+        return replace(self, to=self.to[keep], pick=self.pick[keep], extra={k: v[keep] for k, v in self.extra.items()})
+
+    def bytes_down(self) -> Tensor:
+        """Bytes each client receives: its models and its extra rows."""
+        models = (self.pick >= 0).sum(1) * self.bank.shape[1] * self.bank.element_size()
+        extra = sum(value[:1].numel() * value.element_size() for value in self.extra.values())
+        return models + extra
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """What came back: one row per client that answered and passed screening; `refused` says who did not and why."""
+
+    ids: Tensor
+    fields: Mapping[str, Tensor]
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def only(self, keep: Tensor) -> Uplink:
+        return replace(self, ids=self.ids[keep], fields={k: v[keep] for k, v in self.fields.items()})
+
+    def bytes_up(self) -> Tensor:
+        """Bytes each client sent."""
+        size = sum(value[:1].numel() * value.element_size() for value in self.fields.values())
+        return torch.full_like(self.ids, int(size))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the server thought of each client in one round. It is stored, so every rule can be judged as a detector."""
+
+    ids: Tensor
+    weights: Tensor | None = None
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    banned: Mapping[int, str] = field(default_factory=dict)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    fallback: bool = False
+
+
+def broadcast(task: str, model: Tensor, to: Tensor, **extra: Tensor) -> Exchange:
+    """One model for everybody."""
+    return Exchange(task, to, model[None], torch.zeros(len(to), 1, dtype=torch.int64), extra)
+
+
+def nothing(task: str, to: Tensor, dtype: torch.dtype = torch.float32, **extra: Tensor) -> Exchange:
+    """A request that carries no model."""
+    return Exchange(task, to, torch.zeros(0, 0, dtype=dtype), torch.zeros(len(to), 0, dtype=torch.int64), extra)

@@ -1,0 +1,74 @@
+"""The sample store: every row of a dataset once; everything else points into it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes stay bytes: they are normalised when gathered."""
+
+    x: Tensor  # [N, ...] uint8 or float32
+    y: Tensor  # [N] int64
+    classes: int
+    train_rows: int
+    mean: tuple[float, ...] = (0.0,)  # one number for all channels, or one per channel, on the scale 0..1 for bytes
+    std: tuple[float, ...] = (1.0,)
+    name: str = ""
+    user: Tensor | None = None  # [N] int64: who recorded the row, where the dataset says so
+    # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
+    _shift: Tensor = field(init=False, repr=False)
+    _scale: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
+        object.__setattr__(self, "_shift", self._per_channel(self.mean) * unit)
+        object.__setattr__(self, "_scale", self._per_channel(self.std) * unit)
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def batch(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The normalised samples of these rows: [*rows.shape, *sample_shape]."""
+        flat = self.x.index_select(0, rows.reshape(-1)).to(dtype)
+        flat = (flat - self._shift.to(dtype)) / self._scale.to(dtype)
+        return flat.reshape(*rows.shape, *self.sample_shape)
+
+    def to(self, device: torch.device | str) -> Samples:
+        user = None if self.user is None else self.user.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), user=user)
+
+    def _per_channel(self, values: tuple[float, ...]) -> Tensor:
+        shape = [len(values)] + [1] * (len(self.sample_shape) - 1) if self.sample_shape else []
+        return torch.tensor(values, dtype=torch.float64, device=self.x.device).view(shape)
+
+
+def _check(samples: Samples) -> None:
+    name, rows = samples.name or "samples", samples.x.shape[0]
+    if samples.x.dtype not in (torch.uint8, torch.float32):
+        raise DataError(f"{name}: x must be uint8 or float32, not {samples.x.dtype}")
+    if samples.y.dtype != torch.int64 or samples.y.shape != (rows,):
+        raise DataError(f"{name}: y must be {rows} int64 labels, not {tuple(samples.y.shape)} of {samples.y.dtype}")
+    if samples.user is not None and samples.user.shape != (rows,):
+        raise DataError(f"{name}: user must have {rows} entries, not {tuple(samples.user.shape)}")
+    if rows and not (0 <= int(samples.y.min()) and int(samples.y.max()) < samples.classes):
+        raise DataError(f"{name}: labels must be 0..{samples.classes - 1}, found {int(samples.y.min())}..{int(samples.y.max())}")
+    if not 0 <= samples.train_rows <= rows:
+        raise DataError(f"{name}: train_rows is {samples.train_rows} but there are {rows} rows")
+    channels = samples.sample_shape[0] if samples.sample_shape else 1
+    if len(samples.mean) not in (1, channels) or len(samples.std) not in (1, channels):
+        raise DataError(f"{name}: mean and std need 1 or {channels} numbers, one per channel")
+    if not all(math.isfinite(m) for m in samples.mean) or not all(math.isfinite(s) and s > 0 for s in samples.std):
+        raise DataError(f"{name}: mean must be finite and std positive")

@@ -1,0 +1,65 @@
+"""Every client's samples divided into train, validation and test, each client by its own key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from holdfast.core.keys import Key, combine
+from holdfast.data.table import Table
+
+
+class Split(BaseModel):
+    """Shares of a client's samples; they add up to 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    train: float = Field(default=0.75, gt=0, le=1)
+    validation: float = Field(default=0.0, ge=0, le=1)
+    test: float = Field(default=0.25, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Split:
+        total = self.train + self.validation + self.test
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"train + validation + test must be 1, here they add up to {total:g}")
+        return self
+
+    def sizes(self, count: np.ndarray) -> np.ndarray:
+        """[3, K] samples for train, validation, test. Train comes first when there are too few, then test, then validation."""
+        tested = int(self.test > 0)
+        validation = np.zeros_like(count)
+        if self.validation > 0:
+            wanted = np.maximum(_floor(count * self.validation), 1)
+            validation = np.clip(wanted, 0, np.maximum(count - 1 - tested, 0))
+        if not tested:
+            return np.stack([count - validation, validation, np.zeros_like(count)])
+        most = np.maximum(count - validation - 1, np.minimum(count, 1))
+        train = np.minimum(np.maximum(_floor(count * self.train), 1), most)
+        return np.stack([train, validation, count - train - validation])
+
+
+def split_clients(lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key: Key) -> tuple[Table, Table, Table]:
+    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's rows alone."""
+    count = np.array([len(rows) for rows in lists], dtype=np.int64)
+    rows = np.concatenate(lists).astype(np.int64)
+    owner = np.repeat(np.arange(len(lists)), count)
+    bits = key.fold(torch.arange(len(lists))).bits
+    chance = combine(bits[torch.from_numpy(owner)], torch.from_numpy(rows)).numpy()
+    order = np.lexsort((chance, owner))
+    rank = np.empty_like(rows)
+    rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    sizes = split.sizes(count)
+    first, second = sizes[0][owner], (sizes[0] + sizes[1])[owner]
+    train, validation, test = rank < first, (rank >= first) & (rank < second), rank >= second
+    return (
+        Table.from_counts(rows[train], sizes[0], y),
+        Table.from_counts(rows[validation], sizes[1], y),
+        Table.from_counts(rows[test], sizes[2], y),
+    )
+
+
+def _floor(x: np.ndarray) -> np.ndarray:
+    return np.floor(x + 1e-9).astype(np.int64)  # 0.29 * 100 is 28.999...

@@ -1,0 +1,79 @@
+"""Which rows, under which labels, belong to whom: lists of different lengths laid end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """The lists of some clients side by side. Beyond a client's count stand row 0 and label 0, which are not its own: use the mask."""
+
+    rows: Tensor  # [n, m]
+    labels: Tensor  # [n, m]
+    count: Tensor  # [n]
+
+    @property
+    def mask(self) -> Tensor:
+        """[n, m]: which places hold a sample."""
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.count[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One list of (row, label) pairs per client; client i's are [start[i], start[i + 1]). A list may be empty."""
+
+    row: Tensor  # [total] int64
+    label: Tensor  # [total] int64
+    start: Tensor  # [K + 1] int64
+
+    @staticmethod
+    def from_lists(lists: Sequence[np.ndarray], y: Tensor | np.ndarray) -> Table:
+        """Rows of each client, labelled as in the dataset (y holds a label for every row)."""
+        rows = np.concatenate([np.asarray(rows, dtype=np.int64).reshape(-1) for rows in lists]) if lists else np.zeros(0, np.int64)
+        return Table.from_counts(rows, np.array([len(rows) for rows in lists], dtype=np.int64), y)
+
+    @staticmethod
+    def from_counts(rows: np.ndarray, counts: np.ndarray, y: Tensor | np.ndarray) -> Table:
+        """The same from all rows in client order and how many each client has."""
+        row = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        start = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return Table(row, torch.as_tensor(y).cpu()[row].to(torch.int64), start)
+
+    @property
+    def clients(self) -> int:
+        return self.start.shape[0] - 1
+
+    @property
+    def counts(self) -> Tensor:
+        return self.start[1:] - self.start[:-1]
+
+    def client(self, index: int) -> tuple[Tensor, Tensor]:
+        """Rows and labels of one client."""
+        if not 0 <= index < self.clients:
+            raise IndexError(f"client {index} of a table of {self.clients}")
+        begin, end = int(self.start[index]), int(self.start[index + 1])
+        return self.row[begin:end], self.label[begin:end]
+
+    def take(self, ids: Tensor, at_least: int = 1) -> Padded:
+        """The lists of these clients, padded to the longest of them, or wider when a fixed width is wanted."""
+        ids = ids.to(self.start.device)
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.clients):  # -1 would wrap around silently
+            raise IndexError(f"client ids {int(ids.min())}..{int(ids.max())} of a table of {self.clients}")
+        count = self.counts[ids]
+        width = max(at_least, int(count.max()) if ids.numel() else 0)
+        place = torch.arange(width, device=ids.device)
+        inside = place < count[:, None]
+        if not self.row.numel():
+            empty = torch.zeros_like(inside, dtype=torch.int64)
+            return Padded(empty, empty.clone(), count)
+        at = torch.where(inside, self.start[ids][:, None] + place, 0)
+        return Padded(torch.where(inside, self.row[at], 0), torch.where(inside, self.label[at], 0), count)
+
+    def to(self, device: torch.device | str) -> Table:
+        return Table(self.row.to(device), self.label.to(device), self.start.to(device))

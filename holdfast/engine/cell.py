@@ -1,0 +1,103 @@
+"""One experiment as an engine sees it: the client half, its network, its data, its private rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.base import Adversary
+from holdfast.core.flat import Wire
+from holdfast.core.keys import Key
+from holdfast.core.types import ROOT
+from holdfast.data.federation import Federation, Padded, Table
+from holdfast.local.fit import Recipe
+from holdfast.methods.base import ClientRule, Method
+from holdfast.models.network import Network
+from holdfast.store import RowStore
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured on a client: which of its models, on which data, and what a client outside the cohort uses."""
+
+    models: tuple[str, ...]
+    test: str = "per-client"
+    unselected: str = "keep_own"
+    validation: bool = False
+
+
+@dataclass
+class Cell:
+    """The fields change only between rounds: `round` counts from 1."""
+
+    label: str
+    key: Key
+    method: Method
+    rule: ClientRule
+    network: Network
+    initial: Tensor
+    federation: Federation
+    recipe: Recipe
+    lr_decay: float
+    measure: Measure
+    rows: RowStore
+    adversary: Adversary
+    norm_cap: float | None = None
+    round: int = 0
+
+    def wire(self) -> Wire:
+        return Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
+
+    def lr(self) -> float:
+        return float(self.recipe.lr) * self.lr_decay ** (self.round - 1)
+
+    def data(self, ids: Tensor) -> Padded:
+        """Training data by client id; the root pseudo-client has the server's."""
+        return take(self.federation.train, ids, self.federation.root)
+
+    def validation(self, ids: Tensor) -> Padded:
+        return take(self.federation.validation, ids, None)
+
+    def test(self, ids: Tensor) -> Padded:
+        if self.measure.test == "per-client":
+            return take(self.federation.test, ids, None)
+        return self.federation.global_test.take(torch.zeros(len(ids), dtype=torch.int64))
+
+    def group(self, task: str) -> tuple[Any, ...]:
+        """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""
+        r = self.recipe
+        return (
+            task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples), self.measure,
+            r.batch_size, r.shuffle, r.drop_last, r.augment, r.loss, r.steps is None,
+        )  # fmt: skip
+
+
+def take(table: Table, ids: Tensor, root: Table | None) -> Padded:
+    """A table's rows by client id, where the root pseudo-client may stand first."""
+    people = ids[ids != ROOT]
+    if len(people) == len(ids):
+        return table.take(ids)
+    if root is None:
+        return join([_empty(), table.take(people)])
+    return join([root.take(torch.zeros(1, dtype=torch.int64)), table.take(people)])
+
+
+def join(parts: list[Padded]) -> Padded:
+    """Padded tables of several groups of clients as one, as wide as the widest."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(p.rows.shape[1] for p in parts)
+
+    def widen(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    rows, labels = torch.cat([widen(p.rows) for p in parts]), torch.cat([widen(p.labels) for p in parts])
+    return Padded(rows, labels, torch.cat([p.count for p in parts]))
+
+
+def _empty() -> Padded:
+    nobody = torch.zeros(1, 1, dtype=torch.int64)
+    return Padded(nobody, nobody, torch.zeros(1, dtype=torch.int64))

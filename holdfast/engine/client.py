@@ -1,0 +1,122 @@
+"""One task on a stack of clients: the same few lines in the simulator (n clients) and on a real client (n = 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import RunError
+from holdfast.core.flat import Wire
+from holdfast.core.types import Field, Schema, State
+from holdfast.data.federation import Padded
+from holdfast.engine.cell import Measure
+from holdfast.evaluate import Score, score
+from holdfast.local.client import Local, Received, rows_of, stack_states
+from holdfast.methods.base import ClientRule
+
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a stack of clients is asked to do. `stored` is the private state of the clients in `known`, row after row."""
+
+    task: str
+    received: Received
+    extra: Mapping[str, Tensor]
+    known: Tensor
+    stored: State
+    test: Padded | None = None
+    measure: Measure | None = None
+
+
+def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Mapping[str, Tensor]]:
+    """Run a task. Returns the new private rows (None: nothing changes) and the fields to send."""
+    state = _state(rule, local, job)
+    if job.task == EVALUATE:
+        return None, _measure(rule, local, state, job)
+    if job.task not in rule.tasks:
+        raise RunError(f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}")
+    return getattr(rule, job.task)(local, state, job.received, job.extra)
+
+
+def schema_of(rule: ClientRule, task: str, wire: Wire, measure: Measure) -> Schema:
+    if task != EVALUATE:
+        return rule.schema(task, wire)
+    splits = ["test", *(["validation"] if measure.validation else [])]
+    fields = {f"{split}/total": Field("count", (), low=0) for split in splits}
+    for split in splits:
+        for model in measure.models:
+            fields[f"{split}/{model}/correct"] = Field("count", (), low=0)
+            fields[f"{split}/{model}/loss"] = Field("score")
+    return fields
+
+
+def _state(rule: ClientRule, local: Local, job: Job) -> State:
+    """Stored rows where there are any, fresh ones for clients seen for the first time."""
+    if bool(job.known.all()):
+        return job.stored
+    fresh = rule.init(pick(local, ~job.known))
+    if not bool(job.known.any()) or not fresh:
+        return fresh
+    order = torch.argsort(torch.cat([job.known.nonzero().flatten(), (~job.known).nonzero().flatten()]))
+    return rows_of(stack_states([job.stored, fresh]), order)
+
+
+def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[str, Tensor]:
+    """Right answers and losses of each of the client's models. Trains at most a copy; writes nothing."""
+    measure, received = job.measure, job.received
+    assert measure is not None and job.test is not None
+    data = {"test": job.test, **({"validation": local.validation} if measure.validation else {})}
+    out: dict[str, Tensor] = {}
+    for model in measure.models:
+        if model == "personal":
+            bank, which = _personal(rule, local, state, job), torch.arange(local.n)
+        else:  # a method with customised models sends the global one as a second model
+            column = 1 if model == "global" and "customised" in measure.models else 0
+            bank, which = local.wire.unpack(received.bank, local.initial[:1]), received.pick[:, column].clamp(min=0)
+        aux = rule.aux(local, state, received)
+        for split, table in data.items():
+            result: Score = score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux)
+            out[f"{split}/{model}/correct"] = result.correct.double()
+            out[f"{split}/{model}/loss"] = result.loss
+            out[f"{split}/total"] = result.total.double()
+    return out
+
+
+def perform_personal(rule: ClientRule, local: Local, job: Job) -> Tensor:
+    """The personal models themselves, for export."""
+    return _personal(rule, local, _state(rule, local, job), job)
+
+
+def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
+    """The personal models, with the chosen treatment of clients outside the cohort. One that never trained has only what it is sent."""
+    measure, received = job.measure, job.received
+    assert measure is not None
+    outside = ~local.selected
+    if measure.unselected == "finetune" and bool(outside.any()):
+        part = pick(local, outside)
+        tuned, _ = rule.train(part, rows_of(state, outside), replace(received, pick=received.pick[outside]), {})
+        order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
+        state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
+        return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
+    if measure.unselected == "keep_own":
+        kept = outside & job.known
+        received = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
+    return rule.personal(local, state, received)
+
+
+def pick(local: Local, rows: Tensor) -> Local:
+    """The same world for fewer clients; `rows` is a mask."""
+    data, validation = (Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation))
+    settings = type(local.settings)(**{k: v[rows] for k, v in vars(local.settings).items()})
+    numbers: dict[str, Any] = {k: v[rows] for k, v in vars(local.recipe).items() if isinstance(v, Tensor)}
+    recipe = replace(local.recipe, **numbers)
+    return replace(
+        local, ids=local.ids[rows], key=local.key[rows], initial=local.initial[rows], settings=settings, recipe=recipe,
+        selected=local.selected[rows], data=data, validation=validation,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""How good a model is on a client's data: counts of right answers and the sum of losses, per client, for any of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from holdfast.data.federation import Padded, Samples
+from holdfast.local.plan import Plan
+from holdfast.local.steps import Single
+from holdfast.models.network import Network
+
+Predict = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Tensor]
+_SAMPLES_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Score:
+    """Per client: right answers, summed loss, and how many samples there were."""
+
+    correct: Tensor
+    loss: Tensor
+    total: Tensor
+
+
+def score(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
+    aux: Mapping[str, Tensor] | None = None,
+) -> Score:  # fmt: skip
+    """Client i's data through model bank[which[i]]. Clients that share a model go through it together, except on plan `loop`,
+    where every client is measured exactly as it would measure itself."""
+    aux = aux or {}
+    n = len(data.count)
+    correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
+    training = network.module.training
+    network.module.eval()
+    try:
+        with torch.no_grad():
+            if plan.name == "loop":
+                _one_by_one(network, predict, bank, which, samples, data, aux, correct, loss)
+            elif not aux and bank.shape[0] * 4 <= n:
+                _by_model(network, predict, bank, which, samples, data, correct, loss)
+            else:
+                _stacked(network, predict, bank, which, samples, data, plan, aux, correct, loss)
+    finally:
+        network.module.train(training)
+    return Score(correct, loss, data.count.cpu().clone())
+
+
+def judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Right or wrong, and the loss, per sample. A model that answers with NaN is wrong, whatever argmax makes of it."""
+    right = (logits.argmax(-1) == labels) & torch.isfinite(logits).all(-1)
+    losses = F.cross_entropy(logits.flatten(0, -2).double(), labels.flatten(), reduction="none").view(labels.shape)
+    return right, losses
+
+
+def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
+    single = Single(network, lambda net, batch: batch.x)
+    network.module.eval()
+    slots = network.layout.slots
+
+    def bind(vector: Tensor) -> nn.Module:
+        views = network.layout.unflatten(vector)
+        single.bind({s.name: views[s.name] for s in slots if not s.buffer}, {s.name: views[s.name] for s in slots if s.buffer})
+        return single.module
+
+    return bind
+
+
+def _one_by_one(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
+    correct: Tensor, loss: Tensor,
+) -> None:  # fmt: skip
+    bind = _binder(network)
+    for i, count in enumerate(data.count.tolist()):
+        module, own = bind(bank[which[i]]), {name: value[i] for name, value in aux.items()}
+        for start in range(0, count, _SAMPLES_AT_ONCE):
+            part = slice(start, min(count, start + _SAMPLES_AT_ONCE))
+            x = samples.batch(data.rows[i, part], dtype=network.dtype)
+            right, losses = judge(predict(module, x, own), data.labels[i, part])
+            correct[i] += right.sum().cpu()
+            loss[i] += losses.sum().cpu()
+
+
+def _by_model(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, correct: Tensor, loss: Tensor
+) -> None:
+    """Few models for many clients: all samples of a model's clients in long batches."""
+    bind = _binder(network)
+    real, owner = data.mask, torch.arange(len(data.count), device=data.rows.device)[:, None].expand_as(data.rows)
+    for j in range(bank.shape[0]):
+        chosen = real & (which.to(real.device) == j)[:, None]
+        rows, labels, clients = data.rows[chosen], data.labels[chosen], owner[chosen].cpu()
+        module = bind(bank[j])
+        for start in range(0, len(rows), _SAMPLES_AT_ONCE):
+            part = slice(start, start + _SAMPLES_AT_ONCE)
+            right, losses = judge(predict(module, samples.batch(rows[part], dtype=network.dtype), {}), labels[part])
+            correct.index_add_(0, clients[part], right.long().cpu())
+            loss.index_add_(0, clients[part], losses.double().cpu())
+
+
+class _Predictor(nn.Module):
+    def __init__(self, net: nn.Module, predict: Predict):
+        super().__init__()
+        self.net, self.predict = net, predict
+
+    def forward(self, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
+        return self.predict(self.net, x, aux)
+
+
+def _stacked(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
+    aux: Mapping[str, Tensor], correct: Tensor, loss: Tensor,
+) -> None:  # fmt: skip
+    wrapped = _Predictor(network.module, predict)
+    forward = vmap(lambda tensors, x, own: functional_call(wrapped, tensors, (x, own)))
+    rows_at_once = max(1, min(plan.rows, 256))
+    for start in range(0, len(data.count), rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        views = network.layout.unflatten(bank[which[rows].to(bank.device)])
+        tensors = {f"net.{name}": view for name, view in views.items()}
+        own = {name: value[rows] for name, value in aux.items()}
+        longest = int(data.count[rows].max()) if len(data.count[rows]) else 0
+        for first in range(0, longest, 128):
+            part = slice(first, min(first + 128, longest))
+            logits = forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own)
+            right, losses = judge(logits, data.labels[rows, part])
+            real = data.mask[rows, part]
+            correct[rows] += (right & real).sum(1).cpu()
+            loss[rows] += torch.where(real, losses, torch.zeros_like(losses)).sum(1).cpu()

@@ -1,0 +1,268 @@
+"""One experiment: the config's objects, and the run loop. The loop is a generator of exchanges, so whoever carries them out, the
+simulator or a Flower server, drives the same lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.attacks.base import Adversary
+from holdfast.config import Config, Parts
+from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
+from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
+from holdfast.data.federation import Samples, build_federation, load_samples
+from holdfast.engine.cell import Cell, Measure
+from holdfast.engine.client import EVALUATE
+from holdfast.local.fit import Recipe
+from holdfast.methods.context import Context
+from holdfast.models.network import Model, Network
+from holdfast.roster import Roster, read_availability
+from holdfast.store import RowStore, Store
+
+Steps = Generator[Exchange, Any, Any]
+
+
+class Experiment:
+    """Built from a config without touching the disk; `play` then opens the run directory and goes round by round."""
+
+    def __init__(self, config: Config, out: Path, label: str = "", samples: Samples | None = None):
+        self.config, self.out, self.label = config, Path(out), label or Path(out).name
+        self.parts: Parts = config.parts()
+        self.method = self.parts.method
+        self.key = Key(config.seed)
+        self.federation = build_federation(config.data, self.key.fold("data"), samples)
+        self.adversary = Adversary(self.parts.attack, self.federation.clients, self.key.fold("attack"))
+        self.rule, self.server = self.method.Client(self.method), self.method.Server(self.method)
+        self.network = make_network(self.parts, self.federation.samples, config.train.dtype)
+        self.initial = self.network.initial(self.key.fold("model"))
+        config.train.augment.check(self.federation.samples.sample_shape)
+        trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
+        availability = read_availability(config.train.availability, self.federation.clients)
+        self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
+        self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
+        self.store = Store(self.out)
+        self.cell = self._cell()
+        self.meter = Meter()
+        self.finished: dict[str, Any] | None = None
+
+    @property
+    def rounds(self) -> int:
+        return self.config.train.rounds
+
+    def play(self) -> Generator[Exchange, Uplink, dict[str, Any]]:
+        """The run: resume from the committed round, play the rest, finish."""
+        state, cell, server = self._restore(), self.cell, self.server
+        while cell.round < self.rounds:
+            cell.round += 1
+            cell.rows.begin(cell.round)
+            ctx = self.context()
+            state, verdict = yield from self._metered(server.round(state, ctx))
+            self.roster.ban(dict(verdict.banned))
+            figures, arrays = yield from self._evaluate(state, ctx)
+            self._commit(state, verdict, figures, arrays)
+        if cell.round == self.rounds:
+            yield from self._finish(state)
+        return self._conclude()
+
+    def _finish(self, state: State) -> Steps:
+        """What a method does after the last round, if anything; it counts as one more round."""
+        cell = self.cell
+        cell.round += 1
+        cell.rows.begin(cell.round)
+        ctx = self.context()
+        state = yield from self._metered(self.server.finish(state, ctx))
+        if not self.meter.exchanges:
+            cell.round -= 1
+            return
+        figures, arrays = yield from self._evaluate(state, ctx, last=True)
+        self._commit(state, Verdict(ctx.cohort[:0]), figures, arrays)
+
+    def context(self) -> Context:
+        """What the server half may know of this round."""
+        round, train = self.cell.round, self.config.train
+        available = self.roster.available(round)
+        cohort = self.roster.cohort(round, available)
+        wire = self.cell.wire()
+        return Context(
+            round=round, cohort=cohort, available=available, key=self.key.fold("server", round), wire=wire, layout=self.network.layout,
+            initial=wire.pack(self.initial), aggregator=self.parts.aggregator, detectors=self.parts.detectors,
+            server_lr=train.server_lr, weighting=self.parts.aggregator.weights,
+        )  # fmt: skip
+
+    def _metered(self, steps: Steps) -> Steps:
+        """Pass exchanges through, number them, lose some replies if asked to, and count bytes and seconds."""
+        meter = self.meter = Meter()
+        started, up = time.perf_counter(), None
+        while True:
+            try:
+                exchange = steps.send(up)
+            except StopIteration as end:
+                meter.server += time.perf_counter() - started
+                return end.value
+            exchange = replace(self._lose(exchange, meter.exchanges), step=meter.exchanges)
+            meter.server += time.perf_counter() - started
+            started = time.perf_counter()
+            up = yield exchange
+            meter.client += time.perf_counter() - started
+            started = time.perf_counter()
+            meter.count(exchange, up)
+
+    def _lose(self, exchange: Exchange, step: int) -> Exchange:
+        """A client whose reply is lost need not be played at all: the server sees the same."""
+        if self.config.train.dropout == 0.0:
+            return exchange
+        luck = self.key.fold("dropout", self.cell.round, step).fold(exchange.to).uniform()
+        return exchange.only((luck >= self.config.train.dropout) | (exchange.to == ROOT))
+
+    def _evaluate(self, state: State, ctx: Context, last: bool = False) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
+        """Measure what the clients would use now. Off the books: no traffic is counted, no state is written."""
+        if not last and self.cell.round % self.config.evaluate.every and self.cell.round != self.rounds:
+            return {}, {}
+        started = time.perf_counter()
+        ids = self._measured(ctx)
+        sent = yield from self.server.deliver(state, ctx, ids)
+        bank, pick = sent.bank, sent.pick
+        reference = self.server.global_model(state)
+        if "customised" in self.method.models and reference is not None:
+            bank = torch.cat([bank, reference[None]])
+            pick = torch.cat([pick, torch.full((len(ids), 1), len(sent.bank), dtype=torch.int64)], dim=1)
+        selected = torch.isin(ids, ctx.cohort)
+        up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.exchanges)
+        benign = self.adversary.benign(up.ids)
+        figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys)
+        self.meter.evaluate += time.perf_counter() - started
+        return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
+
+    def _measured(self, ctx: Context) -> Tensor:
+        """The clients that are evaluated; a banned client is still somebody's model and stays in the mean."""
+        which, everyone = self.config.evaluate.clients, torch.arange(self.federation.clients)
+        if which == "cohort":
+            return ctx.cohort
+        held_out = torch.tensor(self.federation.held_out, dtype=torch.int64)
+        if which == "held-out":
+            return held_out
+        return everyone[self.adversary.benign(everyone)] if which == "benign" else everyone
+
+    def _commit(self, state: State, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> None:
+        meter = self.meter
+        part = {
+            "round": self.cell.round,
+            "metrics": {**figures, **meter.figures()},
+            "seconds": {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate},
+            "banned": {str(c): reason for c, reason in verdict.banned.items()},
+            "refused": {str(c): reason for c, reason in meter.refused.items()},
+            "notes": list(verdict.notes),
+            "fallback": verdict.fallback,
+        }
+        tensors = {"verdict/ids": verdict.ids, **arrays, **{f"verdict/scores/{k}": v for k, v in verdict.scores.items()}}
+        tensors |= {f"verdict/tables/{k}": v for k, v in verdict.tables.items()}
+        if verdict.weights is not None:
+            tensors["verdict/weights"] = verdict.weights
+        server = {f"server/{k}": v for k, v in state.items()}
+        self.store.commit(self.cell.round, {**server, **self.roster.state()}, part, tensors, self.cell.rows)
+
+    def _restore(self) -> State:
+        """The committed state, or the start: round 0 is committed too, so that a run exists on disk before it trains."""
+        head = self.store.head()
+        if head is not None:
+            self.cell.round, saved = head
+            self.roster.restore(saved)
+            self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
+            self.cell.rows.discard()
+            return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+        self.cell.round = 0
+        self.cell.rows = RowStore(self.out / "rows")
+        ctx = self.context()
+        state = self.server.init(ctx)
+        state |= {f"aggregator/{k}": v for k, v in self.parts.aggregator.init(self.network.layout).items()}
+        for place, detector in enumerate(self.parts.detectors):
+            state |= {f"detector{place}/{k}": v for k, v in detector.init().items()}
+        server = {f"server/{k}": v for k, v in state.items()}
+        self.store.commit(0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows)
+        return state
+
+    def _conclude(self) -> dict[str, Any]:
+        """Write the final figures beside the protocol they were measured by."""
+        parts = self.store.parts(self.cell.round)
+        final = metrics.of_run(parts, self.config.evaluate.targets, self.adversary.malicious, self.federation.clients, self.roster.banned)
+        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "deployed": self.method.deploys}
+        self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
+        self.store.write_json("result.json", self.finished)
+        return self.finished
+
+    def _cell(self) -> Cell:
+        train, evaluate = self.config.train, self.config.evaluate
+        recipe = Recipe(
+            lr=train.lr, epochs=train.local_epochs, steps=train.local_steps, batch_size=train.batch_size, momentum=train.momentum,
+            weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment, loss=self.parts.loss,
+        )  # fmt: skip
+        measure = Measure(self.models, evaluate.test, evaluate.unselected, self.config.data.split.validation > 0)
+        return Cell(
+            label=self.label, key=self.key, method=self.method, rule=self.rule, network=self.network, initial=self.initial,
+            federation=self.adversary.poison_data(self.federation), recipe=recipe, lr_decay=train.lr_decay, measure=measure,
+            rows=RowStore(self.out / "rows"), adversary=self.adversary, norm_cap=train.norm_cap,
+        )  # fmt: skip
+
+
+class Meter:
+    """Bytes, seconds and refusals of one round."""
+
+    def __init__(self) -> None:
+        self.client = self.server = self.evaluate = 0.0
+        self.up = self.down = self.exchanges = self.asked = 0
+        self.losses: list[Tensor] = []
+        self.refused: dict[int, str] = {}
+
+    def count(self, exchange: Exchange, up: Uplink) -> None:
+        people = exchange.to != ROOT
+        self.exchanges += 1
+        self.asked += int(people.sum())
+        self.down += int(exchange.bytes_down()[people].sum())
+        self.up += int(up.bytes_up()[up.ids != ROOT].sum())
+        self.refused.update(up.refused)
+        if "loss" in up.fields:
+            self.losses.append(up["loss"][up.ids != ROOT])
+
+    def figures(self) -> metrics.Figures:
+        losses = torch.cat(self.losses).double() if self.losses else torch.zeros(0)
+        return {
+            "bytes/up": self.up,
+            "bytes/down": self.down,
+            "cohort": self.asked,
+            "refused": len(self.refused),
+            "loss/train": float(losses.mean()) if len(losses) else None,
+        }
+
+
+def make_network(parts: Parts, samples: Samples, dtype: str) -> Network:
+    """The method's network around the chosen model."""
+    rule = parts.method.Client(parts.method)
+    kind = torch.float64 if dtype == "float64" else torch.float32
+    if isinstance(parts.model, Model):
+        model = parts.model
+        return Network(lambda: rule.network(model.make()), model.head, dtype=kind)
+    part = parts.model
+    if not hasattr(part, "build"):
+        raise ConfigError(f"model '{part.name}' cannot be built")
+    signature = f"{part.name} {part.settings()} {samples.sample_shape} {samples.classes}"
+    return Network(lambda: rule.network(part.build(samples.sample_shape, samples.classes)), "head", signature, kind)
+
+
+def shared_samples(configs: list[Config]) -> list[Samples]:
+    """One sample store for all experiments that use the same data, so that they can be fused."""
+    loaded: dict[str, Samples] = {}
+    out = []
+    for config in configs:
+        name = repr((config.data.name, config.data.options, config.data.dir))
+        if name not in loaded:
+            loaded[name] = load_samples(config.data)
+        out.append(loaded[name])
+    return out

@@ -1,0 +1,109 @@
+"""The world of a client half: its data, its settings, its randomness, and `fit`. Tensors carry a leading client axis; n = 1 for real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.flat import Wire
+from holdfast.core.keys import Key
+from holdfast.core.types import State
+from holdfast.data.federation import Padded, Samples
+from holdfast.local.fit import Fitted, Recipe, fit
+from holdfast.local.plan import Plan
+from holdfast.models.network import Network
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the clients were sent: client i holds the models `bank[pick[i]]`; -1 where it got none."""
+
+    bank: Tensor
+    pick: Tensor
+    wire: Wire
+
+    @property
+    def model(self) -> Tensor:
+        """[n, what travels]: each client's first model; a view when all have the same."""
+        return self.models(0)
+
+    @property
+    def has(self) -> Tensor:
+        """bool[n]: who got a first model."""
+        if self.pick.shape[1] == 0:
+            return torch.zeros(len(self.pick), dtype=torch.bool)
+        return self.pick[:, 0] >= 0
+
+    def models(self, j: int) -> Tensor:
+        pick = self.pick[:, j]
+        if self.bank.shape[0] == 1:
+            return self.bank.expand(len(pick), -1)
+        return self.bank[pick.clamp(min=0).to(self.bank.device)]
+
+    def into(self, own: Tensor) -> Tensor:
+        """Each client's whole model: what was sent in its place, the client's own for the rest and where nothing was sent."""
+        if self.pick.shape[1] == 0:
+            return own
+        has = self.has.to(own.device)
+        whole = self.wire.unpack(self.model, own)
+        return whole if bool(has.all()) else torch.where(has[:, None], whole, own)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client half may use. `settings` are the method's numbers, each a tensor [n]: fused experiments may differ in them."""
+
+    network: Network
+    wire: Wire
+    ids: Tensor
+    key: Key
+    samples: Samples
+    data: Padded
+    validation: Padded
+    initial: Tensor
+    recipe: Recipe
+    plan: Plan
+    settings: SimpleNamespace
+    selected: Tensor
+    round: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """How many training samples each client has."""
+        return self.data.count
+
+    def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
+        """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe` (lr, epochs, loss ...)."""
+        recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
+        key = self.key.fold(purpose)
+        return fit(self.network, model, self.samples, self.data, key, replace(self.recipe, **recipe), self.plan, **options)
+
+    def report(self, model: Tensor, received: Received, fitted: Fitted) -> dict[str, Tensor]:
+        """The usual reply of a training task: the update of what travels, its buffers, the sample count and the loss."""
+        sent = self.wire.pack(model)
+        p = self.wire.parameters
+        return {
+            "update": sent[:, :p] - received.model[:, :p],
+            "buffers": sent[:, p:],
+            "count": self.count.to(sent.dtype),
+            "loss": fitted.loss[: self.n].to(sent.dtype),
+        }
+
+
+def rows_of(state: State, rows: Tensor) -> State:
+    return {name: value[rows] for name, value in state.items()}
+
+
+def stack_states(states: list[Mapping[str, Tensor]]) -> State:
+    """States of several groups of clients as one, row after row."""
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else {}

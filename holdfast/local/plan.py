@@ -1,0 +1,55 @@
+"""How a stack is trained on this machine: one client after the other, or as one batched computation, and how many rows at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.models.network import Network
+
+PlanName = Literal["loop", "vmap"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice that is written into the manifest: bits may depend on it. `rows` is the most rows trained at once."""
+
+    name: PlanName = "loop"
+    rows: int = 1024
+    microseconds: float | None = None
+    """Measured time of one step of one client, where it was measured."""
+
+
+def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
+    """What one client of a stack needs while it trains: its tensors (model, gradient, target, momentum, temporaries) and activations."""
+    values = network.layout.size * 6 + 3 * batch_size * (activations(network.module, sample) + sample.numel())
+    return values * torch.empty((), dtype=network.dtype).element_size()
+
+
+def activations(module: nn.Module, sample: Tensor) -> int:
+    """Numbers that one sample leaves behind in a forward pass, counted at the leaves."""
+    total = 0
+
+    def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal total
+        total += output.numel() if isinstance(output, Tensor) else 0
+
+    leaves = [m for m in module.modules() if not list(m.children())]
+    hooks = [leaf.register_forward_hook(count) for leaf in leaves]
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(sample[None])
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+def bounded(plan: Plan, memory: int, row_bytes: int) -> Plan:
+    """The same plan within a memory bound."""
+    return replace(plan, rows=max(1, min(plan.rows, memory // max(row_bytes, 1))))

@@ -1,0 +1,82 @@
+"""One update of a stack of parameters: weight decay, pull to a target, momentum, step. Settings are numbers or one number per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PerRow = float | Tensor
+"""A number for all rows, or a tensor with one number per row."""
+
+
+@dataclass
+class Sgd:
+    """SGD on lists of [m, ...] tensors, in place. `momenta`, `targets` and `masks` are lists alike, or None."""
+
+    lr: PerRow
+    momentum: PerRow = 0.0
+    weight_decay: PerRow = 0.0
+    pull: PerRow = 0.0
+    momenta: list[Tensor] | None = None
+    targets: list[Tensor] | None = None
+    masks: list[Tensor] | None = None
+
+    def rows(self, part: slice | int) -> Sgd:
+        """The same update for some rows; an int gives a single client without the leading axis."""
+
+        def cut(value: PerRow) -> PerRow:
+            if not isinstance(value, Tensor):
+                return value
+            return float(value[part]) if isinstance(part, int) else value[part]
+
+        def cut_all(values: list[Tensor] | None) -> list[Tensor] | None:
+            return None if values is None else [v[part] for v in values]
+
+        return Sgd(
+            cut(self.lr), cut(self.momentum), cut(self.weight_decay), cut(self.pull),
+            cut_all(self.momenta), cut_all(self.targets), cut_all(self.masks),
+        )  # fmt: skip
+
+    def apply(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        if not _zero(self.weight_decay):
+            grads = _plus(grads, _times(params, self.weight_decay))
+        if self.targets is not None and not _zero(self.pull):
+            away = list(torch._foreach_sub(params, self.targets))
+            grads = _plus(grads, _times(away, self.pull))
+        if self.momenta is not None:
+            for buffer, scaled, grad in zip(self.momenta, _times(self.momenta, self.momentum), grads, strict=True):
+                buffer.copy_(scaled + grad)
+            grads = self.momenta
+        if self.masks is not None:  # where, never a product with 0: a masked entry stays even when its gradient is not finite
+            grads = [torch.where(mask, grad, torch.zeros_like(grad)) for mask, grad in zip(self.masks, grads, strict=True)]
+        if isinstance(self.lr, Tensor):
+            torch._foreach_sub_(params, _times(grads, self.lr))
+        else:
+            torch._foreach_add_(params, grads, alpha=-self.lr)
+
+
+def _zero(value: PerRow) -> bool:
+    return not isinstance(value, Tensor) and value == 0.0
+
+
+def _plus(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_add(a, b))
+
+
+def _times(tensors: list[Tensor], value: PerRow) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [t * value.to(t.dtype).view(-1, *[1] * (t.ndim - 1)) for t in tensors]
+    return list(torch._foreach_mul(tensors, value))
+
+
+def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
+    """A plain number where all rows agree (the quick path), else float64[rows]; fewer values than rows are repeated,
+    because a client may train several models."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    flat = value.reshape(-1).double()
+    if bool((flat == flat[0]).all()):
+        return float(flat[0])
+    return flat.repeat(rows // flat.shape[0]).to(device)

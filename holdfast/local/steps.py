@@ -1,0 +1,127 @@
+"""How gradients of a batch are taken: for one client by plain autograd, or for a stack of clients by vmap. Nothing else differs.
+
+The loss sees an ordinary nn.Module in both cases. In a stack, `functional_call` puts each client's tensors into the module while vmap
+runs it once for all; as the clients' losses do not touch each other, the gradient of their sum is every client's own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.local.losses import Batch, Loss
+from holdfast.models.network import Network
+
+Tensors = dict[str, Tensor]
+Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], Tensors]
+"""step(gradient, params, batch, lr) -> params: a whole update in place of the loss's SGD step, for one client, as a pure function."""
+
+
+def mean_loss(loss: Loss, net: nn.Module, batch: Batch) -> Tensor:
+    """The mean over the real samples of the batch."""
+    values = loss(net, batch)
+    if values.shape != batch.mask.shape:
+        raise ConfigError(
+            f"loss must return one value per sample (shape {tuple(batch.mask.shape)}), got {tuple(values.shape)}: use reduction='none'"
+        )
+    return (values * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+
+
+class _LossModule(nn.Module):
+    """The loss as a module, so that `functional_call` swaps tensors for all of it and the loss may call any submodule."""
+
+    def __init__(self, net: nn.Module, loss: Loss):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        return mean_loss(self.loss, self.net, batch)
+
+
+class Single:
+    """Plan `loop`: one client at a time, its tensors bound into the module."""
+
+    def __init__(self, network: Network, loss: Loss):
+        self.network, self.loss = network, loss
+        self.module = network.module.train()
+        self.params = dict(self.module.named_parameters())
+        modules = dict(self.module.named_modules())
+        self.keyed = [modules[name] for name in network.keyed]
+        self.homes = {s.name: (modules[s.name.rpartition(".")[0]], s.name.rpartition(".")[2]) for s in network.layout.slots if s.buffer}
+
+    def bind(self, params: Tensors, buffers: Tensors) -> None:
+        """Let the module's tensors be views of this client's, so that updating one updates the other."""
+        for name, tensor in params.items():
+            self.params[name].data = tensor
+        for name, tensor in buffers.items():
+            module, field = self.homes[name]
+            module._buffers[field] = tensor
+
+    def gradients(self, wanted: list[str], batch: Batch, key: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        """Gradients of the wanted parameters and the loss; buffers change in place, as PyTorch does it."""
+        for module in self.keyed:
+            module.dropout_key = key
+        value = mean_loss(self.loss, self.module, batch)
+        grads = torch.autograd.grad(value, [self.params[name] for name in wanted], allow_unused=True)
+        return [torch.zeros_like(self.params[w]) if g is None else g for w, g in zip(wanted, grads, strict=True)], value.detach()
+
+
+class Stacked:
+    """Plan `vmap`: all rows of a chunk at once."""
+
+    def __init__(self, network: Network, loss: Loss):
+        self.network = network
+        self.wrapped = _LossModule(network.module.train(), loss)
+        self.forward = vmap(self._one, in_dims=(0, 0, 0, 0))
+
+    def _one(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[Tensor, Tensors]:
+        """Loss and new buffers of one client."""
+        fresh = {name: tensor.clone() for name, tensor in buffers.items()}
+        tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
+        tensors |= self.network.context(batch.mask, key, "net.")
+        return functional_call(self.wrapped, tensors, (batch,)), fresh
+
+    def gradients(self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones."""
+        leaves = {name: params[name].detach().requires_grad_() for name in wanted}
+        losses, fresh = self.run(self.forward, params | leaves, buffers, batch, key)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        for name, tensor in buffers.items():
+            tensor.copy_(fresh[name].detach())
+        return [torch.zeros_like(leaves[w]) if g is None else g for w, g in zip(wanted, grads, strict=True)], losses.detach()
+
+    @staticmethod
+    def run(function: Callable[..., Any], *inputs: Any) -> Any:
+        try:
+            return function(*inputs)
+        except RuntimeError as error:
+            if "randomness" in str(error):
+                raise RunError("the model draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys") from None
+            raise
+
+
+def apply_step(network: Network, loss: Loss, step: Step) -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
+    """A user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) -> (params, buffers, loss)."""
+    wrapped = _LossModule(network.module.train(), loss)
+
+    def run(params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, lr: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+        seen: dict[str, Any] = {"buffers": buffers, "loss": torch.zeros((), dtype=lr.dtype, device=lr.device)}
+
+        def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
+            fresh = {name: tensor.clone() for name, tensor in buffers.items()}
+            tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(b.mask, key, "net.")
+            out = functional_call(wrapped, tensors, (b,))
+            return out, (fresh, out.detach())
+
+        def gradient(p: Tensors, b: Batch) -> Tensors:
+            grads, (seen["buffers"], seen["loss"]) = grad(value, has_aux=True)(p, b)
+            return grads
+
+        params = step(gradient, params, batch, lr)
+        return params, seen["buffers"], seen["loss"]
+
+    return run

@@ -1,0 +1,116 @@
+"""What a method is: a client half and a server half that do not know where they run, and a few words on what it deploys."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.flat import Wire
+from holdfast.core.registry import Part
+from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.local.client import Local, Received
+from holdfast.methods.context import Context
+from holdfast.models.network import Network
+
+Fields = Mapping[str, Tensor]
+
+
+class ClientRule:
+    """The client half. Tensors carry a leading client axis n; on a real client n = 1. Private state is a flat dict of [n, ...] tensors."""
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"train"})
+    """What its server half may ask for: names of its methods."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What it cannot do without, for example {"validation"}."""
+    models_per_client: ClassVar[int] = 1
+    """How many models a client trains in one task: for the forecast of time and memory."""
+
+    def __init__(self, method: Method):
+        self.method = method
+
+    def network(self, module: nn.Module) -> nn.Module:
+        """The network that is trained: the model itself, or one built around it."""
+        return module
+
+    def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
+        """Logits of one client."""
+        return net(x)
+
+    def aux(self, local: Local, state: State, received: Received) -> Mapping[str, Tensor]:
+        """Per-client tensors that `predict` needs."""
+        return {}
+
+    def shared(self, network: Network, round: int) -> Tensor:
+        """bool[size]: which entries of the model travel."""
+        return torch.ones(network.layout.size, dtype=torch.bool)
+
+    def init(self, local: Local) -> State:
+        """Private state of clients that are seen for the first time."""
+        return {}
+
+    def schema(self, task: str, wire: Wire) -> Schema:
+        """What the reply to a task looks like."""
+        return {
+            "update": Field("update", (wire.parameters,)),
+            "buffers": Field("buffer", (wire.buffers,)),
+            "count": Field("count", (), low=0),
+            "loss": Field("scalar"),
+        }
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        raise TypeError(f"{type(self).__name__} has no task 'train'")
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        """The models [n, size] these clients would use for themselves; `received.has` is false where a client keeps what it had."""
+        return received.into(local.initial)
+
+
+class ServerRule:
+    """The server half: state and uplinks in, state and verdict out. A round is a generator that yields Exchanges and is sent Uplinks."""
+
+    def __init__(self, method: Method):
+        self.method = method
+
+    def init(self, ctx: Context) -> State:
+        return {"model": ctx.initial}
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        raise TypeError(f"{type(self).__name__} does not say how a round goes")
+
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+        """What these clients would receive now: for evaluation, export and late joiners."""
+        yield from ()
+        return broadcast("deliver", state["model"], ids)
+
+    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+        """After the last round: nothing, unless the method tunes something at the end."""
+        yield from ()
+        return state
+
+    def global_model(self, state: State) -> Tensor | None:
+        """The one model of the federation, as it travels, where there is one."""
+        return state.get("model")
+
+
+class Method(Part):
+    """A published method: its settings are fields, its halves are classes."""
+
+    Client: ClassVar[type[ClientRule]]
+    Server: ClassVar[type[ServerRule]]
+    models: ClassVar[tuple[str, ...]] = ("global",)
+    """Which of global, customised and personal it has."""
+    deploys: ClassVar[str] = "global"
+    """The model its users would run: the headline accuracy."""
+    reduces: ClassVar[bool] = True
+    """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
+
+    def row_settings(self) -> dict[str, float]:
+        """Settings that may differ between fused experiments: the real numbers."""
+        return {k: float(v) for k, v in self.settings().items() if type(v) is float}
+
+    def structure(self) -> tuple[Any, ...]:
+        """Everything that must be equal for two experiments to be fused."""
+        return (type(self).__qualname__, *((k, v) for k, v in self.settings().items() if type(v) is not float))

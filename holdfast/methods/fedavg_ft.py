@@ -1,0 +1,41 @@
+"""FedAvg with fine-tuning: FedAvg's training, but every client is scored with the model it has after its own local epochs.
+
+FedCAP calls it FedAvg-FT, FedAS FedAvg-P. A client outside the cohort keeps its last own model (`unselected = "keep_own"`, FedCAP's
+reading), or is scored with the undressed global model (`"deliver"`, what the FedAS repository does), or trains a copy (`"finetune"`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.mean import PAPER
+from holdfast.core.registry import register
+from holdfast.core.types import State
+from holdfast.local.client import Local, Received
+from holdfast.methods.averaging import Averaging
+from holdfast.methods.base import ClientRule, Fields, Method
+
+
+class FedAvgFtClient(ClientRule):
+    """FedAvg's client that remembers its own trained model."""
+
+    def init(self, local: Local) -> State:
+        return {"own": local.initial}
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        fitted = local.fit(received.model)
+        return {"own": fitted.model}, local.report(fitted.model, received, fitted)
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        overwritten = received.has & ~local.selected
+        return torch.where(overwritten[:, None].to(state["own"].device), received.into(local.initial), state["own"])
+
+
+@register("method", "fedavg-ft", paper=PAPER)
+class FedAvgFt(Method):
+    """FedAvg, scored after each client's own local training: the simplest personalisation."""
+
+    Client = FedAvgFtClient
+    Server = Averaging
+    models = ("global", "personal")
+    deploys = "personal"

@@ -1,0 +1,94 @@
+"""From counts per client to the figures of a result. Accuracy is in [0, 1], over benign clients, and every name says what it is of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Figures = dict[str, float | None]
+
+
+def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str) -> Figures:
+    """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the deployed model gives the headline."""
+    out: Figures = {}
+    for split, prefix in (("test", ""), ("validation", "validation/")):
+        if f"{split}/total" not in fields:
+            continue
+        for model in models:
+            figures = _of_model(fields, split, model, benign)
+            out |= {f"{prefix}accuracy/{model}": figures.pop("mean"), f"{prefix}loss/{model}": figures.pop("loss")}
+            if model == deployed:
+                out[f"{prefix}accuracy"] = out[f"{prefix}accuracy/{model}"]
+                out[f"{prefix}loss"] = out[f"{prefix}loss/{model}"]
+                out |= {f"{prefix}accuracy/{name}": value for name, value in figures.items()}
+        known = [out[f"{prefix}accuracy/{model}"] for model in models]
+        out[f"{prefix}accuracy/better_of"] = max((a for a in known if a is not None), default=None)
+    return out
+
+
+def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tensor) -> Figures:
+    total = fields[f"{split}/total"]
+    counted = benign & (total > 0)
+    total, correct = total[counted], fields[f"{split}/{model}/correct"][counted]
+    if not len(total):
+        return {"mean": None, "loss": None, "pooled": None, "std": None, "worst10": None}
+    accuracy = correct / total
+    worst = accuracy.sort().values[: max(1, math.ceil(len(accuracy) / 10))]
+    return {
+        "mean": float(accuracy.mean()),
+        "loss": float(fields[f"{split}/{model}/loss"][counted].sum() / total.sum()),
+        "pooled": float(correct.sum() / total.sum()),
+        "std": float(accuracy.std(unbiased=False)),
+        "worst10": float(worst.mean()),
+    }
+
+
+def of_run(
+    parts: Sequence[Mapping[str, Any]], targets: Sequence[float], malicious: Tensor, clients: int, banned: Mapping[int, Any]
+) -> Figures:
+    """The final figures: the last evaluation, and what can only be said of all rounds."""
+    evaluated = [p for p in parts if p["metrics"].get("accuracy") is not None]
+    out: Figures = dict(evaluated[-1]["metrics"]) if evaluated else {"accuracy": None}
+    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train"))}
+    accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
+    if accuracy:
+        last = torch.tensor(accuracy[-10:], dtype=torch.float64)
+        out["accuracy/best"] = max(accuracy)
+        out["accuracy/last10"] = float(last.mean())
+        out["accuracy/last10_std"] = float(last.std(unbiased=False))
+        out["accuracy/selected"] = _selected(evaluated)
+    for target in targets:
+        reached = [p["round"] for p in evaluated if float(p["metrics"]["accuracy"]) >= target]
+        out[f"rounds_to/{target:.2f}"] = reached[0] if reached else None
+    out["fallback_rounds"] = sum(bool(p.get("fallback")) for p in parts)
+    out["attack/asr"] = None  # no attack with a trigger is known to this run
+    out |= detection(malicious, clients, banned)
+    for name in ("bytes/up", "bytes/down", "refused"):
+        out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
+    for name in ("client", "server", "evaluate"):
+        out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
+    return out
+
+
+def detection(malicious: Tensor, clients: int, banned: Mapping[int, Any]) -> Figures:
+    """Bans against the truth over all clients; undefined without attackers (FedCAP Table III)."""
+    bad, out = set(malicious.tolist()), set(banned)
+    if not bad:
+        return {"detection/dacc": None, "detection/fpr": None, "detection/fnr": None}
+    good = clients - len(bad)
+    caught, wronged = len(bad & out), len(out - bad)
+    return {
+        "detection/dacc": (caught + good - wronged) / clients,
+        "detection/fpr": wronged / good if good else None,
+        "detection/fnr": (len(bad) - caught) / len(bad),
+    }
+
+
+def _selected(evaluated: Sequence[Mapping[str, Any]]) -> float | None:
+    """Test accuracy of the round that validation data would choose: the first with the best validation accuracy."""
+    scored = [p["metrics"] for p in evaluated if p["metrics"].get("validation/accuracy") is not None]
+    return float(max(scored, key=lambda m: m["validation/accuracy"])["accuracy"]) if scored else None

@@ -1,0 +1,39 @@
+"""Fully connected layers: any sample shape, and the quickest thing to train on the embedded digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import field_validator
+from torch import nn
+
+from holdfast.core.registry import Part, register, setting
+from holdfast.models.split import Split, as_tuple, widths
+
+
+@register("model", "mlp")
+class Mlp(Part):
+    """Fully connected layers with ReLU on the flattened sample; an empty list of layers gives logistic regression."""
+
+    hidden: int | tuple[int, ...] = setting(64, "width of the hidden layer, or a list with one width per layer")
+    dropout: float = setting(0.0, "probability of dropping a hidden unit", ge=0, lt=1)
+    batch_norm: bool = setting(False, "normalise every hidden layer over the batch")
+
+    @field_validator("hidden", mode="before")
+    @classmethod
+    def _widths(cls, given: Any) -> Any:
+        return widths(given)
+
+    def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        features = math.prod(sample_shape)
+        for width in as_tuple(self.hidden):
+            layers.append(nn.Linear(features, width))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm1d(width))
+            layers.append(nn.ReLU())
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+            features = width
+        return Split(nn.Sequential(*layers), nn.Linear(features, classes))

@@ -1,0 +1,168 @@
+"""A user's module made ready for stacks: Dropout by key, BatchNorm that ignores padding, parameters as one vector.
+
+Two layers of PyTorch depend on more than their input and parameters. Both get what they need as extra buffers, which
+`torch.func.functional_call` can swap like parameters: no global state, nothing that `vmap` refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.flat import Layout
+from holdfast.core.keys import Key, combine, to_uniform
+
+MASK = "padding_mask"
+KEY = "dropout_key"
+
+
+class Model:
+    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`."""
+
+    def __init__(self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head"):
+        self.make = (lambda: module) if isinstance(module, nn.Module) else module
+        self.head = head
+
+
+class Network:
+    """One architecture: a template module, its layout, and its head; parameters always come from outside as vectors."""
+
+    def __init__(self, make: Callable[[], nn.Module], head: str | None = "head", signature: str = "", dtype: torch.dtype = torch.float32):
+        self._make, self.head_name, self.dtype = make, head, dtype
+        original = make()
+        self.layout = Layout.of(original)
+        if not self.layout.parameters:
+            raise ConfigError("model: the module has no parameters")
+        if head and not any(name == head for name, _ in original.named_modules()):
+            raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in original.named_children()])}")
+        self.signature = signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
+        self.module = _prepare(copy.deepcopy(original)).to(dtype)
+        self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
+        self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
+
+    def initial(self, key: Key) -> Tensor:
+        """The start vector: built under a seed of its own, so that nobody's random state matters or changes."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key.seed())
+            module = self._make()
+        return self.layout.flatten({**dict(module.named_parameters()), **dict(module.named_buffers())}, self.dtype).detach().clone()
+
+    @property
+    def head(self) -> Tensor:
+        """bool[size]: the entries of the head; the rest is the backbone."""
+        if not self.head_name:
+            raise ConfigError("model: this method needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+        return self.layout.under(self.head_name)
+
+    def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:
+        """The extra buffers for one forward pass of one client: which samples are real, and the key for Dropout."""
+        out = {}
+        if mask is not None:
+            out.update({f"{prefix}{name}.{MASK}": mask for name in self.masked})
+        if key is not None:
+            out.update({f"{prefix}{name}.{KEY}": key for name in self.keyed})
+        return out
+
+    def load(self, vector: Tensor, dtype: torch.dtype | None = None) -> nn.Module:
+        """An ordinary module, as the user wrote it, holding this model."""
+        module = self._make()
+        views = self.layout.unflatten(vector.detach().cpu())
+        state = {s.name: views[s.name].to(dtype or s.dtype) for s in self.layout.slots}
+        module.load_state_dict({**module.state_dict(), **state})
+        return module
+
+
+class _KeyedDropout(nn.Module):
+    """Dropout whose mask is a hash of (key, layer, position): the same for a client alone and in a stack."""
+
+    dropout_key: Tensor
+
+    def __init__(self, p: float, layer: int, channels: bool):
+        super().__init__()
+        self.p, self.layer, self.channels = p, layer, channels
+        self.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.channels else list(x.shape)
+        counter = torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
+        layer = torch.tensor(self.layer, dtype=torch.int64, device=x.device)
+        keep = to_uniform(combine(combine(self.dropout_key, layer), counter), x.dtype) >= self.p
+        return torch.where(keep, x / (1.0 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+class _MaskedBatchNorm(nn.Module):
+    """BatchNorm whose batch statistics count real samples only (a padded batch would shift them), with the original's tensor names."""
+
+    padding_mask: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, original: nn.modules.batchnorm._BatchNorm):
+        super().__init__()
+        self.eps, self.momentum = original.eps, original.momentum
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(original, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(original, name))
+        self.register_buffer(MASK, torch.ones(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        mean, var, count = self._statistics(x)
+        if self.training and self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+            unbiased = var.detach() * (count / (count - 1).clamp(min=1))
+            self.running_mean.copy_(self.running_mean * (1 - factor) + mean.detach() * factor)
+            self.running_var.copy_(self.running_var * (1 - factor) + unbiased * factor)
+        view = [1, -1, *[1] * (x.ndim - 2)]
+        out = (x - mean.view(view)) / torch.sqrt(var.view(view) + self.eps)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight.view(view) + self.bias.view(view)
+        return out
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, biased variance and number of values per channel."""
+        axes = [0, *range(2, x.ndim)]
+        weight = self.padding_mask.to(x.dtype) if self.padding_mask.shape[0] else torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
+        weight = weight.view(-1, *[1] * (x.ndim - 1))
+        count = (weight.sum() * (x[0, 0].numel())).clamp(min=1)
+        mean = (x * weight).sum(axes) / count
+        centred = (x - mean.view(1, -1, *[1] * (x.ndim - 2))) ** 2
+        return mean, (centred * weight).sum(axes) / count, count
+
+
+def _prepare(module: nn.Module) -> nn.Module:
+    """Swap the layers that depend on hidden state, in place."""
+    layer = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            swap = _replacement(child, layer)
+            if swap is not None:
+                setattr(parent, name, swap)
+                layer += 1
+    return _replacement(module, layer) or module
+
+
+def _replacement(child: nn.Module, layer: int) -> nn.Module | None:
+    if isinstance(child, nn.SyncBatchNorm):
+        raise ConfigError("model: SyncBatchNorm has no meaning for separate clients; use BatchNorm or GroupNorm")
+    if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        return _MaskedBatchNorm(child)
+    if isinstance(child, nn.Dropout):
+        return _KeyedDropout(child.p, layer, channels=False)
+    if isinstance(child, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+        return _KeyedDropout(child.p, layer, channels=True)
+    if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+        raise ConfigError(f"model: {type(child).__name__} is not supported; use nn.Dropout")
+    return None

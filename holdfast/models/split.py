@@ -1,0 +1,42 @@
+"""What every built-in network is: a backbone that makes features and a head that makes logits of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from holdfast.core.errors import ConfigError
+
+
+class Split(nn.Module):
+    """head(backbone(x)). Methods that share or freeze one of the two find them by these names."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+def image_shape(model: str, sample_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape as (channels, height, width), or a refusal that names the model."""
+    if len(sample_shape) != 3:
+        raise ConfigError(
+            f"model '{model}' needs images [channels, height, width], but a sample has shape {list(sample_shape)}; 'mlp' takes any shape"
+        )
+    channels, height, width = sample_shape
+    return channels, height, width
+
+
+def widths(given: Any) -> Any:
+    """For settings that are one layer width or a list of them; keeps a single number as it is and makes lists immutable."""
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in listed):
+        raise ValueError(f"expected a whole number of at least 1, or a list of them, not {given!r}")
+    return given if isinstance(given, int) else tuple(listed)
+
+
+def as_tuple(given: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else given

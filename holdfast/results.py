@@ -1,0 +1,162 @@
+"""Reading runs: figures as data frames, models as modules."""
+
+from __future__ import annotations
+
+import glob
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from holdfast.config import Config, make_config
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.registry import load_plugin
+from holdfast.core.types import Exchange, State
+from holdfast.engine.client import Job, perform_personal
+from holdfast.engine.simulator import Call, Simulator
+from holdfast.experiment import Experiment
+from holdfast.local.client import Received
+from holdfast.local.plan import Plan
+from holdfast.session import read_manifest, run_folders
+from holdfast.store import RowStore, Store
+
+
+class Run:
+    """One run on disk, finished or not. Reading needs no lock: what is committed does not change."""
+
+    def __init__(self, path: str | Path, config: Config | None = None):
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+        self.store = Store(self.path)
+        self._config = config
+
+    def __repr__(self) -> str:
+        return f"Run({self.path}, {self.manifest['label'] or self.config.method})"
+
+    @property
+    def config(self) -> Config:
+        if self._config is None:
+            for plugin in self.manifest.get("plugins", []):
+                load_plugin(plugin)
+            self._config = make_config(self.manifest["config"])
+        return self._config
+
+    @property
+    def round(self) -> int:
+        """The last committed round."""
+        head = self.store.read_json("head.json")
+        return int(head["round"]) if head else 0
+
+    @property
+    def final(self) -> dict[str, Any]:
+        result = self.store.read_json("result.json")
+        if result is None:
+            raise RunError(f"{self.path} has not finished; `holdfast resume {self.path}` continues it")
+        return result["final"]
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per committed round."""
+        rows = [{"round": part["round"], **part["metrics"], **_seconds(part)} for part in self.store.parts(self.round)]
+        return pd.DataFrame(rows)
+
+    def clients(self, round: int | None = None) -> pd.DataFrame:
+        """One row per evaluated client of a round: accuracy of each of its models, samples, whether it was in the cohort."""
+        arrays = self.store.arrays(self.round if round is None else round)
+        if "evaluate/ids" not in arrays:
+            raise ConfigError(f"{self.path}: round {self.round if round is None else round} was not evaluated")
+        frame = pd.DataFrame({"client": arrays["evaluate/ids"].tolist(), "selected": arrays["evaluate/selected"].tolist()})
+        total = arrays["evaluate/test/total"]
+        frame["samples"] = total.long().tolist()
+        for name, value in arrays.items():
+            if name.startswith("evaluate/test/") and name.endswith("/correct"):
+                frame[f"accuracy/{name.split('/')[2]}"] = (value / total.clamp(min=1)).tolist()
+        return frame
+
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return Experiment(self.config, self.path, self.manifest["label"])
+
+    def state(self) -> State:
+        """The server's committed state."""
+        head = self.store.head()
+        if head is None:
+            raise RunError(f"{self.path} has no committed round yet")
+        return {name.removeprefix("server/"): value for name, value in head[1].items() if name.startswith("server/")}
+
+    def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
+        """A model as one vector: of a client (by default the model the method deploys) or, without a client, the global one."""
+        experiment = self._experiment
+        head = self.store.head()
+        if head is None:
+            raise RunError(f"{self.path} has no committed round yet")
+        cell = experiment.cell
+        cell.round = max(head[0], 1)
+        cell.rows = RowStore(self.path / "rows", head[1]["rows/index"])
+        experiment.roster.restore(head[1])
+        kind = model or ("global" if client is None else experiment.method.deploys)
+        if kind not in experiment.method.models:
+            raise ConfigError(f"{experiment.method.name} has no {kind} model; it has {', '.join(experiment.method.models)}")
+        state = self.state()
+        if kind == "global":
+            shared = experiment.server.global_model(state)
+            assert shared is not None
+            return cell.wire().unpack(shared, experiment.initial)
+        if client is None or not 0 <= client < experiment.federation.clients:
+            raise ConfigError(f"client: there are clients 0 to {experiment.federation.clients - 1}, got {client}")
+        return self._of_client(experiment, state, client, kind)
+
+    def _of_client(self, experiment: Experiment, state: State, client: int, kind: str) -> Tensor:
+        """Ask the server half what the client would receive now, and the client half what it would make of it."""
+        cell, ids = experiment.cell, torch.tensor([client])
+        simulator = Simulator({cell.network.signature: Plan(**self.manifest["plan"])})
+        ctx = experiment.context()
+        steps, up = experiment.server.deliver(state, ctx, ids), None
+        while True:
+            try:
+                asked = next(steps) if up is None else steps.send(up)
+            except StopIteration as end:
+                sent: Exchange = end.value
+                break
+            up = simulator.exchange([Call(cell, asked)])[0]
+        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, {"selected": torch.isin(ids, ctx.cohort)}))
+        local = simulator.local([call])
+        received = Received(sent.bank, sent.pick, local.wire)
+        if kind == "customised":
+            return received.into(local.initial)[0]
+        known = cell.rows.present(ids)
+        stored = cell.rows.read(ids[known]) if bool(known.any()) else {}
+        return perform_personal(cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure))[0]
+
+    def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
+        """The same as an ordinary module, ready to use."""
+        return self._experiment.network.load(self.vector(client, model)).eval()
+
+
+def load(pattern: str | Path) -> pd.DataFrame:
+    """Metrics of all runs that match, one row per run and round, with the settings that tell the runs apart."""
+    folders = [folder for path in sorted(glob.glob(str(pattern))) for folder in run_folders(Path(path))]
+    if not folders:
+        raise ConfigError(f"no runs match {pattern}")
+    frames = []
+    for folder in folders:
+        run = Run(folder)
+        frame = run.metrics
+        config = run.manifest["config"]
+        about = {"run": str(folder), "label": run.manifest["label"], "method": _name(config["method"]), "seed": config["seed"]}
+        about |= {"data": config["data"]["name"], "attack": _name(config["attack"]), "aggregator": _name(config["aggregator"])}
+        for place, (column, value) in enumerate(about.items()):
+            frame.insert(place, column, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _name(section: Any) -> str | None:
+    return section.get("name") if isinstance(section, dict) else section
+
+
+def _seconds(part: dict[str, Any]) -> dict[str, float]:
+    return {f"seconds/{name}": value for name, value in part.get("seconds", {}).items()}

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or fills the user's cache."""
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the complete datasets, where there is one."""
+    for place in (os.environ.get("HOLDFAST_DATA"), REPOSITORY.parent / "shared" / "datasets"):
+        if place and (Path(place) / "mnist" / "train.parquet").is_file():
+            return Path(place)
+    pytest.skip("no real datasets: set HOLDFAST_DATA to a folder with mnist/train.parquet")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import build, parts
+
+DIGITS, CIFAR, EMNIST = (1, 8, 8), (3, 32, 32), (1, 28, 28)
+
+
+def network(sample_shape: tuple[int, ...] = DIGITS, classes: int = 10, **table: Any) -> nn.Module:
+    return build("model", table).build(sample_shape, classes)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("table", "sample_shape", "classes", "parameters"),
+    [
+        ({"name": "fedcap-cnn"}, CIFAR, 10, 156_810),
+        ({"name": "fedcap-cnn"}, EMNIST, 62, 86_910),
+        ({"name": "fedcap-cnn", "form": "cifar"}, EMNIST, 10, 832 + 51_264 + (64 * 16 + 1) * 64 + 650),
+        ({"name": "fedcap-cnn", "form": "emnist"}, CIFAR, 10, 1_216 + 12_832 + (32 * 25 + 1) * 128 + 1_290),
+        ({"name": "mlp"}, DIGITS, 10, 65 * 64 + 65 * 10),
+        ({"name": "mlp", "hidden": [32, 16]}, DIGITS, 10, 65 * 32 + 33 * 16 + 17 * 10),
+        ({"name": "mlp", "hidden": []}, DIGITS, 10, 65 * 10),
+        ({"name": "mlp", "batch_norm": True, "dropout": 0.5}, DIGITS, 10, 65 * 64 + 128 + 65 * 10),
+        ({"name": "mlp"}, (9, 128), 6, (9 * 128 + 1) * 64 + 65 * 6),
+        ({"name": "cnn-bn"}, DIGITS, 10, 160 + 32 + 4_640 + 64 + (32 * 4 + 1) * 64 + 650),
+        ({"name": "cnn-bn", "channels": 4, "hidden": 8}, DIGITS, 10, 40 + 8 + (4 * 16 + 1) * 8 + 90),
+    ],
+)
+def test_sizes_and_shapes(table: dict[str, Any], sample_shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    net = network(sample_shape, classes, **table)
+    assert count(net) == parameters
+    x = torch.randn(3, *sample_shape)
+    logits = net.eval()(x)
+    assert logits.shape == (3, classes)
+    assert torch.equal(logits, net.head(net.backbone(x)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", list(parts("model")))
+@pytest.mark.parametrize("sample_shape", [(1, 16, 16), (3, 20, 33)])
+def test_every_network_is_a_backbone_and_a_linear_head(name: str, sample_shape: tuple[int, ...]) -> None:
+    net = network(sample_shape, 7, name=name)
+    assert [child for child, _ in net.named_children()] == ["backbone", "head"]
+    assert isinstance(net.head, nn.Linear) and net.head.out_features == 7
+    assert net(torch.randn(2, *sample_shape)).shape == (2, 7)
+
+
+def test_fedcap_cnn_computes_what_the_paper_draws() -> None:
+    net = network(CIFAR, name="fedcap-cnn").double()
+    w = OrderedDict(net.named_parameters())
+    assert [tuple(p.shape) for p in w.values()][::2] == [(32, 3, 5, 5), (64, 32, 5, 5), (64, 1600), (10, 64)]
+    (c1, b1), (c2, b2), (f1, d1), (f2, d2) = zip(list(w.values())[::2], list(w.values())[1::2], strict=True)
+    x = torch.randn(2, *CIFAR, dtype=torch.float64)
+    h = torch.max_pool2d(torch.conv2d(x, c1, b1).relu(), 2)
+    h = torch.max_pool2d(torch.conv2d(h, c2, b2).relu(), 2).flatten(1)
+    h = (h @ f1.T + d1).relu()
+    torch.testing.assert_close(net(x), h @ f2.T + d2)
+
+
+def test_normalisation_and_dropout_are_where_they_were_asked_for() -> None:
+    kinds = [type(m) for m in network(name="cnn-bn", dropout=0.3).modules()]
+    assert kinds.count(nn.BatchNorm2d) == 2 and kinds.count(nn.Dropout) == 1
+    kinds = [type(m) for m in network(name="mlp", hidden=[8, 8], batch_norm=True, dropout=0.3).modules()]
+    assert kinds.count(nn.BatchNorm1d) == 2 and kinds.count(nn.Dropout) == 2
+    plain = [type(m) for m in network(name="mlp").modules()]
+    assert nn.BatchNorm1d not in plain and nn.Dropout not in plain
+
+
+@pytest.mark.parametrize(
+    ("table", "sample_shape", "message"),
+    [
+        ({"name": "fedcap-cnn"}, DIGITS, "model 'fedcap-cnn' needs images of at least 16x16, not 8x8"),
+        ({"name": "fedcap-cnn"}, (1, 28, 15), "not 28x15"),
+        ({"name": "fedcap-cnn"}, (9, 128), r"model 'fedcap-cnn' needs images .* shape \[9, 128\]"),
+        ({"name": "cnn-bn"}, (64,), r"model 'cnn-bn' needs images .* shape \[64\]"),
+        ({"name": "cnn-bn", "channels": [8, 8, 8, 8]}, DIGITS, "4 blocks needs images of at least 16x16, not 8x8"),
+        ({"name": "mlp", "hidden": 0}, DIGITS, "model.hidden: expected a whole number of at least 1"),
+        ({"name": "mlp", "hidden": [64, -1]}, DIGITS, "model.hidden: expected a whole number of at least 1"),
+        ({"name": "mlp", "hidden": "wide"}, DIGITS, "model.hidden: expected a whole number"),
+        ({"name": "mlp", "dropout": 1.0}, DIGITS, "model.dropout"),
+        ({"name": "mlp", "hiden": 3}, DIGITS, "unknown key 'model.hiden'; did you mean 'hidden'"),
+        ({"name": "fedcap-cnn", "form": "svhn"}, DIGITS, "model.form"),
+        ({"name": "fedcap"}, DIGITS, "unknown model 'fedcap'; did you mean 'fedcap-cnn'"),
+    ],
+)
+def test_refusals_are_one_line(table: dict[str, Any], sample_shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        network(sample_shape, **table)
+    assert "\n" not in str(error.value)
