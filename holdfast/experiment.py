@@ -143,13 +143,12 @@ class Experiment:
 
     def _measured(self, ctx: Context) -> Tensor:
         """The clients that are evaluated; a banned client is still somebody's model and stays in the mean."""
-        which, everyone = self.config.evaluate.clients, torch.arange(self.federation.clients)
+        which, members = self.config.evaluate.clients, self.roster.clients
         if which == "cohort":
             return ctx.cohort
-        held_out = torch.tensor(self.federation.held_out, dtype=torch.int64)
         if which == "held-out":
-            return held_out
-        return everyone[self.adversary.benign(everyone)] if which == "benign" else everyone
+            return torch.tensor(self.federation.held_out, dtype=torch.int64)
+        return members[self.adversary.benign(members)] if which == "benign" else members
 
     def _commit(self, state: State, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> None:
         meter = self.meter

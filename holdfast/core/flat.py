@@ -75,7 +75,7 @@ class Layout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views of [..., size] in the vector's own dtype."""
         lead = vector.shape[:-1]
-        return {s.name: vector[..., s.start : s.stop].view(*lead, *s.shape) for s in self.slots}
+        return {s.name: vector[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class Cell:
         """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""
         r = self.recipe
         return (
-            task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples), self.measure,
-            r.batch_size, r.shuffle, r.drop_last, r.augment, r.loss, r.steps is None,
+            task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples),
+            self.measure if task == "evaluate" else None, r.batch_size, r.shuffle, r.drop_last, r.augment, r.loss, r.steps is None,
         )  # fmt: skip
 
 
