@@ -30,10 +30,14 @@ def run(
     return Run(path, chosen)
 
 
-def resume(path: str | Path, watch: Watch | None = None) -> Run:
-    """Continue a run that was stopped."""
-    resume_runs(Path(path), watch)
-    return Run(path)
+def resume(
+    path: str | Path, watch: Watch | None = None, config: Config | Mapping[str, Any] | None = None, device: str | None = None
+) -> Run | list[Run]:
+    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again."""
+    chosen = config if isinstance(config, Config) or config is None else make_config(config)
+    results = resume_runs(Path(path), watch, device, config=chosen)
+    runs = [Run(result["run_dir"], chosen) for result in results]
+    return runs[0] if (Path(path) / "manifest.json").exists() else runs
 
 
 def fresh_folder(base: str | Path = "runs") -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
@@ -27,7 +27,7 @@ Availability = float | str | dict[str, list[tuple[int, int]]]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class TrainSettings(Section):
@@ -45,46 +45,54 @@ class TrainSettings(Section):
     availability: Availability = setting(1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file")
     dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
     server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
-    shuffle: bool = True
+    shuffle: bool = setting(True, "draw a new order of samples in every epoch")
     drop_last: bool = setting(False, "skip the last incomplete batch of an epoch")
-    loss: Chosen = "cross-entropy"
+    loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
     augment: Augment = Augment()
     norm_cap: float | None = setting(None, "refuse updates that are longer than this; off in simulations unless set", gt=0)
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64"] = setting("float32", "numbers of the model; float64 for exact comparisons")
 
 
 class EvaluateSettings(Section):
     """The [evaluate] section: one protocol for all methods, written into every result."""
 
     every: int = setting(1, "evaluate after every so many rounds; the last round always is", ge=1)
-    clients: Literal["all", "benign", "cohort", "held-out"] = "all"
-    models: tuple[Literal["global", "customised", "personal"], ...] = ("global", "customised", "personal")
+    clients: Literal["all", "benign", "cohort", "held-out"] = setting("all", "on whom")
+    models: tuple[Literal["global", "customised", "personal"], ...] = setting(
+        ("global", "customised", "personal"), "which of them, where the method has them"
+    )
     unselected: Literal["keep_own", "deliver", "finetune"] = setting(
         "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
     )
-    test: Literal["per-client", "global"] = "per-client"
-    targets: tuple[float, ...] = setting((0.8,), "accuracies for rounds_to/...")
+    test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
+    targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")
 
 
 class EngineSettings(Section):
     """The [engine] section: where and how, never what."""
 
-    plan: Literal["auto", "loop", "vmap"] = "auto"
-    device: str = "cpu"
+    plan: Literal["auto", "loop", "vmap"] = setting("auto", "clients one by one, stacked, or whichever a short trial finds faster")
+    device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting("2GB", "bound on what a stack of training clients may take")
     threads: int | None = setting(None, "threads of PyTorch; default: PyTorch's own choice", ge=1)
+
+    @field_validator("memory")
+    @classmethod
+    def _amount(cls, text: str) -> str:
+        parse_memory(text)
+        return text
 
 
 class Config(Section):
     """A whole experiment."""
 
-    seed: int = 0
+    seed: int = setting(0, "of everything random: data, model, cohorts, batches")
     data: DataSettings = DataSettings()
-    model: Chosen = "mlp"
-    method: Chosen = "fedavg"
-    aggregator: Chosen = None
-    detectors: tuple[Chosen, ...] = ()
-    attack: Chosen = None
+    model: Chosen = setting("mlp", "`holdfast list models`, or holdfast.Model around a module")
+    method: Chosen = setting("fedavg", "`holdfast list methods`")
+    aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
+    detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
+    attack: Chosen = setting(None, "`holdfast list attacks`; none: every client is honest")
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
@@ -94,7 +102,7 @@ class Config(Section):
 
     def plain(self) -> dict[str, Any]:
         """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
-        return json.loads(json.dumps(self.model_dump(), default=_describe))
+        return _plain(self)
 
 
 class Parts(Section):
@@ -110,6 +118,8 @@ class Parts(Section):
     @classmethod
     def of(cls, config: Config) -> Parts:
         method: Method = build("method", config.method)
+        if isinstance(config.model, nn.Module):
+            raise ConfigError("model: wrap the module, as in holdfast.Model(module, head=\"fc\"), so that its head has a name")
         aggregator = _aggregator(config.aggregator)
         if config.aggregator is not None and not method.reduces:
             raise ConfigError(f"aggregator: method '{method.name}' never reduces updates; leave aggregator '{aggregator.name}' out")
@@ -129,21 +139,27 @@ class Parts(Section):
             loss = build("loss", config.train.loss, "train.loss")
         else:
             loss = config.train.loss
-        return cls(
+        found = dict(
             method=method, model=config.model if isinstance(config.model, Model) else build("model", config.model), aggregator=aggregator,
             detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
             attack=None if config.attack is None else build("attack", config.attack), loss=loss,
         )  # fmt: skip
+        try:
+            return cls(**found)
+        except ValidationError as error:  # an object of the wrong kind
+            raise ConfigError(explain(error, cls, "")) from None
 
 
 def _aggregator(chosen: Chosen) -> Aggregator:
     """An aggregator with its wrappers: `wrap` lists them from the inside out."""
     if chosen is None:
         chosen = "mean"
-    if isinstance(chosen, (str, Part)):
+    if not isinstance(chosen, Mapping):
         return build("aggregator", chosen)
     table = dict(chosen)
     wrappers = table.pop("wrap", [])
+    if not isinstance(wrappers, (list, tuple)):
+        raise ConfigError(f"aggregator.wrap: needs a list of wrappers, from the inside out, not {wrappers!r}")
     rule: Aggregator = build("aggregator", table)
     for i, wrapper in enumerate(wrappers):
         rule = build("wrapper", wrapper, f"aggregator.wrap.{i}")(rule)
@@ -171,12 +187,20 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
             raise ConfigError(f"config file {file} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"config file {file} is not valid TOML: {error}") from None
+    wanted = []
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {change}: write key=value, for example --set train.lr=0.05")
-        assign(table, key.strip(), parse_value(text.strip()))
+        wanted.append((key.strip(), parse_value(text.strip())))
+    for key, value in sorted(wanted, key=lambda pair: rank(pair[0])):
+        assign(table, key, value)
     return table
+
+
+def rank(path: str) -> tuple[int, bool]:
+    """The order in which keys are set: a part's name before its settings, because naming another part resets them."""
+    return path.count("."), not path.endswith(".name")
 
 
 def parse_value(text: str) -> Any:
@@ -192,7 +216,7 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
     *folders, last = path.split(".")
     for folder in folders:
         inner = table.get(folder)
-        if isinstance(inner, str) and folder in _PART_SECTIONS:
+        if isinstance(inner, str) and folder in PART_SECTIONS:
             inner = {"name": inner}
         elif isinstance(inner, Mapping):
             inner = dict(inner)
@@ -202,12 +226,12 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
-    if last == "name" and table.get("name") != value and folders and folders[-1] in _PART_SECTIONS:
+    if last == "name" and table.get("name") != value and folders and folders[-1] in PART_SECTIONS:
         table.clear()  # another part: settings of the old one mean nothing to it
     table[last] = value
 
 
-_PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
 
 
 def _default_of(section: str) -> dict[str, Any]:
@@ -233,10 +257,27 @@ def parse_memory(text: str) -> int:
     raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
 
 
-def _describe(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Part):
-        known = value.name and parts(value.kind).get(value.name) is type(value)
-        return {"name": value.name, **value.settings()} if known else f"<{type(value).__qualname__}>"
-    if isinstance(value, Model):
-        return "<holdfast.Model>"
+        if not value.name or parts(value.kind).get(value.name) is not type(value):
+            return f"<{type(value).__qualname__}>"
+        return {"name": value.name, **_plain(value.settings())}
+    if isinstance(value, BaseModel):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
     return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
+
+
+def unnamed(table: Any, path: str = "") -> list[str]:
+    """Where a plain config holds objects that only the Python program that made them has."""
+    if isinstance(table, Mapping):
+        return [found for key, value in table.items() for found in unnamed(value, f"{path}.{key}" if path else str(key))]
+    if isinstance(table, list):
+        return [found for place, value in enumerate(table) for found in unnamed(value, f"{path}.{place}")]
+    return [path] if isinstance(table, str) and table.startswith("<") and table.endswith(">") else []

@@ -65,7 +65,7 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
     slots = network.layout.slots
 
     def bind(vector: Tensor) -> nn.Module:
-        views = network.layout.unflatten(vector)
+        views = network.layout.tensors(vector)
         single.bind({s.name: views[s.name] for s in slots if not s.buffer}, {s.name: views[s.name] for s in slots if s.buffer})
         return single.module
 
@@ -119,15 +119,16 @@ def _stacked(
 ) -> None:  # fmt: skip
     wrapped = _Predictor(network.module, predict)
     forward = vmap(lambda tensors, x, own: functional_call(wrapped, tensors, (x, own)))
-    rows_at_once = max(1, min(plan.rows, 256))
+    rows_at_once = max(1, min(plan.rows, 256, len(data.count)))
+    width = min(128, max(1, 4 * _SAMPLES_AT_ONCE // rows_at_once))
     for start in range(0, len(data.count), rows_at_once):
         rows = slice(start, start + rows_at_once)
-        views = network.layout.unflatten(bank[which[rows].to(bank.device)])
+        views = network.layout.tensors(bank[which[rows].to(bank.device)])
         tensors = {f"net.{name}": view for name, view in views.items()}
         own = {name: value[rows] for name, value in aux.items()}
         longest = int(data.count[rows].max()) if len(data.count[rows]) else 0
-        for first in range(0, longest, 128):
-            part = slice(first, min(first + 128, longest))
+        for first in range(0, longest, width):
+            part = slice(first, min(first + width, longest))
             logits = forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own)
             right, losses = judge(logits, data.labels[rows, part])
             real = data.mask[rows, part]

@@ -58,16 +58,20 @@ class Experiment:
         return self.config.train.rounds
 
     def play(self) -> Generator[Exchange, Uplink, dict[str, Any]]:
-        """The run: resume from the committed round, play the rest, finish."""
+        """The run: resume from the committed round, play the rest, finish. A finished run only says its result again."""
         state, cell, server = self._restore(), self.cell, self.server
+        result = self.store.read_json("result.json")
+        if result is not None:
+            self.finished = result | {"run_dir": str(self.out)}
+            return self.finished
         while cell.round < self.rounds:
             cell.round += 1
-            cell.rows.begin(cell.round)
+            cell.rows.begin()
             ctx = self.context()
             state, verdict = yield from self._metered(server.round(state, ctx))
             self.roster.ban(dict(verdict.banned))
             figures, arrays = yield from self._evaluate(state, ctx)
-            self._commit(state, verdict, figures, arrays)
+            self._commit(state, ctx, verdict, figures, arrays)
         if cell.round == self.rounds:
             yield from self._finish(state)
         return self._conclude()
@@ -76,14 +80,15 @@ class Experiment:
         """What a method does after the last round, if anything; it counts as one more round."""
         cell = self.cell
         cell.round += 1
-        cell.rows.begin(cell.round)
+        cell.rows.begin()
         ctx = self.context()
-        state = yield from self._metered(self.server.finish(state, ctx))
-        if not self.meter.exchanges:
+        finished = yield from self._metered(self.server.finish(state, ctx))
+        if finished is state and not self.meter.exchanges:
             cell.round -= 1
             return
+        state = finished
         figures, arrays = yield from self._evaluate(state, ctx, last=True)
-        self._commit(state, Verdict(ctx.cohort[:0]), figures, arrays)
+        self._commit(state, ctx, Verdict(ctx.cohort[:0]), figures, arrays)
 
     def context(self) -> Context:
         """What the server half may know of this round."""
@@ -107,19 +112,19 @@ class Experiment:
             except StopIteration as end:
                 meter.server += time.perf_counter() - started
                 return end.value
-            exchange = replace(self._lose(exchange, meter.exchanges), step=meter.exchanges)
+            exchange = replace(exchange, step=meter.exchanges)
             meter.server += time.perf_counter() - started
             started = time.perf_counter()
-            up = yield exchange
+            up = yield self._lose(exchange)
             meter.client += time.perf_counter() - started
             started = time.perf_counter()
             meter.count(exchange, up)
 
-    def _lose(self, exchange: Exchange, step: int) -> Exchange:
+    def _lose(self, exchange: Exchange) -> Exchange:
         """A client whose reply is lost need not be played at all: the server sees the same."""
         if self.config.train.dropout == 0.0:
             return exchange
-        luck = self.key.fold("dropout", self.cell.round, step).fold(exchange.to).uniform()
+        luck = self.key.fold("dropout", self.cell.round, exchange.step).fold(exchange.to).uniform()
         return exchange.only((luck >= self.config.train.dropout) | (exchange.to == ROOT))
 
     def _evaluate(self, state: State, ctx: Context, last: bool = False) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
@@ -131,11 +136,14 @@ class Experiment:
         sent = yield from self.server.deliver(state, ctx, ids)
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
-        if "customised" in self.method.models and reference is not None:
+        if {"global", "customised"} <= set(self.method.models):  # the global model too, in front of the client's own
+            assert reference is not None, f"{self.method.name} has global models but its server half names none"
             bank = torch.cat([bank, reference[None]])
-            pick = torch.cat([pick, torch.full((len(ids), 1), len(sent.bank), dtype=torch.int64)], dim=1)
-        selected = torch.isin(ids, ctx.cohort)
+            pick = torch.cat([torch.full((len(ids), 1), len(sent.bank), dtype=torch.int64), pick], dim=1)
+        selected = torch.isin(ids, self.meter.took_part())
         up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.exchanges)
+        self.meter.refused.update(up.refused)
+        selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids)
         figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
@@ -150,18 +158,21 @@ class Experiment:
             return torch.tensor(self.federation.held_out, dtype=torch.int64)
         return members[self.adversary.benign(members)] if which == "benign" else members
 
-    def _commit(self, state: State, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> None:
+    def _commit(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> None:
         meter = self.meter
+        seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.cell.round,
             "metrics": {**figures, **meter.figures()},
-            "seconds": {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate},
+            "exchanges": meter.exchanges,
+            "seconds": seconds | {f"server/{name}": spent for name, spent in ctx.timer.spent.items()},
             "banned": {str(c): reason for c, reason in verdict.banned.items()},
             "refused": {str(c): reason for c, reason in meter.refused.items()},
             "notes": list(verdict.notes),
             "fallback": verdict.fallback,
         }
-        tensors = {"verdict/ids": verdict.ids, **arrays, **{f"verdict/scores/{k}": v for k, v in verdict.scores.items()}}
+        tensors = {"cohort": ctx.cohort, "took_part": meter.took_part(), "verdict/ids": verdict.ids, **arrays}
+        tensors |= {f"verdict/scores/{k}": v for k, v in verdict.scores.items()}
         tensors |= {f"verdict/tables/{k}": v for k, v in verdict.tables.items()}
         if verdict.weights is not None:
             tensors["verdict/weights"] = verdict.weights
@@ -175,7 +186,6 @@ class Experiment:
             self.cell.round, saved = head
             self.roster.restore(saved)
             self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
-            self.cell.rows.discard()
             return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
         self.cell.round = 0
         self.cell.rows = RowStore(self.out / "rows")
@@ -219,6 +229,11 @@ class Meter:
         self.up = self.down = self.exchanges = self.asked = 0
         self.losses: list[Tensor] = []
         self.refused: dict[int, str] = {}
+        self.answered: set[int] = set()
+
+    def took_part(self) -> Tensor:
+        """Clients that did something in this round; a client that was drawn but lost is not among them."""
+        return torch.tensor(sorted(self.answered), dtype=torch.int64)
 
     def count(self, exchange: Exchange, up: Uplink) -> None:
         people = exchange.to != ROOT
@@ -227,6 +242,7 @@ class Meter:
         self.down += int(exchange.bytes_down()[people].sum())
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
+        self.answered.update(up.ids[up.ids != ROOT].tolist(), up.refused)
         if "loss" in up.fields:
             self.losses.append(up["loss"][up.ids != ROOT])
 
@@ -245,13 +261,14 @@ def make_network(parts: Parts, samples: Samples, dtype: str) -> Network:
     """The method's network around the chosen model."""
     rule = parts.method.Client(parts.method)
     kind = torch.float64 if dtype == "float64" else torch.float32
+    built_by = f"{type(rule).network.__module__}.{type(rule).network.__qualname__}"
     if isinstance(parts.model, Model):
         model = parts.model
-        return Network(lambda: rule.network(model.make()), model.head, dtype=kind)
+        return Network(lambda: rule.network(model.make()), model.head, f"{id(model):x} {built_by}", kind)
     part = parts.model
     if not hasattr(part, "build"):
         raise ConfigError(f"model '{part.name}' cannot be built")
-    signature = f"{part.name} {part.settings()} {samples.sample_shape} {samples.classes}"
+    signature = f"{part.name} {part.settings()} {samples.sample_shape} {samples.classes} {built_by}"
     return Network(lambda: rule.network(part.build(samples.sample_shape, samples.classes)), "head", signature, kind)
 
 

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 Figures = dict[str, float | None]
+SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
+_OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "worst10", "std", "best", "last10", "last10_std", "selected")
+NAMES = ("accuracy", *(f"accuracy/{name}" for name in _OF_MODELS))
+"""What every result has; null where a method has no such model or nothing was measured."""
 
 
 def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str) -> Figures:
@@ -52,7 +56,9 @@ def of_run(
 ) -> Figures:
     """The final figures: the last evaluation, and what can only be said of all rounds."""
     evaluated = [p for p in parts if p["metrics"].get("accuracy") is not None]
-    out: Figures = dict(evaluated[-1]["metrics"]) if evaluated else {"accuracy": None}
+    # also where the deployed model is not among evaluate.models, and there is no headline
+    measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
+    out: Figures = dict.fromkeys(NAMES) | (measured[-1]["metrics"] if measured else {})
     out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train"))}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:
@@ -69,7 +75,7 @@ def of_run(
     out |= detection(malicious, clients, banned)
     for name in ("bytes/up", "bytes/down", "refused"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
-    for name in ("client", "server", "evaluate"):
+    for name in SECONDS:
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
     return out
 

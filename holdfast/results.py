@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from holdfast.config import Config, make_config
+from holdfast.config import Config
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.registry import load_plugin
 from holdfast.core.types import Exchange, State
 from holdfast.engine.client import Job, perform_personal
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
-from holdfast.session import read_manifest, run_folders
+from holdfast.session import config_of, read_manifest, run_folders
 from holdfast.store import RowStore, Store
 
 
@@ -34,14 +34,12 @@ class Run:
         self._config = config
 
     def __repr__(self) -> str:
-        return f"Run({self.path}, {self.manifest['label'] or self.config.method})"
+        return f"Run({self.path}, {self.manifest['label'] or _name(self.manifest['config']['method'])}, round {self.round})"
 
     @property
     def config(self) -> Config:
         if self._config is None:
-            for plugin in self.manifest.get("plugins", []):
-                load_plugin(plugin)
-            self._config = make_config(self.manifest["config"])
+            self._config = config_of(self.path, self.manifest)
         return self._config
 
     @property
@@ -80,40 +78,53 @@ class Run:
     def _experiment(self) -> Experiment:
         return Experiment(self.config, self.path, self.manifest["label"])
 
-    def state(self) -> State:
-        """The server's committed state."""
+    def _head(self) -> tuple[int, State]:
         head = self.store.head()
         if head is None:
             raise RunError(f"{self.path} has no committed round yet")
-        return {name.removeprefix("server/"): value for name, value in head[1].items() if name.startswith("server/")}
+        return head
+
+    def state(self) -> State:
+        """The server's committed state."""
+        return {name.removeprefix("server/"): value for name, value in self._head()[1].items() if name.startswith("server/")}
 
     def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
         """A model as one vector: of a client (by default the model the method deploys) or, without a client, the global one."""
-        experiment = self._experiment
-        head = self.store.head()
-        if head is None:
-            raise RunError(f"{self.path} has no committed round yet")
-        cell = experiment.cell
-        cell.round = max(head[0], 1)
-        cell.rows = RowStore(self.path / "rows", head[1]["rows/index"])
-        experiment.roster.restore(head[1])
-        kind = model or ("global" if client is None else experiment.method.deploys)
-        if kind not in experiment.method.models:
-            raise ConfigError(f"{experiment.method.name} has no {kind} model; it has {', '.join(experiment.method.models)}")
-        state = self.state()
-        if kind == "global":
-            shared = experiment.server.global_model(state)
-            assert shared is not None
-            return cell.wire().unpack(shared, experiment.initial)
-        if client is None or not 0 <= client < experiment.federation.clients:
-            raise ConfigError(f"client: there are clients 0 to {experiment.federation.clients - 1}, got {client}")
-        return self._of_client(experiment, state, client, kind)
+        method, clients = self._experiment.method, self._experiment.federation.clients
+        kind = model or ("global" if client is None else method.deploys)
+        if kind not in method.models:
+            raise ConfigError(f"{method.name} has no {kind} model; it has {', '.join(method.models)}")
+        if kind != "global" and client is None or client is not None and not 0 <= client < clients:
+            raise ConfigError(f"client: there are clients 0 to {clients - 1}, got {client}")
+        while True:
+            round, saved = self._head()
+            vector = self._vector(round, saved, client, kind)
+            if self.round == round:  # else a commit came between, and a row that was read may be newer than the state
+                return vector
 
-    def _of_client(self, experiment: Experiment, state: State, client: int, kind: str) -> Tensor:
-        """Ask the server half what the client would receive now, and the client half what it would make of it."""
-        cell, ids = experiment.cell, torch.tensor([client])
+    def _vector(self, round: int, saved: State, client: int | None, kind: str) -> Tensor:
+        experiment = self._experiment
+        cell = experiment.cell
+        cell.round = max(round, 1)
+        cell.rows = RowStore(self.path / "rows", saved["rows/index"])
+        experiment.roster.restore(saved)
+        state = {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+        if kind != "global":
+            assert client is not None
+            return self._of_client(round, state, client, kind)
+        shared = experiment.server.global_model(state)
+        assert shared is not None
+        return cell.wire().unpack(shared, experiment.initial)
+
+    def _of_client(self, round: int, state: State, client: int, kind: str) -> Tensor:
+        """Ask the server half what the client would receive now, and the client half what it would make of it: as in the evaluation."""
+        experiment, ids = self._experiment, torch.tensor([client])
+        cell = experiment.cell
         simulator = Simulator({cell.network.signature: Plan(**self.manifest["plan"])})
         ctx = experiment.context()
+        arrays = self.store.arrays(round)
+        ctx = replace(ctx, cohort=arrays.get("cohort", ctx.cohort))  # drawn before this round's bans
+        took_part = arrays.get("took_part", ctx.cohort[:0])
         steps, up = experiment.server.deliver(state, ctx, ids), None
         while True:
             try:
@@ -122,7 +133,8 @@ class Run:
                 sent: Exchange = end.value
                 break
             up = simulator.exchange([Call(cell, asked)])[0]
-        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, {"selected": torch.isin(ids, ctx.cohort)}))
+        step = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
+        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, {"selected": torch.isin(ids, took_part)}, step))
         local = simulator.local([call])
         received = Received(sent.bank, sent.pick, local.wire)
         if kind == "customised":

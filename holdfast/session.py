@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +15,10 @@ from typing import Any
 import torch
 
 from holdfast import __version__
-from holdfast.config import Config, make_config, parse_memory
+from holdfast.config import Config, make_config, parse_memory, unnamed
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import load_plugin
-from holdfast.engine.lockstep import Player, drive
+from holdfast.engine.lockstep import Engine, Player, drive
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment, shared_samples
 from holdfast.local.forecast import Forecast, choose
@@ -24,6 +26,8 @@ from holdfast.local.plan import Plan
 from holdfast.store import read_json
 
 Say = Callable[[str], None]
+MakeEngine = Callable[[Mapping[str, Plan], torch.device], Engine]
+"""What carries out the exchanges of a run: the simulator, or a fleet of real clients."""
 
 
 @dataclass
@@ -35,7 +39,10 @@ class Watch:
     planned: Callable[[list[Experiment]], None] = lambda experiments: None
 
 
-def start(cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+def start(
+    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (),
+    engine: MakeEngine = Simulator,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Play new experiments together. One cell lives in `out` itself, several in folders below it."""
     watch = watch or Watch()
     samples = shared_samples([config for _, config in cells])
@@ -44,35 +51,45 @@ def start(cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = 
         Experiment(config, out if single else out / _folder(place, label), label, store)
         for place, ((label, config), store) in enumerate(zip(cells, samples, strict=True))
     ]
-    taken = [e.out for e in experiments if (e.out / "head.json").exists()]
-    if taken:
-        raise ConfigError(f"{taken[0]} holds a run already; `holdfast resume {taken[0]}` continues it, or choose another --out")
-    engine = experiments[0].config.engine
-    device = pick_device(engine.device)
-    threads = engine.threads or torch.get_num_threads()
-    with _threads(threads), _locked(experiments):
-        forecasts = _forecasts(experiments, device, watch.say)
-        labels = [e.label for e in experiments]
-        for experiment in experiments:
-            plan = forecasts[experiment.network.signature].plan
-            experiment.store.write_json("manifest.json", _manifest(experiment, plan, threads, device, labels, plugins))
-        return _play(experiments, {name: f.plan for name, f in forecasts.items()}, device, watch)
+    _refuse_taken(out)
+    settings = experiments[0].config.engine
+    device = pick_device(settings.device)
+    threads = settings.threads or torch.get_num_threads()
+    with _threads(threads):
+        forecasts = _forecasts(experiments, device, watch.say)  # before anything is written: a model that fails leaves nothing behind
+        fresh = [folder for folder in (out, *(e.out for e in experiments)) if not folder.exists()]
+        with _locked(experiments), _tidied(experiments, fresh):
+            _refuse_taken(out)  # somebody may have been quicker
+            labels = [e.label for e in experiments]
+            for experiment in experiments:
+                plan = forecasts[experiment.network.signature].plan
+                experiment.store.write_json("manifest.json", _manifest(experiment, plan, threads, device, labels, plugins))
+            return _play(experiments, engine({name: f.plan for name, f in forecasts.items()}, device), device, watch)
 
 
-def resume(out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Continue what is in a directory, a run or a sweep, under the plan and threads it began with."""
+def resume(
+    out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = (), engine: MakeEngine = Simulator,
+    config: Config | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Continue what is in a directory, a run or a sweep, under the plan and threads it began with. A run that was given Python objects
+    needs its config again."""
     watch = watch or Watch()
     folders = run_folders(out)
     if not folders:
         raise ConfigError(f"no run in {out}: it has no manifest.json")
     manifests = [read_manifest(folder) for folder in folders]
-    for plugin in [*manifests[0].get("plugins", []), *plugins]:
+    if folders != [Path(out)]:
+        _check_whole(out, manifests)
+    for plugin in plugins:
         load_plugin(plugin)
     began = manifests[0]["device"]
-    chosen = pick_device(device or began)
-    if chosen.type != torch.device(began).type and device is None:
-        raise RunError(f"{out} began on {began}; pass --device {chosen} to continue elsewhere, with other bits")
-    configs = [make_config(manifest["config"]) for manifest in manifests]
+    try:
+        chosen = pick_device(device or began)
+    except ConfigError as error:
+        raise error if device else RunError(f"{out} began on {began}, which is not here; --device cpu continues, with other bits") from None
+    if manifests[0].get("torch") != torch.__version__:
+        watch.say(f"began under PyTorch {manifests[0].get('torch')}, continues under {torch.__version__}: the bits may differ")
+    configs = [config_of(folder, manifest, config) for folder, manifest in zip(folders, manifests, strict=True)]
     samples = shared_samples(configs)
     experiments = [
         Experiment(config, folder, manifest["label"], store)
@@ -81,9 +98,11 @@ def resume(out: Path, watch: Watch | None = None, device: str | None = None, plu
     for experiment, manifest in zip(experiments, manifests, strict=True):
         if experiment.federation.digest != manifest["partition"]:
             raise RunError(f"{experiment.out}: the data has changed since the run began (its partition is another)")
+        if _digest(experiment.initial) != manifest["initial"]:
+            raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
     plans = {e.network.signature: Plan(**m["plan"]) for e, m in zip(experiments, manifests, strict=True)}
     with _threads(int(manifests[0]["threads"])), _locked(experiments):
-        return _play(experiments, plans, chosen, watch)
+        return _play(experiments, engine(plans, chosen), chosen, watch)
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -98,7 +117,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
         raise ConfigError(f"no run in {folder}: it has no manifest.json")
+    expected = {"config": dict, "plan": dict, "threads": int, "device": str, "label": str, "group": list, "partition": str, "initial": str}
+    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)]
+    if broken or manifest["plan"].keys() - Plan.__dataclass_fields__.keys():
+        raise RunError(f"{folder / 'manifest.json'} is damaged: '{broken[0] if broken else 'plan'}' cannot be read")
     return manifest
+
+
+def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
+    """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
+    for plugin in manifest.get("plugins", []):
+        load_plugin(plugin)
+    if given is not None:
+        if given.plain() != manifest["config"]:
+            raise ConfigError(f"{folder} began with another config than the one given")
+        return given
+    objects = unnamed(manifest["config"])
+    if objects:
+        raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
+    return make_config(manifest["config"])
+
+
+def _check_whole(out: Path, manifests: list[dict[str, Any]]) -> None:
+    """A folder of runs is continued as one only where it is one sweep, and all of it."""
+    labels = [manifest["label"] for manifest in manifests]
+    for manifest in manifests:
+        if manifest["group"] != labels:
+            raise ConfigError(f"the {len(labels)} runs in {out} are not one whole sweep; resume them one by one, or start again elsewhere")
+
+
+def _refuse_taken(out: Path) -> None:
+    """A directory holds one run or one sweep."""
+    taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
+    if taken:
+        raise ConfigError(f"{taken[0]} holds a run already; `holdfast resume {out}` continues it, or choose another --out")
 
 
 def pick_device(name: str) -> torch.device:
@@ -106,18 +158,22 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"engine.device: '{name}' is not a device; write cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"engine.device: '{name}' cannot train here; write cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device: no CUDA device is available here; use cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"engine.device: there is no {name}; the last one is cuda:{torch.cuda.device_count() - 1}")
     return device
 
 
-def _play(experiments: list[Experiment], plans: dict[str, Plan], device: torch.device, watch: Watch) -> list[dict[str, Any]]:
+def _play(experiments: list[Experiment], engine: Engine, device: torch.device, watch: Watch) -> list[dict[str, Any]]:
     watch.planned(experiments)
     by_cell = {id(e.cell): e for e in experiments}
     for experiment in experiments:
         experiment.network.module.to(device)
     players = [Player(e.cell, e.play()) for e in experiments]
-    return drive(Simulator(plans, device), players, lambda player: watch.moved(by_cell[id(player.cell)]))
+    return drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]))
 
 
 def _forecasts(experiments: list[Experiment], device: torch.device, say: Say) -> dict[str, Forecast]:
@@ -168,10 +224,16 @@ def _manifest(
     return {
         "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
         "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": str(device), "group": group,
-        "partition": experiment.federation.digest, "plugins": [str(Path(p).resolve()) for p in plugins],
+        "partition": experiment.federation.digest, "initial": _digest(experiment.initial),
+        "plugins": [str(Path(p).resolve()) for p in plugins],
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
         "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
+
+
+def _digest(initial: torch.Tensor) -> str:
+    """Names the start weights, which a user's own module brings along."""
+    return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
 
 
 def _folder(place: int, label: str) -> str:
@@ -190,6 +252,19 @@ def _locked(experiments: list[Experiment]) -> Iterator[None]:
     finally:
         for experiment in held:
             experiment.store.close()
+
+
+@contextmanager
+def _tidied(experiments: list[Experiment], fresh: list[Path]) -> Iterator[None]:
+    """A start that fails before anything is committed (a full disk, say) leaves no new folder behind. Only inside the locks: a folder
+    that another process holds is not ours to remove."""
+    try:
+        yield
+    except BaseException:
+        if not any((experiment.out / "head.json").exists() for experiment in experiments):
+            for folder in fresh:
+                shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager

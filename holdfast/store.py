@@ -3,7 +3,7 @@
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
     head.json                    the committed round and its state file: the rename of this file is the commit
     state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
-    rows/000012-00.safetensors   private client rows that changed in round 12
+    rows/records                 private client rows, one record each; rows/fields.json says what a record holds
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
     result.json                  the final figures"""
 
@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import heapq
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.types import State
+
+_FOLDERS = ("state", "rows", "parts")
 
 
 class Store:
@@ -37,8 +41,8 @@ class Store:
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
-        with _readable(self.path):
-            for name in ("state", "rows", "parts"):
+        with readable(self.path):
+            for name in _FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -47,6 +51,9 @@ class Store:
             os.close(self._lock)
             self._lock = None
             raise RunError(f"{self.path} is in use by another process; wait for it or choose another --out") from None
+        for folder in (self.path, *(self.path / name for name in _FOLDERS)):
+            for left_over in folder.glob(".*.writing"):  # by a process that was killed
+                left_over.unlink(missing_ok=True)
         return self
 
     def close(self) -> None:
@@ -55,7 +62,7 @@ class Store:
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(clean(content), indent=1, sort_keys=True) + "\n").encode())
+        write_json(self.path / name, content)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         return read_json(self.path / name)
@@ -70,7 +77,7 @@ class Store:
         self.write_json(f"parts/{name}.json", part)
         write_tensors(self.path / "state" / f"{name}.safetensors", {**state, "rows/index": index})
         self.write_json("head.json", {"round": round, "state": f"state/{name}.safetensors"})
-        rows.discard()
+        rows.settle()
         for old in (self.path / "state").glob("*.safetensors"):
             if old.stem != name:
                 old.unlink(missing_ok=True)
@@ -78,12 +85,17 @@ class Store:
     def head(self) -> tuple[int, State] | None:
         """The committed round and its state; None when nothing was ever committed."""
         head = self.read_json("head.json")
-        if head is None:
-            return None
-        try:
-            return int(head["round"]), load_file(self.path / head["state"])
-        except (OSError, KeyError, ValueError) as error:
-            raise RunError(f"{self.path}: the committed state cannot be read ({error})") from None
+        while head is not None:
+            try:
+                return int(head["round"]), read_tensors(self.path / head["state"])
+            except (KeyError, TypeError, ValueError):
+                raise RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file") from None
+            except FileNotFoundError:
+                newer = self.read_json("head.json")  # a reader without the lock may meet a commit
+                if newer == head:
+                    raise RunError(f"{self.path}: the committed state {head['state']} is missing") from None
+                head = newer
+        return None
 
     def parts(self, last: int) -> list[dict[str, Any]]:
         """The metrics of the committed rounds."""
@@ -91,125 +103,185 @@ class Store:
         return [part for part in found if part is not None]
 
     def arrays(self, round: int) -> State:
-        path = self.path / "parts" / f"{round:06d}.safetensors"
-        return load_file(path) if path.exists() else {}
+        try:
+            return read_tensors(self.path / "parts" / f"{round:06d}.safetensors")
+        except FileNotFoundError:
+            return {}
+
+
+class _Column(NamedTuple):
+    """One field of a record: where its bytes lie."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
 
 
 class RowStore:
-    """Private rows of clients on disk: files of rows, and an index of where each client's newest row is.
+    """Private rows of clients on disk: one file of records of equal size, and an index of which record is whose.
 
-    Only clients that took part have a row. New rows go to new files; the index changes at a commit. Files are opened for the rows that
-    are asked for and closed again, so that what is mapped does not pile up in memory."""
+    Only clients that took part have a record. A new row goes to a record that no committed row uses, and the record it replaces is free
+    once the commit is done: the file holds the live rows and at most one round's more, and nothing ever has to be moved."""
 
     def __init__(self, path: Path, index: Tensor | None = None):
-        self.path = path
-        self.place: dict[int, tuple[str, int]] = {}
-        if index is not None:
-            self.place = {int(c): (f"{int(r):06d}-{int(s):02d}", int(i)) for c, r, s, i in index.tolist()}
-        self.staged: dict[int, tuple[str, int]] = {}
-        self._files = 0
-        self.round = 0
+        self.path, self.file = path, path / "records"
+        self.place: dict[int, int] = {} if index is None else dict(index.tolist())
+        """The committed record of each client."""
+        self.staged: dict[int, int] = {}
+        """Records written since; they are read first."""
+        self._end = max(self.place.values(), default=-1) + 1
+        self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
+        self._columns: dict[str, _Column] = {}
 
-    def begin(self, round: int) -> None:
-        """Start a round afresh; what an unfinished one left is not referenced and will be overwritten."""
-        self.staged, self._files, self.round = {}, 0, round
-
-    def discard(self) -> None:
-        """Remove files that no committed row needs."""
-        used = {name for name, _ in self.place.values()}
-        for file in self.path.glob("*.safetensors"):
-            if file.stem not in used:
-                file.unlink(missing_ok=True)
+    def begin(self) -> None:
+        """Start a round afresh: what an unfinished one wrote is forgotten."""
+        for record in self.staged.values():
+            heapq.heappush(self._free, record)
+        self.staged = {}
 
     def present(self, ids: Tensor) -> Tensor:
-        return torch.tensor([int(c) in self.staged or int(c) in self.place for c in ids], dtype=torch.bool)
+        return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
 
     def read(self, ids: Tensor) -> State:
         """The rows of these clients (all must be present), stacked in the order given."""
-        wanted: dict[str, list[tuple[int, int]]] = {}
-        for position, client in enumerate(ids.tolist()):
-            name, row = self.staged.get(client) or self.place[client]
-            wanted.setdefault(name, []).append((position, row))
-        out: State = {}
-        for name, places in wanted.items():
-            with safe_open(self.path / f"{name}.safetensors", framework="pt") as file:
-                for field in file.keys():
-                    view = file.get_slice(field)
-                    if field not in out:
-                        shape = view.get_shape()[1:]
-                        out[field] = torch.empty(len(ids), *shape, dtype=view[0:1].dtype)
-                    for position, row in places:
-                        out[field][position] = view[row : row + 1][0]
-        return out
+        records = [self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()]
+        if not records:
+            return {}
+        columns = self._known()
+        size = max(column.stop for column in columns.values())
+        out = {name: np.empty((len(records), column.stop - column.start), dtype=np.uint8) for name, column in columns.items()}
+        try:
+            for start in range(0, len(records), 64):  # few at a time: what was touched stays in memory until the map is closed
+                part = slice(start, start + 64)
+                mapped = np.memmap(self.file, dtype=np.uint8, mode="r", shape=(max(records) + 1, size))
+                for name, column in columns.items():
+                    out[name][part] = mapped[records[part], column.start : column.stop]
+                del mapped
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
+        return {name: torch.from_numpy(out[name]).view(c.dtype).view(-1, *c.shape) for name, c in columns.items()}
 
     def stage(self, ids: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write new rows; they are read from now on and become permanent with the next commit."""
         if not state or not len(ids):
             return
-        name = f"{self.round:06d}-{self._files:02d}"
-        self._files += 1
-        write_tensors(self.path / f"{name}.safetensors", state, durable=False)
-        self.staged.update({int(client): (name, row) for row, client in enumerate(ids)})
+        rows = {name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()}
+        columns = self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()})
+        size = max(column.stop for column in columns.values())
+        with readable(self.file), open(self.file, "r+b") as file:
+            for i, client in enumerate(ids.tolist()):
+                record = self._record(client)
+                for name, column in columns.items():
+                    file.seek(record * size + column.start)
+                    file.write(rows[name][i].view(torch.uint8).numpy().data)
 
     def flush(self) -> Tensor:
-        """Put staged rows durably on disk and give the index to commit, int64[clients, 4]: client, round, file, row."""
-        self.place |= self.staged
-        self._compact()
-        for name in {name for name, _ in self.staged.values()}:
-            with open(self.path / f"{name}.safetensors", "rb") as file:
-                os.fsync(file.fileno())
+        """Put staged rows durably on disk and give the index to commit, int64[clients, 2]: client, record."""
         if self.staged:
-            _sync_folder(self.path)
+            with readable(self.file), open(self.file, "rb") as file:
+                os.fsync(file.fileno())
+        merged = self.place | self.staged
+        index = np.empty((len(merged), 2), dtype=np.int64)
+        index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
+        return torch.from_numpy(index[index[:, 0].argsort()])
+
+    def settle(self) -> None:
+        """The commit is done: staged rows are the committed ones, and what they replace is free."""
+        for client in self.staged.keys() & self.place.keys():
+            heapq.heappush(self._free, self.place[client])
+        self.place |= self.staged
         self.staged = {}
-        rows = [(client, *(int(n) for n in name.split("-")), row) for client, (name, row) in sorted(self.place.items())]
-        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
 
-    def _compact(self) -> None:
-        """When most rows in the files are outdated, gather the live rows of the worst files into a new one."""
-        live: dict[str, list[int]] = {}
-        for client, (name, _) in self.place.items():
-            live.setdefault(name, []).append(client)
-        new = {name for name, _ in self.staged.values()}
-        sparse = [name for name, clients in live.items() if name not in new and 4 * len(clients) < self._height(name)]
-        movers = torch.tensor(sorted(c for name in sparse for c in live[name]), dtype=torch.int64)
-        if len(sparse) >= 8:
-            self.stage(movers, self.read(movers))
-            self.place |= self.staged
+    def _record(self, client: int) -> int:
+        """Where a client's new row goes: never over a committed one."""
+        if client not in self.staged:
+            if not self._free:
+                self._free.append(self._end)
+                self._end += 1
+            self.staged[client] = heapq.heappop(self._free)
+        return self.staged[client]
 
-    def _height(self, name: str) -> int:
-        with safe_open(self.path / f"{name}.safetensors", framework="pt") as file:
-            return int(file.get_slice(next(iter(file.keys()))).get_shape()[0])
+    def _known(self) -> dict[str, _Column]:
+        """What a record holds, from the disk if need be."""
+        if not self._columns:
+            written = read_json(self.path / "fields.json")
+            try:
+                self._columns = _lay_out({n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()})
+            except (AttributeError, KeyError, TypeError):
+                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read") from None
+        return self._columns
+
+    def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
+        """The same for rows to be written; the first rows of a run decide, and say so on disk."""
+        if not self.place and not self.staged:
+            self._columns = _lay_out(fields)
+            with readable(self.file):
+                self.file.touch()  # now, so that the folder is synced with it
+            written = {n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} for n, (dtype, shape) in fields.items()}
+            write_json(self.path / "fields.json", {"fields": written})
+        if self._known() != _lay_out(fields):
+            raise RunError(f"{self.path}: a client's private state has other fields or shapes than the rows before it: {sorted(fields)}")
+        return self._columns
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], durable: bool = True) -> None:
-    write_atomically(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}), durable)
+def _lay_out(fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
+    """Fields end to end, by name."""
+    out, start = {}, 0
+    for name, (dtype, shape) in sorted(fields.items()):
+        stop = start + math.prod(shape) * dtype.itemsize
+        out[name] = _Column(dtype, shape, start, stop)
+        start = stop
+    return out
 
 
-def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake of a method
+    own = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    write_atomically(path, save(own))
+
+
+def read_tensors(path: Path) -> State:
+    """Into memory, not mapped: the file may be deleted or replaced."""
+    try:
+        return load(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(clean(content), indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing: a temporary file, synced, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _readable(path):
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    with readable(path):
         try:
             with open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
-                if durable:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        if durable:
-            _sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
+    """An object from a file; None when there is no such file."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} cannot be read: it holds no object")
+    return content
 
 
 def clean(value: Any) -> Any:
@@ -232,13 +304,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """The system's refusals in words."""
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise HoldfastError(f"the disk is full: could not write {path}; free some space, then `holdfast resume`") from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise HoldfastError(f"cannot write {path}: {error.strerror}; choose another --out") from None
-        raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HoldfastError(f"the disk is full: could not write {path}; free some space, then go on with `holdfast resume`") from None
+        raise HoldfastError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.config import assign
-from holdfast.core.errors import ConfigError
+from holdfast.config import PART_SECTIONS, Config, assign, rank
+from holdfast.core.errors import ConfigError, suggest
 
 Table = dict[str, Any]
 
@@ -21,6 +21,10 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
         raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
     sweep = dict(sweep)
     overrides = sweep.pop("override", [])
+    if not isinstance(overrides, list):
+        raise ConfigError("sweep.override: write [[sweep.override]], once for each override")
+    for override in overrides:
+        _check(override)
     axes = dict(_flatten(sweep))
     for path, values in axes.items():
         if not isinstance(values, list) or not values:
@@ -29,7 +33,7 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
         cell = copy.deepcopy(base)
-        for path in sorted(chosen, key=lambda p: not p.endswith(".name")):  # a part's name first: naming it resets its settings
+        for path in sorted(chosen, key=rank):
             assign(cell, path, chosen[path])
         for override in overrides:
             _override(cell, override)
@@ -43,12 +47,19 @@ def label(chosen: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _override(cell: Table, override: Mapping[str, Any]) -> None:
-    unknown = set(override) - {"when", "set"}
-    if unknown or not isinstance(override.get("set"), Mapping):
+def _check(override: Any) -> None:
+    tables = override if isinstance(override, Mapping) else {}
+    if "set" not in tables or set(tables) - {"when", "set"} or not all(isinstance(table, Mapping) for table in tables.values()):
         raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
-    if all(_lookup(cell, path) == value for path, value in _flatten(override.get("when", {}))):
-        for path, value in _flatten(override["set"]):
+    for path, _ in _flatten(tables.get("when", {})):
+        section = path.split(".")[0]
+        if section not in Config.model_fields:  # else it would silently never apply
+            raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(section, Config.model_fields)}")
+
+
+def _override(cell: Table, override: Mapping[str, Any]) -> None:
+    if all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in _flatten(override.get("when", {}))):
+        for path, value in sorted(_flatten(override["set"]), key=lambda pair: rank(pair[0])):
             assign(cell, path, value)
 
 
@@ -61,11 +72,17 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     return out
 
 
-def _lookup(table: Any, path: str) -> Any:
-    for step in path.split("."):
-        if isinstance(table, str) and step == "name":
-            return table
-        if not isinstance(table, Mapping) or step not in table:
-            return None
-        table = table[step]
-    return table
+def _lookup(table: Any, default: Any, path: list[str]) -> Any:
+    """A cell's value, or the default where it says nothing. A part that is named has none of the default part's settings."""
+    if not path:
+        return table
+    step, rest = path[0], path[1:]
+    if not isinstance(table, Mapping):
+        return table if isinstance(table, str) and path == ["name"] else None
+    below = default.get(step) if isinstance(default, Mapping) else None
+    if step not in table:
+        return _lookup(below, {}, rest)
+    return _lookup(table[step], {} if step in PART_SECTIONS else below, rest)
+
+
+_DEFAULTS = Config().plain()

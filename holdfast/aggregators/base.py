@@ -8,13 +8,14 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from holdfast.core.flat import Layout
+from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.types import State
 
 
 @dataclass(frozen=True)
-class AggregationContext:
+class AggregationContext(Guarded):
     """What a rule may know beside the updates. Nothing here tells who is malicious."""
 
     ids: Tensor
@@ -56,7 +57,7 @@ class Aggregator(Part):
     def assumed(self, n: int) -> int:
         if self.f is None:
             return 0
-        return int(self.f) if self.f >= 1 else int(self.f * n)
+        return int(self.f) if self.f >= 1 else int(self.f * n + 1e-9)  # 0.29 * 100 is 28.999...
 
 
 class Wrapper(Part):

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
 from holdfast.core.types import Schema, Uplink
@@ -26,8 +26,9 @@ class View:
     """What the attackers see of a round: always their own honest replies; more only where the attack declares that it knows more."""
 
     mine: Tensor
-    """Positions of the malicious clients among the rows."""
+    """Positions of the malicious clients among the rows of `up`."""
     up: Uplink
+    """Honest replies: everybody's where the attack knows everyone, else only the attackers'."""
     knows: Knowledge
 
     def own(self, field: str) -> Tensor:
@@ -62,7 +63,7 @@ class Attack(Part):
         return federation
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
-        """New rows [number of attackers, ...] for some fields of the malicious clients."""
+        """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view` whatever else they know."""
         return {}
 
 
@@ -84,7 +85,7 @@ class Adversary:
                 raise ConfigError(f"attack.clients: no client {unknown[0]}; there are {clients}, from 0")
             return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
         order = torch.argsort(key.fold("malicious").hash(clients), stable=True)
-        return order[: int(attack.fraction * clients)].sort().values
+        return order[: int(attack.fraction * clients + 1e-9)].sort().values  # 0.29 * 100 is 28.999...
 
     def benign(self, ids: Tensor) -> Tensor:
         """bool per id."""
@@ -100,9 +101,13 @@ class Adversary:
         mine = torch.isin(up.ids, self.malicious).nonzero().flatten()
         if self.attack is None or task not in self.attack.tasks or not len(mine):
             return up
-        changed = self.attack.uplink(task, schema, up, View(mine, up, self.attack.knows), key)
+        own, all_ids = up.only(mine), _REACH[self.attack.knows] >= _REACH["everyone"]
+        view = View(mine, up, self.attack.knows) if all_ids else View(torch.arange(len(mine)), own, self.attack.knows)
+        changed = self.attack.uplink(task, schema, own, view, key)
         fields = dict(up.fields)
         for name, rows in changed.items():
+            if name not in schema:
+                raise RunError(f"attack '{self.attack.name}' sends '{name}', which task '{task}' does not have{suggest(name, schema)}")
             if schema[name].kind not in self.attack.kinds:
                 raise RunError(f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}")
             fields[name] = up[name].clone()

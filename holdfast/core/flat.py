@@ -33,7 +33,8 @@ class Layout:
     def of(cls, module: nn.Module) -> Layout:
         slots, start = [], 0
         named: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
-        named += [(name, b, True) for name, b in module.named_buffers()]
+        saved = module.state_dict().keys()  # what a module does not save is a constant of its own: it is neither trained nor sent
+        named += [(name, b, True) for name, b in module.named_buffers() if name in saved]
         for name, tensor, buffer in named:
             stop = start + tensor.numel()
             slots.append(Slot(name, tuple(tensor.shape), start, stop, tensor.dtype, buffer, not buffer and not tensor.requires_grad))
@@ -76,6 +77,11 @@ class Layout:
         """Named views of [..., size] in the vector's own dtype."""
         lead = vector.shape[:-1]
         return {s.name: vector[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
+
+    def tensors(self, vector: Tensor) -> dict[str, Tensor]:
+        """The same as a module wants them: whole numbers (counters, tables of indices) in their own dtype, rounded after an average."""
+        views = self.unflatten(vector)
+        return {s.name: views[s.name] if s.dtype.is_floating_point else views[s.name].round().to(s.dtype) for s in self.slots}
 
 
 @dataclass(frozen=True)

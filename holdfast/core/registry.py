@@ -17,7 +17,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -105,6 +105,9 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
         if chosen.kind not in ("", kind):
             raise ConfigError(f"{where}: '{chosen.name}' is of kind {chosen.kind}, expected {kind}")
         return chosen
+    if not isinstance(chosen, (str, Mapping)):
+        shown = repr(chosen).splitlines()[0][:60]
+        raise ConfigError(f"{where}: give the {kind} by name, by a table with a name, or as an object, not {shown}")
     table = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
     name = table.pop("name", None)
     if not isinstance(name, str):
@@ -119,7 +122,8 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
 def explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     """pydantic's first complaint as one line with the full path, and the nearest known key when one was misspelt."""
     first = error.errors()[0]
-    path = ".".join(str(step) for step in (where, *first["loc"]) if str(step))
+    steps, field = _plain_steps(cls, first["loc"])
+    path = ".".join(str(step) for step in (where, *steps) if str(step))
     if first["type"] == "extra_forbidden":
         owner = _owner(cls, first["loc"][:-1])
         known = list(owner.model_fields) if owner else []
@@ -127,7 +131,23 @@ def explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
     shown = f" (got {given!r})" if isinstance(given, (int, float, str, bool)) else ""
+    if len(steps) < len(first["loc"]) and field is not None and field.description:  # no branch of a union fits: say what does
+        return f"{path}: does not fit{shown}; it is {field.description}"
     return f"{path}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any, ...], FieldInfo | None]:
+    """A complaint's path as a user writes it, and the last field on it; pydantic adds the branches of a union, which nobody wrote."""
+    at: type[BaseModel] | None = cls
+    field: FieldInfo | None = None
+    for place, step in enumerate(path):
+        if at is None and not isinstance(step, int):
+            return path[:place], field
+        if at is not None:
+            field = at.model_fields.get(str(step))
+            kind = field.annotation if field else None
+            at = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return path, field
 
 
 def _owner(cls: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:

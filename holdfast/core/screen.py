@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -38,12 +40,17 @@ def _misshapen(up: Uplink, schema: Schema) -> str:
 
 
 def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> dict[str, Tensor]:
-    flat = rows.reshape(len(rows), -1).cpu()
-    faults = {f"{name} is not finite": ~torch.isfinite(flat).all(1)}
-    if field.low is not None:
-        faults[f"{name} is below {field.low:g}"] = (flat < field.low).any(1)
-    if field.high is not None:
-        faults[f"{name} is above {field.high:g}"] = (flat > field.high).any(1)
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).cpu()  # also when there are no rows
+
+    def where(bad: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.cat([bad(few) for few in flat.split(64)])  # a mask of a whole large cohort would take a quarter of its memory
+
+    low, high = field.low, field.high
+    faults = {f"{name} is not finite": where(lambda x: ~torch.isfinite(x).all(1))}
+    if low is not None:
+        faults[f"{name} is below {low:g}"] = where(lambda x: (x < low).any(1))
+    if high is not None:
+        faults[f"{name} is above {high:g}"] = where(lambda x: (x > high).any(1))
     if norm_cap is not None and field.kind == "update":
-        faults[f"{name} is longer than {norm_cap:g}"] = flat.norm(dim=1) > norm_cap
+        faults[f"{name} is longer than {norm_cap:g}"] = where(lambda x: x.norm(dim=1) > norm_cap)
     return faults

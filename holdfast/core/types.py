@@ -28,6 +28,8 @@ class Field:
     shape: tuple[int, ...] = ()
     low: float | None = None
     high: float | None = None
+    dtype: torch.dtype | None = None
+    """None: the network's own."""
 
 
 Schema = Mapping[str, Field]
@@ -51,6 +53,8 @@ class Exchange:
         n = self.to.shape[0]
         if self.pick.shape[0] != n or self.pick.ndim != 2 or self.bank.ndim != 2:
             raise ValueError(f"exchange '{self.task}': {n} clients, bank {tuple(self.bank.shape)}, pick {tuple(self.pick.shape)}")
+        if self.pick.numel() and not -1 <= int(self.pick.min()) <= int(self.pick.max()) < self.bank.shape[0]:
+            raise ValueError(f"exchange '{self.task}': picks {int(self.pick.min())}..{int(self.pick.max())} of {self.bank.shape[0]} models")
         if n > 1 and not bool((self.to[1:] > self.to[:-1]).all()):
             raise ValueError(f"exchange '{self.task}': clients must be sorted by id, each once")
         if any(value.shape[0] != n for value in self.extra.values()):
@@ -82,6 +86,9 @@ class Uplink:
         return self.fields[name]
 
     def only(self, keep: Tensor) -> Uplink:
+        """The rows of a mask; all of them are not copied."""
+        if keep.dtype == torch.bool and bool(keep.all()):
+            return self
         return replace(self, ids=self.ids[keep], fields={k: v[keep] for k, v in self.fields.items()})
 
     def bytes_up(self) -> Tensor:

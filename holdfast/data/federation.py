@@ -28,7 +28,7 @@ class DataSettings(BaseModel):
     name: str = Field(default="digits", description="the dataset, a source by name")
     options: dict[str, Any] = Field(default={}, description="settings of the source itself, such as normalise")
     dir: str | None = Field(default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA")
-    clients: int = Field(default=20, ge=1)
+    clients: int = Field(default=20, ge=1, description="how many the samples are dealt to")
     partition: str | dict[str, Any] | InstanceOf[Part] = Field(
         default={"name": "pathological", "classes_per_client": 2},
         description="how samples are dealt: a name, a table with a name, or a part",

@@ -16,9 +16,9 @@ class Split(BaseModel):
     """Shares of a client's samples; they add up to 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    train: float = Field(default=0.75, gt=0, le=1)
-    validation: float = Field(default=0.0, ge=0, le=1)
-    test: float = Field(default=0.25, ge=0, le=1)
+    train: float = Field(default=0.75, gt=0, le=1, description="share of a client's samples for training")
+    validation: float = Field(default=0.0, ge=0, le=1, description="share of a client's samples for validation")
+    test: float = Field(default=0.25, ge=0, le=1, description="share of a client's samples for testing")
 
     @model_validator(mode="after")
     def _whole(self) -> Split:

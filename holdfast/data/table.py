@@ -21,7 +21,7 @@ class Padded:
     @property
     def mask(self) -> Tensor:
         """[n, m]: which places hold a sample."""
-        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.count[:, None]
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.count.to(self.rows.device)[:, None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,11 +48,11 @@ def schema_of(rule: ClientRule, task: str, wire: Wire, measure: Measure) -> Sche
     if task != EVALUATE:
         return rule.schema(task, wire)
     splits = ["test", *(["validation"] if measure.validation else [])]
-    fields = {f"{split}/total": Field("count", (), low=0) for split in splits}
+    count, loss = Field("count", low=0, dtype=torch.float64), Field("score", dtype=torch.float64)
+    fields = {f"{split}/total": count for split in splits}
     for split in splits:
         for model in measure.models:
-            fields[f"{split}/{model}/correct"] = Field("count", (), low=0)
-            fields[f"{split}/{model}/loss"] = Field("score")
+            fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
     return fields
 
 
@@ -61,8 +61,10 @@ def _state(rule: ClientRule, local: Local, job: Job) -> State:
     if bool(job.known.all()):
         return job.stored
     fresh = rule.init(pick(local, ~job.known))
-    if not bool(job.known.any()) or not fresh:
+    if not bool(job.known.any()):
         return fresh
+    if fresh.keys() != job.stored.keys():
+        raise RunError(f"{rule.method.name}: init gives the private state {sorted(fresh)}, but training left {sorted(job.stored)}")
     order = torch.argsort(torch.cat([job.known.nonzero().flatten(), (~job.known).nonzero().flatten()]))
     return rows_of(stack_states([job.stored, fresh]), order)
 
@@ -71,14 +73,16 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
     """Right answers and losses of each of the client's models. Trains at most a copy; writes nothing."""
     measure, received = job.measure, job.received
     assert measure is not None and job.test is not None
+    shared = received
+    if {"global", "customised"} <= set(rule.method.models):  # then the global model is sent too, in front of the client's own
+        received = replace(received, pick=received.pick[:, 1:])
     data = {"test": job.test, **({"validation": local.validation} if measure.validation else {})}
     out: dict[str, Tensor] = {}
     for model in measure.models:
         if model == "personal":
-            bank, which = _personal(rule, local, state, job), torch.arange(local.n)
-        else:  # a method with customised models sends the global one as a second model
-            column = 1 if model == "global" and "customised" in measure.models else 0
-            bank, which = local.wire.unpack(received.bank, local.initial[:1]), received.pick[:, column].clamp(min=0)
+            bank, which = _personal(rule, local, state, replace(job, received=received)), torch.arange(local.n)
+        else:
+            bank, which = _sent(local, shared if model == "global" else received)
         aux = rule.aux(local, state, received)
         for split, table in data.items():
             result: Score = score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux)
@@ -86,6 +90,13 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             out[f"{split}/{model}/loss"] = result.loss
             out[f"{split}/total"] = result.total.double()
     return out
+
+
+def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:
+    """The models that were sent, and which of them each client got. Where only a part travels, or nothing, the start model fills in."""
+    if local.wire.whole and bool(received.has.all()):
+        return received.bank, received.pick[:, 0]
+    return received.into(local.initial), torch.arange(local.n)
 
 
 def perform_personal(rule: ClientRule, local: Local, job: Job) -> Tensor:

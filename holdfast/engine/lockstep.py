@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE
-from holdfast.engine.simulator import Call, Simulator
+from holdfast.engine.simulator import Call
+
+
+class Engine(Protocol):
+    """Whoever carries out exchanges: the simulator in this process, or a fleet of real clients."""
+
+    def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
 
 @dataclass
@@ -34,7 +40,7 @@ class Player:
         return self.cell.round, self.waiting.task == EVALUATE, self.waiting.step
 
 
-def drive(simulator: Simulator, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> list[Any]:
+def drive(engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> list[Any]:
     """Play all to the end; `after` is called whenever a player has moved on."""
     for player in players:
         player.turn(None)
@@ -43,7 +49,7 @@ def drive(simulator: Simulator, players: list[Player], after: Callable[[Player],
         behind = min(player.place() for player in players if player.waiting is not None)
         now = [player for player in players if player.waiting is not None and player.place() == behind]
         calls = [Call(player.cell, player.waiting) for player in now if player.waiting is not None]
-        for player, up in zip(now, simulator.exchange(calls), strict=True):
+        for player, up in zip(now, engine.exchange(calls), strict=True):
             player.turn(up)
             after(player)
     return [player.result for player in players]

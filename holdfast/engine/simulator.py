@@ -5,6 +5,9 @@ is bounded by working through the stack in chunks; private rows are read from di
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +18,13 @@ from torch import Tensor
 
 from holdfast.core.keys import Key
 from holdfast.core.screen import screen
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded, Samples
 from holdfast.engine.cell import Cell, join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
 from holdfast.local.client import Local, Received, stack_states
 from holdfast.local.plan import Plan
+from holdfast.store import readable
 
 
 @dataclass(frozen=True)
@@ -57,22 +61,41 @@ class Simulator:
         return [answers[place] for place in range(len(calls))]
 
     def _fused(self, calls: list[Call]) -> list[Uplink]:
-        fields: list[list[Mapping[str, Tensor]]] = [[] for _ in calls]
+        fields: list[dict[str, Tensor]] = [{} for _ in calls]
+        done = [0] * len(calls)
         for chunk in self._chunks(calls):
-            state, sent = self._work(chunk)
+            stack = [part for _, part in chunk]
+            state, sent = self.work(stack, *_private(stack))
             start = 0
             for place, part in chunk:
                 rows = slice(start, start + len(part.exchange.to))
                 start = rows.stop
-                fields[place].append({name: value[rows].cpu() for name, value in sent.items()})
+                for name, value in sent.items():
+                    whole = fields[place].get(name)
+                    if whole is None:
+                        whole = fields[place][name] = self._room(calls[place], value)
+                    whole[done[place] : done[place] + len(part.exchange.to)] = value[rows]
+                done[place] += len(part.exchange.to)
                 if state is not None:
                     part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
-        return [self._answer(call, parts) for call, parts in zip(calls, fields, strict=True)]
+        return [self._answer(call, gathered) for call, gathered in zip(calls, fields, strict=True)]
+
+    def _room(self, call: Call, like: Tensor) -> Tensor:
+        """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a name, which goes when the tensor
+        goes and which the system may keep on disk meanwhile."""
+        cell, shape = call.cell, (len(call.exchange.to), *like.shape[1:])
+        size, bound = math.prod(shape) * like.element_size(), self.plans[call.cell.network.signature].memory
+        if bound is None or size <= bound:
+            return torch.empty(shape, dtype=like.dtype)
+        with readable(cell.rows.path), tempfile.NamedTemporaryFile(dir=cell.rows.path, prefix=".", suffix=".writing") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here; later it would be a signal
+            return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype).view(shape)
 
     def _chunks(self, calls: list[Call]) -> list[list[tuple[int, Call]]]:
-        """Cut the joint cohort into runs of at most `plan.rows` clients, remembering which call each piece belongs to."""
+        """Cut the joint cohort into runs that train at most `plan.rows` models, remembering which call each piece belongs to."""
         chunks: list[list[tuple[int, Call]]] = [[]]
-        most = self.plans[calls[0].cell.network.signature].rows
+        first = calls[0].cell
+        most = max(1, self.plans[first.network.signature].rows // first.rule.models_per_client)
         room = most
         for place, call in enumerate(calls):
             start, n = 0, len(call.exchange.to)
@@ -86,17 +109,16 @@ class Simulator:
                 start = stop
         return [chunk for chunk in chunks if chunk]
 
-    def _work(self, chunk: list[tuple[int, Call]]) -> tuple[State | None, Mapping[str, Tensor]]:
-        parts = [call for _, call in chunk]
+    def work(self, parts: list[Call], known: Tensor, stored: State) -> tuple[State | None, Mapping[str, Tensor]]:
+        """Carry out one stack of calls, given the private rows of the clients that have any: the new private rows (None: nothing
+        changes) and the fields to send. A real client is a stack of one."""
         first = parts[0].cell
         local = self.local(parts)
-        known = torch.cat([p.cell.rows.present(p.exchange.to) for p in parts])
-        stored = [p.cell.rows.read(p.exchange.to[p.cell.rows.present(p.exchange.to)]) for p in parts]
         task = parts[0].exchange.task
         job = Job(
             task, self._received(parts, local),
             {k: self._put(torch.cat([p.exchange.extra[k] for p in parts])) for k in parts[0].exchange.extra},
-            known, {k: self._put(v) for k, v in stack_states([s for s in stored if s]).items()},
+            known, {k: self._put(v) for k, v in stored.items()},
             self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None, first.measure,
         )  # fmt: skip
         return perform(first.rule, local, job)
@@ -135,16 +157,17 @@ class Simulator:
             banks.append(ex.bank)
             picks.append(torch.where(ex.pick >= 0, ex.pick + start, ex.pick))
             start += ex.bank.shape[0]
+        widest = max(pick.shape[1] for pick in picks)
+        picks = [torch.nn.functional.pad(pick, (0, widest - pick.shape[1]), value=-1) for pick in picks]
         return Received(self._put(_joined(banks)), torch.cat(picks), local.wire)
 
-    def _answer(self, call: Call, parts: list[Mapping[str, Tensor]]) -> Uplink:
+    def _answer(self, call: Call, fields: Mapping[str, Tensor]) -> Uplink:
         """One cell's rows together, as the malicious clients send them, screened."""
         cell, ex = call.cell, call.exchange
         schema = schema_of(cell.rule, ex.task, cell.wire(), cell.measure)
-        fields = {name: torch.cat([p[name] for p in parts]) for name in parts[0]} if parts else {}
         up = Uplink(ex.to, fields)
-        if not parts:
-            return Uplink(ex.to, {name: torch.zeros(0, *field.shape, dtype=cell.network.dtype) for name, field in schema.items()})
+        if not len(ex.to):
+            return nobody(schema, cell.network.dtype)
         if ex.task == EVALUATE:
             return up
         up = cell.adversary.poison(ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step))
@@ -162,6 +185,19 @@ class Simulator:
 
     def _put(self, value: Tensor) -> Tensor:
         return value.to(self.device)
+
+
+def _private(calls: list[Call]) -> tuple[Tensor, State]:
+    """Which of these clients have private rows on disk, and those rows."""
+    known = [call.cell.rows.present(call.exchange.to) for call in calls]
+    stored = [call.cell.rows.read(call.exchange.to[there]) for call, there in zip(calls, known, strict=True)]
+    return torch.cat(known), stack_states([state for state in stored if state])
+
+
+def nobody(schema: Schema, dtype: torch.dtype) -> Uplink:
+    """The answer of no client at all."""
+    fields = {name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()}
+    return Uplink(torch.zeros(0, dtype=torch.int64), fields)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

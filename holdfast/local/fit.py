@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import RunError
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
@@ -18,10 +19,10 @@ from holdfast.local.losses import Batch, Loss, cross_entropy
 from holdfast.local.plan import Plan
 from holdfast.local.schedule import Schedule, schedule
 from holdfast.local.sgd import PerRow, Sgd, per_row
-from holdfast.local.steps import Single, Stacked, Step, apply_step
+from holdfast.local.steps import OWN_LUCK, Single, Stacked, Step, apply_step
 from holdfast.models.network import Network
 
-_FETCH_AT_ONCE = 1 << 24  # values of one client that are normalised ahead of its steps (64 MiB in float32)
+_FETCH_AT_ONCE = 1 << 24  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)
 _NO_KEY = torch.zeros((), dtype=torch.int64)
 
 
@@ -68,7 +69,11 @@ def fit(
     """Train a stack of models [r * n, size] on the data of n clients: row i belongs to client i mod n, and all models of a client see the
     same batches. `pull = (target, lam)` adds lam * (parameters - target) to the gradient, `trainable` (bool[size] or one per row) freezes
     the rest, `aux` are tensors with one row per client (or per model) that the loss finds in `batch.aux`."""
+    if step is not None and pull is not None:
+        raise TypeError("fit: a step function does its own pulling; give `pull` or `step`, not both")
     rows, clients = model.shape[0], len(data.count)
+    if not rows:
+        return Fitted(model.clone(), torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
     count = data.count.cpu().numpy()
     order = schedule(
         key, count, recipe.batch_size, _host(recipe.epochs, clients), None if recipe.steps is None else _host(recipe.steps, clients),
@@ -77,14 +82,14 @@ def fit(
     stack = _Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux or {}, step)
     train = _train_each if plan.name == "loop" else _train_together
     # rows with the most steps first: those still running are then always the first ones, and a chunk's rows end close together
-    ranking = np.argsort(-order.steps[np.arange(rows) % max(clients, 1)], kind="stable") if rows else np.arange(0)
+    ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64)
     for start in range(0, rows, plan.rows):
         chosen = torch.from_numpy(ranking[start : start + plan.rows])
         trained, loss = train(stack, chosen)
         out[chosen.to(out.device)] = trained
         losses[chosen] = loss.double().cpu()
-    steps = torch.from_numpy(order.steps).repeat(rows // max(clients, 1))
+    steps = torch.from_numpy(order.steps).repeat(rows // clients)
     return Fitted(out, losses / steps.clamp(min=1), steps)
 
 
@@ -125,7 +130,7 @@ class _Stack:
 
     def tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers of these rows, contiguous, free to be changed in place."""
-        views = self.network.layout.unflatten(self.model[rows.to(self.model.device)])
+        views = self.network.layout.tensors(self.model[rows.to(self.model.device)])
         named = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
         params = {s.name: named[s.name] for s in self.network.layout.slots if not s.buffer}
         return params, {s.name: named[s.name] for s in self.network.layout.slots if s.buffer}
@@ -151,12 +156,23 @@ class _Stack:
             if partly else None,
         )  # fmt: skip
 
-    def batch(self, rows: Tensor, t: int) -> Batch:
-        """The batches [m, B, ...] of these rows at step t, padded."""
+    def fetch(self, owner: int | Tensor) -> Tensor | None:
+        """All samples of a client, or of several, normalised; None where that is too much to hold and each step fetches its own."""
+        rows = self.data.rows[owner]
+        small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
+        return self.samples.batch(rows, dtype=self.network.dtype) if small else None
+
+    def batch(self, rows: Tensor, t: int, ready: Tensor | None) -> Batch:
+        """The batches [m, B, ...] of these rows at step t, padded. `ready` are the fetched samples of rows that begin with these."""
         owner, device = self.owner(rows), self.model.device
         position = self.order.index[t, owner].to(device)
-        real, safe, mine = position >= 0, position.clamp(min=0), owner.to(device)[:, None]
-        x = self.samples.batch(self.data.rows[mine, safe], dtype=self.network.dtype)
+        # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of 0 does not undo
+        real, mine = position >= 0, owner.to(device)[:, None]
+        safe = torch.where(real, position, position[:, :1])
+        if ready is not None:
+            x = ready[torch.arange(len(rows), device=device)[:, None], safe]
+        else:
+            x = self.samples.batch(self.data.rows[mine, safe], dtype=self.network.dtype)
         y = self.data.labels[mine, safe]
         if self.recipe.augment.active:
             x = self.recipe.augment(x, self.key[owner].to(device).fold("augment", t))
@@ -165,19 +181,18 @@ class _Stack:
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
-        rows, labels = self.data.rows[owner], self.data.labels[owner]
-        small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
-        everything = self.samples.batch(rows, dtype=dtype) if small else None
+        rows, labels, ready = self.data.rows[owner], self.data.labels[owner], self.fetch(owner)
+        ready = ready if ready is None else _innermost_channels(ready)
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
         index = self.order.index[:, owner].to(device)
         for t in range(int(self.order.steps[owner])):
             size = int(self.order.size[t, owner])
             position = index[t, :size]
-            x = everything[position] if everything is not None else self.samples.batch(rows[position], dtype=dtype)
+            x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
             if augment.active:
                 x = augment(x[None], self.key[owner : owner + 1].to(device).fold("augment", t))[0]
-            yield Batch(x, labels[position], ones[:size], aux)
+            yield Batch(_innermost_channels(x), labels[position], ones[:size], aux)
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
         return self.key[self.owner(rows)].fold("dropout", t).bits.to(self.model.device)
@@ -193,18 +208,20 @@ def _train_together(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
     stepper = Stacked(network, stack.recipe.loss)
     steps = stack.order.steps[stack.owner(rows).numpy()]
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
+    sizes, ready = stack.order.size[:, stack.owner(rows).numpy()], stack.fetch(stack.owner(rows))
     for t in range(int(steps.max(initial=0))):
         m = int((steps > t).sum())
         now = slice(0, m)
         active, state = {k: v[now] for k, v in params.items()}, {k: v[now] for k, v in buffers.items()}
-        batch, key = stack.batch(rows[now], t), stack.dropout(rows[now], t)
+        batch, key = stack.batch(rows[now], t, ready), stack.dropout(rows[now], t)
         if run is not None:
             lr = torch.as_tensor(sgd.rows(now).lr, dtype=network.dtype, device=stack.model.device).expand(m)
             fresh, state_fresh, value = Stacked.run(torch.func.vmap(run), active, state, batch, key, lr)
-            _write(active, fresh, wanted)
+            _write(active, fresh, wanted, sgd.rows(now).masks)
             _write(state, state_fresh, list(state))
         else:
-            grads, value = stepper.gradients(wanted, active, state, batch, key)
+            grads, value = stepper.gradients(wanted, active, state, batch, key, full=bool((sizes[t, now] == stack.recipe.batch_size).all()))
+            if t == 0: _arrange(params, wanted, grads); active = {k: v[now] for k, v in params.items()}
             sgd.rows(now).apply([active[name] for name in wanted], grads)
         losses[now] += value
     return network.layout.flatten(params | buffers), losses
@@ -219,6 +236,7 @@ def _train_each(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
     run = apply_step(network, loss, stack.step) if stack.step else None
     stepper = Single(network, loss)
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
+    luck = _luck(stack.model.device)
     for i, row in enumerate(rows):
         own, state, update = {k: v[i] for k, v in params.items()}, {k: v[i] for k, v in buffers.items()}, sgd.rows(i)
         stepper.bind(own, state)
@@ -230,19 +248,37 @@ def _train_each(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
             if run is not None:
                 lr = torch.as_tensor(update.lr, dtype=network.dtype, device=stack.model.device)
                 fresh, state_fresh, value = run(own, state, batch, key, lr)
-                _write(own, fresh, wanted)
+                _write(own, fresh, wanted, update.masks)
                 _write(state, state_fresh, list(state))
             else:
                 grads, value = stepper.gradients(wanted, batch, key)
                 with torch.no_grad():
                     update.apply([own[name] for name in wanted], grads)
             losses[i] += value
+    if not all(map(torch.equal, luck, _luck(stack.model.device))):
+        raise RunError(OWN_LUCK)
     return network.layout.flatten(params | buffers), losses
 
 
-def _write(old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str]) -> None:
-    for name in names:
-        old[name].copy_(new[name].detach())
+def _innermost_channels(x: Tensor) -> Tensor:
+    """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
+    return x.to(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
+
+def _arrange(params,wanted,grads):
+    for name,g in zip(wanted,grads):
+        p=params[name]
+        if p.stride()!=g.stride() and g.stride(0)==g[0].numel():
+            params[name]=torch.empty_strided(p.shape,g.stride(),dtype=p.dtype).copy_(p)
+
+def _write(old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str], masks: list[Tensor] | None = None) -> None:
+    for place, name in enumerate(names):
+        fresh = new[name].detach()
+        old[name].copy_(fresh if masks is None else torch.where(masks[place], fresh, old[name]))
+
+
+def _luck(device: torch.device) -> list[Tensor]:
+    """PyTorch's own random state, which a keyed training leaves alone."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _named(layout: Layout, vectors: Tensor, names: list[str]) -> list[Tensor]:

@@ -21,11 +21,14 @@ class Plan:
     rows: int = 1024
     microseconds: float | None = None
     """Measured time of one step of one client, where it was measured."""
+    memory: int | None = None
+    """The bound in bytes that `rows` follows from, where there is one; what a whole cohort sends stays in memory only within it."""
 
 
 def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
-    """What one client of a stack needs while it trains: its tensors (model, gradient, target, momentum, temporaries) and activations."""
-    values = network.layout.size * 6 + 3 * batch_size * (activations(network.module, sample) + sample.numel())
+    """What one client of a stack needs while it trains: its tensors (model before, in training and after, target, gradient, momentum,
+    temporaries) and activations."""
+    values = network.layout.size * 10 + 3 * batch_size * (activations(network.module, sample) + sample.numel())
     return values * torch.empty((), dtype=network.dtype).element_size()
 
 
@@ -52,4 +55,4 @@ def activations(module: nn.Module, sample: Tensor) -> int:
 
 def bounded(plan: Plan, memory: int, row_bytes: int) -> Plan:
     """The same plan within a memory bound."""
-    return replace(plan, rows=max(1, min(plan.rows, memory // max(row_bytes, 1))))
+    return replace(plan, rows=max(1, min(plan.rows, memory // max(row_bytes, 1))), memory=memory)

@@ -40,6 +40,8 @@ class Sgd:
         )  # fmt: skip
 
     def apply(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        if not params:
+            return
         if not _zero(self.weight_decay):
             grads = _plus(grads, _times(params, self.weight_decay))
         if self.targets is not None and not _zero(self.pull):

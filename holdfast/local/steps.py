@@ -6,6 +6,7 @@ runs it once for all; as the clients' losses do not touch each other, the gradie
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,19 +17,28 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.local.losses import Batch, Loss
 from holdfast.models.network import Network
 
+OWN_LUCK = "the model or the loss draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys"
 Tensors = dict[str, Tensor]
 Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], Tensors]
 """step(gradient, params, batch, lr) -> params: a whole update in place of the loss's SGD step, for one client, as a pure function."""
 
 
-def mean_loss(loss: Loss, net: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the real samples of the batch."""
+def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
+    """The mean over the real samples of the batch; `full` says that all of them are."""
     values = loss(net, batch)
     if values.shape != batch.mask.shape:
         raise ConfigError(
             f"loss must return one value per sample (shape {tuple(batch.mask.shape)}), got {tuple(values.shape)}: use reduction='none'"
         )
-    return (values * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+    return values.mean() if full else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+
+
+def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Zeros for what the value does not depend on."""
+    if not leaves or not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(value, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
 
 
 class _LossModule(nn.Module):
@@ -38,8 +48,8 @@ class _LossModule(nn.Module):
         super().__init__()
         self.net, self.loss = net, loss
 
-    def forward(self, batch: Batch) -> Tensor:
-        return mean_loss(self.loss, self.net, batch)
+    def forward(self, batch: Batch, full: bool = False) -> Tensor:
+        return mean_loss(self.loss, self.net, batch, full)
 
 
 class Single:
@@ -65,9 +75,8 @@ class Single:
         """Gradients of the wanted parameters and the loss; buffers change in place, as PyTorch does it."""
         for module in self.keyed:
             module.dropout_key = key
-        value = mean_loss(self.loss, self.module, batch)
-        grads = torch.autograd.grad(value, [self.params[name] for name in wanted], allow_unused=True)
-        return [torch.zeros_like(self.params[w]) if g is None else g for w, g in zip(wanted, grads, strict=True)], value.detach()
+        value = mean_loss(self.loss, self.module, batch, full=True)
+        return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
 
 class Stacked:
@@ -76,23 +85,25 @@ class Stacked:
     def __init__(self, network: Network, loss: Loss):
         self.network = network
         self.wrapped = _LossModule(network.module.train(), loss)
-        self.forward = vmap(self._one, in_dims=(0, 0, 0, 0))
+        self.padded, self.full = vmap(partial(self._one, full=False)), vmap(partial(self._one, full=True))
 
-    def _one(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[Tensor, Tensors]:
+    def _one(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool) -> tuple[Tensor, Tensors]:
         """Loss and new buffers of one client."""
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
         tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
-        tensors |= self.network.context(batch.mask, key, "net.")
-        return functional_call(self.wrapped, tensors, (batch,)), fresh
+        tensors |= self.network.context(None if full else batch.mask, key, "net.")
+        return functional_call(self.wrapped, tensors, (batch, full)), fresh
 
-    def gradients(self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones."""
+    def gradients(
+        self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool = False
+    ) -> tuple[list[Tensor], Tensor]:
+        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones. `full`: no batch is padded."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        losses, fresh = self.run(self.forward, params | leaves, buffers, batch, key)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        losses, fresh = self.run(self.full if full else self.padded, params | leaves, buffers, batch, key)
+        grads = _gradients(losses.sum(), list(leaves.values()))
         for name, tensor in buffers.items():
             tensor.copy_(fresh[name].detach())
-        return [torch.zeros_like(leaves[w]) if g is None else g for w, g in zip(wanted, grads, strict=True)], losses.detach()
+        return grads, losses.detach()
 
     @staticmethod
     def run(function: Callable[..., Any], *inputs: Any) -> Any:
@@ -100,7 +111,7 @@ class Stacked:
             return function(*inputs)
         except RuntimeError as error:
             if "randomness" in str(error):
-                raise RunError("the model draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys") from None
+                raise RunError(OWN_LUCK) from None
             raise
 
 
@@ -112,7 +123,7 @@ def apply_step(network: Network, loss: Loss, step: Step) -> Callable[..., tuple[
         seen: dict[str, Any] = {"buffers": buffers, "loss": torch.zeros((), dtype=lr.dtype, device=lr.device)}
 
         def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
-            fresh = {name: tensor.clone() for name, tensor in buffers.items()}
+            fresh = {name: tensor.clone() for name, tensor in seen["buffers"].items()}
             tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(b.mask, key, "net.")
             out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())

@@ -113,4 +113,4 @@ class Method(Part):
 
     def structure(self) -> tuple[Any, ...]:
         """Everything that must be equal for two experiments to be fused."""
-        return (type(self).__qualname__, *((k, v) for k, v in self.settings().items() if type(v) is not float))
+        return (type(self), *((k, v) for k, v in self.settings().items() if type(v) is not float))

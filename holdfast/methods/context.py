@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator
-from holdfast.core.errors import RunError
 from holdfast.core.flat import Layout, Wire
+from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector
 
-_TRUTH = {"malicious", "attackers", "attack", "adversary", "benign", "truth", "ground_truth"}
 Steps = Generator[Exchange, Uplink, Any]
 
 
@@ -29,8 +30,34 @@ class Merged:
     verdict: Verdict
 
 
+class Timer:
+    """Where the server's seconds went: aggregate, calibrate, detect. Nothing is decided by it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
+
+    def steps(self, name: str, steps: Steps) -> Steps:
+        """The same for a generator; waiting for clients does not count."""
+        up = None
+        while True:
+            with self.part(name):
+                try:
+                    exchange = steps.send(up)  # type: ignore[arg-type]  # None starts it
+                except StopIteration as end:
+                    return end.value
+            up = yield exchange
+
+
 @dataclass(frozen=True)
-class Context:
+class Context(Guarded):
     """One round as the server sees it."""
 
     round: int
@@ -45,48 +72,48 @@ class Context:
     detectors: tuple[Detector, ...] = ()
     server_lr: float = 1.0
     weighting: str = "samples"
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _TRUTH:
-            raise RunError(f"round {self.round}: the server side asked for '{name}', but a defence never sees who is malicious")
-        raise AttributeError(name)
+    timer: Timer = field(default_factory=Timer)
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
         to = self.cohort if to is None else to
-        if task == "train" and "root" in self.aggregator.needs:
+        if task == "train" and "root" in self.aggregator.needs and len(to):
             to = torch.cat([torch.tensor([ROOT]), to])
             extra = {name: torch.cat([value[:1], value]) for name, value in extra.items()}
         return nothing(task, to, self.initial.dtype, **extra) if model is None else broadcast(task, model, to, **extra)
 
     def judge(self, state: State, up: Uplink, model: Tensor) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
         """Run the attached detectors one after the other; each sees only those whom the ones before let pass."""
+        everyone = up.ids[up.ids != ROOT]
         banned: dict[int, str] = {}
         scores: dict[str, Tensor] = {}
         for place, detector in enumerate(self.detectors):
             own = _under(state, f"detector{place}/")
             people = up.ids != ROOT
             models = up["update"][people] + model[: self.wire.parameters]
-            said = yield from detector.judge(own, self, models, up.ids[people])
+            said = yield from self.timer.steps("detect", detector.judge(own, self, models, up.ids[people]))
             state = _without(state, f"detector{place}/") | {f"detector{place}/{k}": v for k, v in said.state.items()}
             banned |= said.banned
-            scores |= {f"{detector.name}/{k}": _on(v, up.ids[people], up.ids) for k, v in said.scores.items()}
+            scores |= {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
             up = up.only(~torch.isin(up.ids, torch.tensor(list(said.banned), dtype=torch.int64)))
-        return state, up, Verdict(up.ids, scores=scores, banned=banned)
+        return state, up, Verdict(everyone, scores=scores, banned=banned)
 
     def reduce(self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None) -> Merged:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned."""
-        verdict = verdict or Verdict(up.ids)
         people = up.ids != ROOT
+        verdict = verdict or Verdict(up.ids[people])
         root = up["update"][~people][0] if bool((~people).any()) else None
         up = up.only(people)
         if len(up) == 0:
-            return Merged(model, state, replace(verdict, ids=up.ids, weights=torch.zeros(0), notes=(*verdict.notes, "nobody answered")))
+            reason = "nobody's update was used" if len(verdict.ids) else "nobody answered"
+            weights = torch.zeros(len(verdict.ids), dtype=torch.float64)
+            return Merged(model, state, replace(verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")))
         p = self.wire.parameters
         ctx = AggregationContext(
             up.ids, model[:p], self.layout, self.key.fold("aggregator"), self.round, self.aggregator.assumed(len(up)), root
         )
-        value, weights, own, fallback = self.aggregator(up["update"], self.priors(up), _under(state, "aggregator/"), ctx)
+        with self.timer.part("aggregate"):
+            value, weights, own, fallback = self.aggregator(up["update"], self.priors(up), _under(state, "aggregator/"), ctx)
         fresh = model.clone()
         fresh[:p] += self.server_lr * value
         total = weights.sum()
@@ -94,7 +121,8 @@ class Context:
             fresh[p:] = (weights / total).to(fresh.dtype) @ up["buffers"]
         notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores sample counts")
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
-        return Merged(fresh, state, replace(verdict, ids=up.ids, weights=weights, notes=notes, fallback=fallback))
+        laid_out = _on(weights, up.ids, verdict.ids, 0.0)  # a banned client had no weight
+        return Merged(fresh, state, replace(verdict, weights=laid_out, notes=notes, fallback=fallback))
 
     def priors(self, up: Uplink) -> Tensor:
         """Weights before any rule: the share of samples a client says it has, or equal ones."""
@@ -112,8 +140,8 @@ def _without(state: Mapping[str, Tensor], prefix: str) -> State:
     return {name: value for name, value in state.items() if not name.startswith(prefix)}
 
 
-def _on(values: Tensor, ids: Tensor, all_ids: Tensor) -> Tensor:
-    """Scores of some ids laid out over all ids, NaN for the others."""
-    out = torch.full((len(all_ids),), float("nan"), dtype=torch.float64)
+def _on(values: Tensor, ids: Tensor, all_ids: Tensor, otherwise: float = float("nan")) -> Tensor:
+    """Numbers of some ids laid out over all ids."""
+    out = torch.full((len(all_ids),), otherwise, dtype=torch.float64)
     out[torch.isin(all_ids, ids)] = values.double()
     return out

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
+from holdfast.models.folded import folded
 
 MASK = "padding_mask"
 KEY = "dropout_key"
@@ -24,7 +25,8 @@ class Model:
     """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`."""
 
     def __init__(self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head"):
-        self.make = (lambda: module) if isinstance(module, nn.Module) else module
+        # a copy each time: the user's own module is read, never written
+        self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
         self.head = head
 
 
@@ -69,10 +71,11 @@ class Network:
 
     def load(self, vector: Tensor, dtype: torch.dtype | None = None) -> nn.Module:
         """An ordinary module, as the user wrote it, holding this model."""
-        module = self._make()
-        views = self.layout.unflatten(vector.detach().cpu())
-        state = {s.name: views[s.name].to(dtype or s.dtype) for s in self.layout.slots}
-        module.load_state_dict({**module.state_dict(), **state})
+        module = self._make() if dtype is None else self._make().to(dtype)
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in self.layout.tensors(vector.detach().cpu()).items():
+                own[name].copy_(value)
         return module
 
 
@@ -84,6 +87,7 @@ class _KeyedDropout(nn.Module):
     def __init__(self, p: float, layer: int, channels: bool):
         super().__init__()
         self.p, self.layer, self.channels = p, layer, channels
+        self._last, self._calls = torch.zeros(0), 0
         self.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +95,10 @@ class _KeyedDropout(nn.Module):
             return x
         shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.channels else list(x.shape)
         counter = torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
-        layer = torch.tensor(self.layer, dtype=torch.int64, device=x.device)
+        # a layer that is used several times in one pass, under one key, draws anew each time
+        self._calls = self._calls + 1 if self._last is self.dropout_key else 0
+        self._last = self.dropout_key
+        layer = torch.tensor(self.layer + (self._calls << 32), dtype=torch.int64, device=x.device)
         keep = to_uniform(combine(combine(self.dropout_key, layer), counter), x.dtype) >= self.p
         return torch.where(keep, x / (1.0 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
@@ -118,6 +125,10 @@ class _MaskedBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if not self.padding_mask.shape[0] and self.momentum is not None and x.numel() > x.shape[1]:
+            if self.training and self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
         mean, var, count = self._statistics(x)
         if self.training and self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -143,15 +154,17 @@ class _MaskedBatchNorm(nn.Module):
 
 
 def _prepare(module: nn.Module) -> nn.Module:
-    """Swap the layers that depend on hidden state, in place."""
-    layer = 0
+    """Swap the layers that depend on hidden state, in place; a layer that stands in several places is swapped in all of them."""
+    swaps: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            swap = _replacement(child, layer)
-            if swap is not None:
+        for name, child in list(parent._modules.items()):
+            swap = None if child is None else swaps.get(child) or _replacement(child, len(swaps))
+            if child is not None and swap is not None:
+                swaps[child] = swap
                 setattr(parent, name, swap)
-                layer += 1
-    return _replacement(module, layer) or module
+            elif child is not None:
+                folded(child)
+    return _replacement(module, len(swaps)) or folded(module)
 
 
 def _replacement(child: nn.Module, layer: int) -> nn.Module | None:

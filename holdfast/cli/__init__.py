@@ -1,0 +1,64 @@
+"""The command line. `main` is the command `holdfast`; the commands live in runs.py, parts.py and more.py.
+
+Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+
+from holdfast.cli import more, parts, runs
+from holdfast.cli.app import app, complain
+from holdfast.core.errors import HoldfastError
+
+__all__ = ["app", "main", "more", "parts", "runs"]
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 130 interrupted, 1 a fault of ours."""
+    sys.exit(_run(args))
+
+
+def _run(args: Sequence[str] | None) -> int:
+    try:
+        answer = app(args=None if args is None else list(args), prog_name="holdfast", standalone_mode=False)
+        return answer if isinstance(answer, int) else 0
+    except HoldfastError as error:
+        if os.environ.get("HOLDFAST_DEBUG"):
+            traceback.print_exc()
+        return complain(str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        return 130
+    except BrokenPipeError:  # `holdfast list | head`: the reader has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return complain(f"the disk is full{f': could not write {error.filename}' if error.filename else ''}; free some space")
+        return _fault()
+    except Exception as error:
+        # Click's own errors, by what they can do: newer Typers carry a Click of their own under another name.
+        usage = getattr(error, "format_message", None)
+        return _fault() if usage is None else _misused(usage(), getattr(error, "ctx", None))
+
+
+def _misused(message: str, context: Any) -> int:
+    """A wrong option or command; no command at all is answered by Click with the whole help."""
+    if "\n" in message.strip() or not message.strip():
+        print(message, file=sys.stderr)
+        return 2
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    return complain(message.strip().rstrip(".") + hint)
+
+
+def _fault() -> int:
+    traceback.print_exc()
+    complain("holdfast failed in a way it should not; please report the lines above, with the command and the config")
+    return 1

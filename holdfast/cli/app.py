@@ -1,0 +1,81 @@
+"""What all commands share: the Typer app, consoles, options, one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from holdfast import __version__
+
+app = typer.Typer(
+    name="holdfast",
+    help="Federated learning that stays personal under heterogeneous data and stays upright under attack.",
+    epilog="Start with `holdfast demo`, then `holdfast run`, then `holdfast show config`.",
+    no_args_is_help=True,
+    add_completion=False,
+    suggest_commands=False,  # Click does so itself
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+Plugins = Annotated[
+    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file that registers parts of yours; repeatable.")
+]
+Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"holdfast {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)] = False,
+) -> None:
+    pass
+
+
+def complain(text: str) -> int:
+    """One line on stderr; the exit code that goes with it."""
+    print("error: " + " ".join(text.split()), file=sys.stderr)
+    return 2
+
+
+def to_stdout() -> Console:
+    """Tables; wide enough when nobody is looking, so that a pipe gets whole lines."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    return Console(width=wide, highlight=False)
+
+
+def to_stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(content: Any) -> None:
+    from holdfast.store import clean
+
+    print(json.dumps(clean(content), indent=1, default=str))
+
+
+@contextlib.contextmanager
+def only_json(wanted: bool) -> Iterator[None]:
+    """While a command works, what a plug-in or a library prints goes to stderr, if stdout is promised to JSON."""
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
+        yield
+
+
+def open_page(page: Path) -> None:
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())

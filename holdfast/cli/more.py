@@ -1,0 +1,69 @@
+"""`holdfast demo` and `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.app import AsJson, Opened, app, only_json, open_page, print_json, to_stderr, to_stdout
+from holdfast.cli.progress import Follow
+from holdfast.cli.runs import resumable
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the runs; default: a new one under runs/.")] = None,
+    opened: Opened = False,
+) -> None:
+    """A federation in half a minute: three methods on unlike clients, a table and a page.
+
+    \b
+    Example:
+      holdfast demo --open
+    """
+    from holdfast import demo as job
+    from holdfast.api import fresh_folder
+
+    console, folder = to_stderr(), out or fresh_folder()
+    console.print(job.INTRODUCTION + "\n", markup=False)
+    with Follow(console) as follow, resumable(folder):
+        page = job.play(folder, follow.watch())
+    table, words = job.summary(folder)
+    to_stdout().print(table)
+    print(f"\n{words}\n\npage   {page}\nruns   {folder}\nagain  holdfast run {job.CONFIG} --out runs/again")
+    if opened:
+        open_page(page)
+
+
+@app.command()
+def bench(
+    work: Annotated[
+        list[str] | None, typer.Option("--work", metavar="NAME", help="Only this work, for example digits-mlp-100; repeatable.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of PyTorch.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time a plain PyTorch client loop against Holdfast's plans, interleaved on the same work.
+
+    \b
+    Example:
+      holdfast bench --work digits-mlp-100
+    """
+    from rich.table import Table
+
+    with only_json(as_json):
+        from holdfast.bench import run_bench
+
+        console = to_stderr()
+        result = run_bench(work or None, quick, threads, lambda line: console.print(line, markup=False, style="dim"))
+    if as_json:
+        return print_json(result)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("work", "plan", "seconds", "times as fast"):
+        table.add_column(title, justify="right" if title in ("seconds", "times as fast") else "left")
+    for row in result["rows"]:
+        table.add_row(row["work"], row["plan"], f"{row['seconds']:.4g}", f"{row['ratio']:.2f}")
+    to_stdout().print(table)

@@ -1,0 +1,127 @@
+"""`holdfast list` and `show`: what can be chosen by name, and what it can be set to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.app import AsJson, app, print_json, to_stdout
+from holdfast.cli.cards import example, fields_of, settings_of
+from holdfast.core.errors import ConfigError, suggest
+
+
+@app.command("list")
+def list_parts(
+    kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What there is of a kind: name, summary, paper.
+
+    KIND is method, aggregator, wrapper, detector, attack, partition, source, model or loss; without it, all kinds are counted.
+
+    \b
+    Examples:
+      holdfast list
+      holdfast list methods
+    """
+    from holdfast.core.registry import KINDS, describe, parts
+
+    if kind is None:
+        rows: list[dict[str, Any]] = [{"kind": k, "count": len(parts(k)), "names": list(parts(k))} for k in KINDS]
+        shown = [(row["kind"], str(row["count"]), ", ".join(row["names"])) for row in rows]
+        return print_json(rows) if as_json else _print_rows(("kind", "", "names"), shown)
+    singular = kind if kind in KINDS else kind.removesuffix("es") if kind.removesuffix("es") in KINDS else kind.removesuffix("s")
+    if singular not in KINDS:
+        raise ConfigError(f"unknown kind of part '{kind}'{suggest(singular, KINDS)}")
+    found = [describe(part) for part in parts(singular).values()]
+    if as_json:
+        return print_json(found)
+    if not found:
+        return print(f"no {singular} is registered yet; a plug-in can add one (--plugin FILE)")
+    _print_rows(("name", "summary", "paper"), [(card["name"], card["summary"], card["paper"]) for card in found])
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument()],
+    as_json: AsJson = False,
+) -> None:
+    """What a part is for, its settings with defaults, its paper, an example.
+
+    NAME is a part's, or `config` for every setting of a config file.
+
+    \b
+    Examples:
+      holdfast show ditto
+      holdfast show config
+    """
+    from holdfast.core.registry import KINDS, describe, parts
+
+    if name == "config":
+        return _show_config(as_json)
+    known = {kind: parts(kind) for kind in KINDS}
+    found = [describe(known[kind][name]) for kind in KINDS if name in known[kind]]
+    if not found:
+        names = {"config", *(n for parts_of_kind in known.values() for n in parts_of_kind)}
+        raise ConfigError(f"nothing is called '{name}'{suggest(name, names)}")
+    for card in found:
+        card |= {"settings": settings_of(known[card["kind"]][name]), "example": example(card)}
+    if as_json:
+        return print_json(found[0] if len(found) == 1 else found)
+    for card in found:
+        _print_card(card)
+
+
+def _print_card(card: dict[str, Any]) -> None:
+    console = to_stdout()
+    console.print(Text.assemble((card["name"], "bold"), f"  {card['kind']}  ", (card["module"], "dim")))
+    console.print()
+    for line in card["text"].splitlines():
+        console.print(line.strip(), markup=False)
+    if card["paper"]:
+        console.print(f"\nPaper: {card['paper']}", markup=False)
+    console.print("\n[bold]Settings[/bold]" if card["settings"] else "\nNo settings.")
+    if card["settings"]:
+        _print_settings(card["settings"])
+    console.print("\n[bold]Example[/bold]")
+    console.print(card["example"], markup=False, highlight=False)
+
+
+def _show_config(as_json: bool) -> None:
+    sections = fields_of()
+    if as_json:
+        return print_json(sections)
+    console = to_stdout()
+    console.print("Every setting of a config file, with its default; the same keys work behind --set and in Python.\n", markup=False)
+    for section, fields in sections.items():
+        console.print(f"[{section}]" if section else "top level", style="bold", markup=False)
+        _print_settings(fields)
+        console.print()
+    console.print("[sweep]", style="bold", markup=False)
+    console.print('Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0, 1, 2].', markup=False)
+    console.print("[[sweep.override]] with tables `when` and `set` changes settings of some of them.", markup=False)
+
+
+def _print_settings(settings: list[dict[str, Any]]) -> None:
+    rows = [(s["name"], "required" if s["required"] else _value(s["default"]), s["type"], s["help"]) for s in settings]
+    _print_rows(("", "default", "type", "meaning"), rows)
+
+
+def _value(given: Any) -> str:
+    if given is None:
+        return "–"
+    return given if isinstance(given, str) else json.dumps(given, default=str)
+
+
+def _print_rows(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for place, title in enumerate(titles):
+        table.add_column(title, no_wrap=place == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style="bold" if place == 0 else "") for place, cell in enumerate(row)))
+    to_stdout().print(table)

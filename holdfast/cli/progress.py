@@ -1,0 +1,94 @@
+"""Live progress on stderr: bars on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from holdfast.experiment import Experiment
+    from holdfast.session import Watch
+
+MOST_BARS = 12  # a sweep of more cells than this has one bar for all
+
+
+class Follow:
+    """Follows experiments as they are played. Use as a context manager and hand `watch` to the session."""
+
+    def __init__(self, console: Console, unit: str = "rounds"):
+        self.console, self.unit = console, unit
+        self.live = sys.stderr.isatty()
+        self.total = 0
+        self.done: dict[int, int] = {}  # by experiment: committed rounds
+        self.accuracy: dict[int, float] = {}
+        self.tenth = 0
+        self.bars: dict[int, TaskID] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.fields[figure]}"),
+            TimeRemainingColumn(compact=True), console=console, disable=not self.live,
+        )  # fmt: skip
+
+    def watch(self) -> Watch:
+        from holdfast.session import Watch
+
+        return Watch(say=self.say, moved=self.moved, planned=self.planned)
+
+    def __enter__(self) -> Follow:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False, style="dim")
+
+    def planned(self, experiments: list[Experiment]) -> None:
+        self.total = sum(e.rounds for e in experiments)
+        if len(experiments) <= MOST_BARS:
+            for experiment in experiments:
+                name = experiment.label if len(experiments) > 1 else experiment.method.name
+                self.bars[id(experiment)] = self.progress.add_task(name.replace("[", r"\["), total=experiment.rounds, figure="")
+        else:
+            together = self.progress.add_task(f"{len(experiments)} experiments", total=self.total, figure="")
+            self.bars = {id(e): together for e in experiments}
+        self.progress.start()
+
+    def moved(self, experiment: Experiment) -> None:
+        """Called after every exchange; only a newly committed round is news."""
+        committed = min(experiment.cell.round - (experiment.finished is None), experiment.rounds)
+        before = self.done.get(id(experiment), 0)
+        if committed <= before:
+            return
+        self.done[id(experiment)] = committed
+        part = experiment.store.read_json(f"parts/{committed:06d}.json") or {}
+        accuracy = part.get("metrics", {}).get("accuracy")
+        if accuracy is not None:
+            self.accuracy[id(experiment)] = accuracy
+        if self.live:
+            self.progress.update(self.bars[id(experiment)], advance=committed - before, figure=self._figure(experiment))
+        else:
+            self._line()
+
+    def _figure(self, experiment: Experiment) -> str:
+        shared = len(set(self.bars.values())) < len(self.bars)
+        seen = self.accuracy.values() if shared else [self.accuracy[id(experiment)]] if id(experiment) in self.accuracy else []
+        return _span(list(seen))
+
+    def _line(self) -> None:
+        """Without a terminal: one line for every tenth of the work."""
+        done = sum(self.done.values())
+        tenth = 10 * done // max(self.total, 1)
+        if tenth > self.tenth:
+            self.tenth = tenth
+            self.say(f"{done}/{self.total} {self.unit}  {_span(list(self.accuracy.values()))}".rstrip())
+
+
+def _span(accuracies: list[float]) -> str:
+    if not accuracies:
+        return ""
+    low, high = min(accuracies), max(accuracies)
+    return f"accuracy {low:.3f}" if len(accuracies) == 1 else f"accuracy {low:.3f} to {high:.3f}"

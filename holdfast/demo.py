@@ -1,0 +1,41 @@
+"""The demonstration: `local`, `fedavg` and `ditto` on unlike clients, played as one sweep; demo.toml holds its settings."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from rich.table import Table
+
+from holdfast.config import Config, make_config, read_config
+from holdfast.report.gather import by_setting, read_cells
+from holdfast.report.page import write_page
+from holdfast.report.sections import verdict
+from holdfast.report.table import tabulate, to_rich
+from holdfast.session import Watch, start
+from holdfast.sweep import expand
+
+CONFIG = files("holdfast") / "demo.toml"
+
+INTRODUCTION = """\
+20 clients hold handwritten digits, each mostly of a few classes. Three ways to train them, three seeds each, all 9 runs at once:
+  local    every client alone
+  fedavg   one model for all
+  ditto    a model for each client, pulled towards a shared one"""
+
+
+def cells() -> list[tuple[str, Config]]:
+    with as_file(CONFIG) as file:
+        return [(label, make_config(table)) for label, table in expand(read_config(file))]
+
+
+def play(folder: Path, watch: Watch) -> Path:
+    """Run everything and write the page; gives its path."""
+    start(cells(), folder, watch)
+    return write_page(folder, title="Holdfast demo: one model for all, one for each, or one each that learns from all")
+
+
+def summary(folder: Path) -> tuple[Table, str]:
+    """The table, and what it says in words."""
+    lines = by_setting(read_cells(folder))
+    return to_rich(tabulate(lines)), " ".join(verdict(lines))

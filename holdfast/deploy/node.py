@@ -1,0 +1,91 @@
+"""One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing of Flower.
+
+    STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
+    STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
+
+A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
+newest one before the step it is asked for. When another start of the server asks, what came after the committed round never happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.config import Config, make_config, read_config
+from holdfast.core.errors import ConfigError
+from holdfast.core.types import Exchange
+from holdfast.engine.simulator import Call, Simulator
+from holdfast.experiment import Experiment
+from holdfast.local.plan import Plan
+from holdfast.store import read_tensors, write_atomically, write_tensors
+
+Version = tuple[int, int]
+"""Round and step."""
+
+
+def federated(path: Path | str) -> Config:
+    """The config as a federation plays it: every client alone on its own machine, which is plan `loop`."""
+    config = make_config(read_config(path, ["engine.plan=loop"]))
+    config.parts()
+    if config.attack is not None:
+        raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")
+    return config
+
+
+def fingerprint(config: Config, partition: str) -> str:
+    """What server and clients must agree on: the experiment and how its data is dealt; not where the data lies or how it is computed."""
+    table = config.plain()
+    table["data"].pop("dir")
+    table.pop("engine")
+    return hashlib.sha256(f"{json.dumps(table, sort_keys=True)} {partition}".encode()).hexdigest()
+
+
+class Node:
+    """A client in one round of a run. It recomputes who holds what from the seed, and reads no rows but its own."""
+
+    def __init__(self, config: Config, client: int, folder: Path, world: str, round: int, threads: int):
+        torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
+        self.experiment = Experiment(config, folder)
+        if not 0 <= client < self.experiment.federation.clients:
+            raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
+        if fingerprint(config, self.experiment.federation.digest) != world:
+            raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
+        self.client, self.folder, self.cell = client, folder, self.experiment.cell
+        self.cell.round = round
+
+    def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
+        """Carry out the request with the simulator's own code, for a stack of one, and keep the new state. `attempt` names this start
+        of the server."""
+        version = self.cell.round, exchange.step
+        before = self._before(version, committed, attempt)
+        stored = {} if before is None else read_tensors(self._file(before))
+        simulator = Simulator({self.cell.network.signature: Plan("loop")})
+        state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
+        if state:
+            write_tensors(self._file(version), state)
+        return fields
+
+    def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
+        """The newest state before this version, if any; states that will not be asked for again are removed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        mark = self.folder / "attempt"
+        if not mark.exists() or mark.read_text() != attempt:
+            for abandoned in [v for v in self._versions() if v[0] > committed]:
+                self._file(abandoned).unlink()
+            write_atomically(mark, attempt.encode())
+        for outdated in [v for v in self._versions() if v[0] <= committed][:-1]:
+            self._file(outdated).unlink()
+        older = [v for v in self._versions() if v < version]
+        return older[-1] if older else None
+
+    def _versions(self) -> list[Version]:
+        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("*.safetensors"))
+        return sorted((int(round), int(step)) for round, step in rounds_and_steps)
+
+    def _file(self, version: Version) -> Path:
+        return self.folder / f"{version[0]:06d}-{version[1]:02d}.safetensors"

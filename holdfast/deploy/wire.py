@@ -1,0 +1,150 @@
+"""What travels between the server and one client, as Flower records. Flower checks nothing of it: names, sizes, shapes and values are
+the sender's claims. So everything is checked here before it is used, nothing is unpickled, and memory is asked for only after the
+length of what came is known to be right.
+
+    request   header: what is asked, and when          bank: this client's models [m, size]          extra: its row of further tensors
+    reply     fields: one array per field of the task's schema
+
+Beside these stands the record `post`, which belongs to the carrier (post.py)."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from holdfast.core.types import Exchange, Schema
+from holdfast.deploy.post import POST, Malformed, config_record, expect_names
+
+_HEADER_ROOM = 1024  # an .npy header of a plain array takes 128 bytes
+_LABEL = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,99}")
+_DTYPES = {np.dtype("<f4"): torch.float32, np.dtype("<f8"): torch.float64, np.dtype("<i8"): torch.int64, np.dtype("?"): torch.bool}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a client is asked and where the run stands. `run` names the run over restarts of the server; `world` is a digest of what
+    both sides must agree on; `committed` is the round that can no longer be replayed."""
+
+    run: str
+    task: str
+    round: int
+    step: int
+    committed: int
+    threads: int
+    world: str
+
+    def __post_init__(self) -> None:
+        if not _LABEL.fullmatch(self.run):  # it names a folder on the client
+            raise Malformed(f"run label {self.run[:100]!r} is not a plain name")
+        if not self.task.isidentifier():
+            raise Malformed(f"task {self.task[:100]!r} is not a name")
+        if self.step < 0 or self.threads < 1 or not 0 <= self.committed < self.round:
+            raise Malformed(f"round {self.round}, step {self.step}, committed {self.committed}, threads {self.threads} make no sense")
+
+
+def pack_exchange(exchange: Exchange, place: int, header: Header) -> RecordDict:
+    """What the client at this place of the exchange receives: its own models, each once, and its own row of the extra tensors."""
+    wanted, pick = torch.unique(exchange.pick[place], return_inverse=True)
+    none = int((wanted < 0).sum())  # -1, where no model is sent, sorts first and so stays -1
+    bank = exchange.bank[wanted[none:]]
+    return RecordDict(
+        {
+            "header": ConfigRecord({**asdict(header), "pick": (pick - none).tolist()}),
+            "bank": ArrayRecord({"bank": _array(bank)} if len(bank) else {}),
+            "extra": ArrayRecord({name: _array(value[place : place + 1]) for name, value in exchange.extra.items()}),
+        }
+    )
+
+
+def read_header(content: RecordDict) -> Header:
+    expect_names("records", set(content), {"header", "bank", "extra", POST})
+    record = config_record(content, "header")
+    expect_names("header", set(record), {f.name for f in fields(Header)} | {"pick"})
+    values = {f.name: record[f.name] for f in fields(Header)}
+    for f in fields(Header):
+        if type(values[f.name]).__name__ != f.type:
+            raise Malformed(f"header.{f.name} is a {type(values[f.name]).__name__}, expected {f.type}")
+    return Header(**values)  # type: ignore[arg-type]
+
+
+def read_exchange(content: RecordDict, header: Header, client: int, size: int, dtype: torch.dtype) -> Exchange:
+    """The request to one client, whose models have `size` numbers."""
+    pick = _places(config_record(content, "header")["pick"])
+    models = max(pick, default=-1) + 1
+    sent = _arrays(content, "bank")
+    expect_names("bank", set(sent), {"bank"} if models else set())
+    # A client that is sent no model still needs a bank to point into; what stands there is never used.
+    bank = _tensor("bank", sent["bank"], (models, size), dtype) if models else torch.zeros(min(1, len(pick)), size, dtype=dtype)
+    if not bool(torch.isfinite(bank).all()):  # it would spoil the private models that are pulled to it, for good
+        raise Malformed("the model sent is not finite")
+    extra = {name: _tensor(f"extra.{name}", array) for name, array in _arrays(content, "extra").items()}
+    if any(value.ndim == 0 or value.shape[0] != 1 for value in extra.values()):
+        raise Malformed("extra: every tensor must have the one row of this client")
+    picks = torch.tensor(pick, dtype=torch.int64).reshape(1, -1)
+    return Exchange(header.task, torch.tensor([client]), bank, picks, extra, header.step)
+
+
+def _places(pick: object) -> list[int]:
+    """-1 stands for no model."""
+    places = [p for p in pick if type(p) is int and p >= -1] if isinstance(pick, list) else None
+    if places is None or places != pick:
+        raise Malformed("header.pick is not a list of places")
+    return places
+
+
+def pack_fields(sent: Mapping[str, Tensor]) -> RecordDict:
+    """A client's reply; every tensor has one row."""
+    return RecordDict({"fields": ArrayRecord({name: _array(value[0]) for name, value in sent.items()})})
+
+
+def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict[str, Tensor]:
+    """One client's reply as tensors with one row. Names, sizes, dtypes and shapes are right afterwards; values are for the screen."""
+    expect_names("records", set(content), {"fields", POST})
+    sent = _arrays(content, "fields")
+    expect_names("fields", set(sent), set(schema))
+    return {name: _tensor(name, sent[name], field.shape, field.dtype or dtype)[None] for name, field in schema.items()}
+
+
+def _array(value: Tensor) -> Array:
+    return Array(np.ascontiguousarray(value.detach().cpu().numpy()).reshape(tuple(value.shape)))
+
+
+def _tensor(name: str, array: Array, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Decode an array. `array.shape` and `array.dtype` are claims and are not looked at. Where the shape is known beforehand, nothing
+    longer than it allows is even parsed."""
+    data = array.data
+    if shape is not None and dtype is not None and len(data) > _bytes(shape, dtype) + _HEADER_ROOM:
+        raise Malformed(f"{name} has {len(data)} bytes, expected about {_bytes(shape, dtype)}")
+    file = io.BytesIO(data[:_HEADER_ROOM])
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        real, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_ROOM)
+    except ValueError as error:
+        raise Malformed(f"{name} is not a readable array ({str(error)[:80]})") from None
+    if kind not in _DTYPES or (dtype is not None and _DTYPES[kind] != dtype):
+        raise Malformed(f"{name} is of {kind}" + (f", expected {dtype}" if dtype is not None else ""))
+    if (shape is not None and real != shape) or (fortran and len(real) > 1) or min(real, default=0) < 0:
+        raise Malformed(f"{name} has shape {real}, expected {shape}")
+    if len(data) - file.tell() != _bytes(real, _DTYPES[kind]):
+        raise Malformed(f"{name} has {len(data) - file.tell()} bytes of values, its shape {real} needs {_bytes(real, _DTYPES[kind])}")
+    return torch.from_numpy(np.frombuffer(data, dtype=kind, offset=file.tell()).reshape(real).copy())
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _arrays(content: RecordDict, name: str) -> ArrayRecord:
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise Malformed(f"record '{name}' is not a table of arrays")
+    return record

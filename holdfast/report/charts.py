@@ -1,0 +1,204 @@
+"""Charts as SVG text: no library, no network; colours come from the page's style, so that they follow light, dark and print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from holdfast.report.gather import Dot
+
+Scale = Callable[[float], float]
+COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    points: Sequence[tuple[int, float, float, float]]  # round, mean, lowest, highest
+
+
+def line_class(place: int) -> str:
+    """Colour and dash together tell lines apart, also in grey."""
+    return f"c{place % COLOURS} d{place // COLOURS % 4}"
+
+
+def curves(series: Sequence[Series], name: str, percent: bool) -> str:
+    """Means over rounds as lines, the range over seeds as a band, labels at the end of the lines."""
+    width, height, left, top, bottom = 560, 340, 48, 14, 40
+    every = [point for one in series for point in one.points]
+    if not every:
+        return '<p class="note">Nothing was evaluated yet.</p>'
+    right = 24 + 7.5 * max(len(shorten(one.label, 15)) for one in series)
+    first, last = min(p[0] for p in every), max(p[0] for p in every)
+    ticks = nice_ticks(*worth_seeing(every, first + (last - first) / 4, percent))
+
+    def x(round: float) -> float:
+        return left + (round - first) / max(last - first, 1) * (width - left - right)
+
+    def y(value: float) -> float:
+        return top + (ticks[-1] - value) / (ticks[-1] - ticks[0]) * (height - top - bottom)
+
+    out = [
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} over rounds" '
+        f'data-x="{left},{width - right},{first},{last}" data-percent="{int(percent)}">'
+        f'<clipPath id="clip-{escape(name)}"><rect x="0" y="{top - 4}" width="{width}" height="{height - top - bottom + 8}"/></clipPath>'
+    ]
+    for tick in ticks:
+        text = f"{100 * tick:.3g} %" if percent else f"{tick:.3g}"
+        out.append(f'<path class="grid" d="M{left} {y(tick):.1f}H{width - right}"/>')
+        out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{text}</text>')
+    for tick in round_ticks(first, last):
+        out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - bottom + 18}">{tick}</text>')
+    out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 4}">round</text>')
+    ends = spread_out([y(one.points[-1][1]) if one.points else 0.0 for one in series], 14, top + 4, height - bottom)
+    for place, one in enumerate(series):
+        out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#clip-{escape(name)})"'))
+    out.append(f'<path class="cursor" d="M0 {top}V{height - bottom}" visibility="hidden"/></svg>')
+    return "".join(out)
+
+
+def _curve(one: Series, place: int, x: Scale, y: Scale, end: float, clip: str) -> str:
+    if not one.points:
+        return ""
+    line = "M" + "L".join(f"{x(r):.1f} {y(mean):.1f}" for r, mean, _, _ in one.points)
+    band = ""
+    if any(low < high for _, _, low, high in one.points):
+        upper = [f"{x(r):.1f} {y(high):.1f}" for r, _, _, high in one.points]
+        lower = [f"{x(r):.1f} {y(low):.1f}" for r, _, low, _ in reversed(one.points)]
+        band = f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
+    r, mean = one.points[-1][:2]
+    return (
+        f'<g class="{line_class(place)}" data-line="{place}"><g {clip}>{band}<path class="line" d="{line}"/></g>'
+        f'<circle class="dot" cx="{x(r):.1f}" cy="{y(mean):.1f}" r="3.5"/>'
+        f'<text class="label" x="{x(r) + 9:.1f}" y="{end + 4:.1f}">{escape(shorten(one.label, 15))}</text></g>'
+    )
+
+
+def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]], most: int = 600) -> str:
+    """A row per method: every client a dot at its accuracy, the mean and the worst tenth marked."""
+    width, left, right, row, top = 1120, 150, 60, 76, 8
+    height = top + row * len(rows) + 34
+    lowest = min((dot.accuracy for _, dots, _, _ in rows for dot in dots), default=0.0)
+    ticks = nice_ticks(min(lowest, 0.95), 1.0)
+
+    def x(share: float) -> float:
+        return left + (share - ticks[0]) / (ticks[-1] - ticks[0]) * (width - left - right)
+
+    out = [f'<svg class="chart wide" viewBox="0 0 {width} {height}" role="img" aria-label="Accuracy of every client, a row per method">']
+    for tick in ticks:
+        out.append(f'<path class="grid" d="M{x(tick):.1f} {top}V{height - 34}"/>')
+        out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - 14}">{100 * tick:.3g} %</text>')
+    for place, (label, dots, mean, worst) in enumerate(rows):
+        middle = top + row * place + row / 2
+        out.append(f'<g class="{line_class(place)}" data-line="{place}">')
+        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(label, 20))}</text>')
+        for pile in _swarm(thin_out(dots, most), x, row):
+            for dot, at, up in pile:
+                about = f"client {dot.client}, seed {dot.seed}: {100 * dot.accuracy:.1f} % of {dot.samples}"
+                out.append(f'<circle class="client" cx="{at:.1f}" cy="{middle + up:.1f}" r="3.6"><title>{about}</title></circle>')
+            if len(pile) > 12:  # too many to count by eye
+                out.append(f'<text class="label" x="{pile[0][1] + 9:.1f}" y="{middle + 4:.1f}">×{len(pile)}</text>')
+        for value, kind, word in ((mean, "mean", "mean"), (worst, "worst", "worst 10 %")):
+            if value is not None:
+                path = f'd="M{x(max(value, ticks[0])):.1f} {middle - 30:.1f}v60"'
+                out.append(f'<path class="{kind}" {path}><title>{word}: {100 * value:.1f} %</title></path>')
+        out.append("</g>")
+    return "".join(out) + "</svg>"
+
+
+def _swarm(dots: Sequence[Dot], x: Scale, row: int) -> list[list[tuple[Dot, float, float]]]:
+    """Dots of nearly equal accuracy are piled up and down around the middle of their row."""
+    piles: dict[int, list[Dot]] = {}
+    for dot in sorted(dots, key=lambda d: (d.accuracy, d.client, d.seed)):
+        piles.setdefault(round(x(dot.accuracy) / 7), []).append(dot)
+    out = []
+    for pile in piles.values():
+        step = min(7.4, (row - 14) / max(len(pile), 1))
+        out.append([(dot, x(dot.accuracy), (i - (len(pile) - 1) / 2) * step) for i, dot in enumerate(pile)])
+    return out
+
+
+def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """Clients across, classes down, darker for more samples; numbers where there is room."""
+    clients, classes = len(counts), len(counts[0]) if counts else 0
+    width, left, top = 1120, 60, 6
+    side = min(52.0, (width - left) / max(clients, 1))
+    tall = min(side, 30.0)
+    tallest = top + tall * classes
+    most = max((count for row in counts for count in row), default=1) or 1
+    box = f'viewBox="0 0 {width} {tallest + 40:.0f}"'
+    out = [f'<svg class="chart wide" {box} role="img" aria-label="Training samples of every client by class">']
+    for client, row in enumerate(counts):
+        for kind, count in enumerate(row):
+            share = math.sqrt(count / most)  # a square root keeps small counts visible
+            at, down = left + side * client, top + tall * kind
+            about = f"client {client}, class {names[kind]}: {count} samples"
+            out.append(f'<rect class="cell" x="{at:.1f}" y="{down:.1f}" width="{side - 1.5:.1f}" height="{tall - 1.5:.1f}" rx="2"/>')
+            if count:
+                out.append(
+                    f'<rect class="heat" fill-opacity="{share:.2f}" x="{at:.1f}" y="{down:.1f}" width="{side - 1.5:.1f}" '
+                    f'height="{tall - 1.5:.1f}" rx="2"><title>{escape(about)}</title></rect>'
+                )
+            if count and side >= 26:
+                shade = "bright" if share > 0.6 else ""
+                out.append(f'<text class="count {shade}" x="{at + side / 2 - 0.75:.1f}" y="{down + tall / 2 + 3.5:.1f}">{count}</text>')
+    for kind, name in enumerate(names):
+        out.append(f'<text class="tick end" x="{left - 10}" y="{top + tall * (kind + 0.5) + 3.5:.1f}">{escape(shorten(name, 8))}</text>')
+    for client in range(0, clients, max(1, math.ceil(clients / 40))):
+        out.append(f'<text class="tick middle" x="{left + side * (client + 0.5):.1f}" y="{tallest + 15:.1f}">{client}</text>')
+    out.append(f'<text class="tick" x="{left}" y="{tallest + 35:.1f}">client</text><text class="tick" x="0" y="{top + 12}">class</text>')
+    return "".join(out) + "</svg>"
+
+
+def worth_seeing(points: Sequence[tuple[int, float, float, float]], settled: float, rising: bool) -> tuple[float, float]:
+    """The range of an axis. Steep first rounds would flatten all that follows, so there the curve may leave the chart."""
+    late = [p for p in points if p[0] >= settled] or list(points)
+    if rising:
+        return min(p[2] for p in late), max(p[3] for p in points)
+    return min(p[2] for p in points), max(p[3] for p in late)
+
+
+def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers that enclose [low, high]."""
+    if not high > low:
+        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(start, stop + 1)]
+
+
+def round_ticks(first: int, last: int) -> list[int]:
+    """Whole rounds: the first, the last, and round numbers between them that keep their distance."""
+    inner = [int(t) for t in nice_ticks(first, last, 6) if t == int(t)] if last > first else []
+    gap = (last - first) / 12
+    return sorted({first, last, *(t for t in inner if first + gap < t < last - gap)})
+
+
+def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels near where they belong, at least a gap apart where there is room."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    out = list(wanted)
+    floor = low
+    for i in order:
+        out[i] = floor = max(wanted[i], floor)
+        floor += gap
+    ceiling = high
+    for i in reversed(order):
+        out[i] = ceiling = min(out[i], ceiling)
+        ceiling -= gap
+    return out
+
+
+def thin_out(dots: Sequence[Dot], most: int) -> list[Dot]:
+    """Every k-th dot in order of accuracy, the worst always among them."""
+    ordered = sorted(dots, key=lambda d: d.accuracy)
+    return ordered[:: max(1, math.ceil(len(ordered) / most))]
+
+
+def shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

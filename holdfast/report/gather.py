@@ -1,0 +1,163 @@
+"""Read finished or unfinished runs from disk into what tables and pages show. Runs that differ by their seed only form one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.results import Run
+from holdfast.session import run_folders
+
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One client's accuracy with the model the method deploys, after the last evaluated round."""
+
+    client: int
+    seed: int
+    accuracy: float
+    samples: int
+
+
+class Cell:
+    """One run as the report sees it."""
+
+    def __init__(self, path: Path):
+        self.run = Run(path)
+        self.path, self.manifest = path, self.run.manifest
+        self.config: dict[str, Any] = self.manifest["config"]
+        self.seed = int(self.config["seed"])
+        self.round, self.rounds = self.run.round, int(self.config["train"]["rounds"])
+        self.parts = self.run.store.parts(self.round)
+        self.result = self.run.store.read_json("result.json")
+        self.method = _name(self.config["method"])
+        grouped = len(self.manifest.get("group", [])) > 1
+        self.label = self.manifest["label"] if grouped else self._described()
+
+    def _described(self) -> str:
+        """A single run is known by its method and by who acts on its updates."""
+        words = [self.method, *(_name(self.config[k]) for k in ("aggregator", "attack") if self.config[k] is not None)]
+        return " ".join(words)
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @cached_property
+    def final(self) -> dict[str, Any]:
+        """The final figures; of a run that still goes on, those of its last evaluation."""
+        if self.result is not None:
+            return self.result["final"]
+        evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
+        if not evaluated:
+            return {}
+        figures = {**evaluated[-1], "accuracy/best": max(m["accuracy"] for m in evaluated)}
+        for name in ("bytes/up", "bytes/down"):
+            figures[name] = sum(p["metrics"].get(name) or 0 for p in self.parts)
+        for name in ("client", "server", "evaluate"):
+            figures[f"seconds/{name}"] = sum(p.get("seconds", {}).get(name, 0.0) for p in self.parts)
+        return figures
+
+    @cached_property
+    def protocol(self) -> dict[str, Any]:
+        if self.result is not None:
+            return self.result["protocol"]
+        try:
+            method = self.run.config.parts().method
+            return {**self.config["evaluate"], "models": list(method.models), "deployed": method.deploys}
+        except HoldfastError:  # objects that the manifest cannot name
+            return {**self.config["evaluate"], "deployed": None}
+
+    def curve(self, metric: str) -> Points:
+        return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
+
+    def dots(self) -> list[Dot]:
+        deployed = f"accuracy/{self.protocol['deployed']}"
+        for part in reversed(self.parts):
+            if part["metrics"].get("accuracy") is not None:
+                frame = self.run.clients(part["round"])
+                if deployed not in frame:
+                    return []
+                rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
+                return [Dot(int(c), self.seed, float(a), int(n)) for c, a, n in rows if n > 0]
+        return []
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs of one setting under one or several seeds: a line of the table and of the charts."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.cells)
+
+    def values(self, metric: str) -> list[float]:
+        return [float(c.final[metric]) for c in self.cells if c.final.get(metric) is not None]
+
+    def mean(self, metric: str) -> float | None:
+        """Of the seeds that have the figure."""
+        values = self.values(metric)
+        return statistics.fmean(values) if values else None
+
+    def spread(self, metric: str) -> float | None:
+        """Standard deviation over seeds; none for a single seed."""
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def curve(self, metric: str) -> list[tuple[int, float, float, float]]:
+        """(round, mean, lowest, highest) over the seeds, for rounds that all of them have."""
+        curves = [dict(c.curve(metric)) for c in self.cells]
+        rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+        return [(r, statistics.fmean(c[r] for c in curves), min(c[r] for c in curves), max(c[r] for c in curves)) for r in rounds]
+
+    def dots(self) -> list[Dot]:
+        return [dot for cell in self.cells for dot in cell.dots()]
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """The runs in a folder: itself, or those directly below it."""
+    folders = run_folders(Path(folder))
+    if not folders:
+        raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
+    return [Cell(path) for path in folders]
+
+
+def one_each(cells: Iterable[Cell]) -> list[Line]:
+    """Every run its own line."""
+    return _told_apart([Line(cell.label, (cell,)) for cell in cells])
+
+
+def by_setting(cells: Iterable[Cell]) -> list[Line]:
+    """Runs that differ by their seed only, together; in the order of their first run."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        same = json.dumps({**cell.config, "seed": None}, sort_keys=True)
+        groups.setdefault(same, []).append(cell)
+    lines = [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, tuple(cells)) for cells in groups.values()]
+    return _told_apart(lines)
+
+
+def _without_seed(cell: Cell) -> str:
+    return re.sub(r"(^| )seed=\S+", "", cell.label).strip() or cell.method
+
+
+def _told_apart(lines: list[Line]) -> list[Line]:
+    """Two lines of one name get the folder of their first run beside it."""
+    names = [line.label for line in lines]
+    return [Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines]
+
+
+def _name(part: Any) -> str:
+    return str(part.get("name", "?")) if isinstance(part, dict) else str(part)

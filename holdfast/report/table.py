@@ -1,0 +1,114 @@
+"""One table of final figures, for the terminal, for Markdown and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from holdfast.report.gather import Line
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def amount(value: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure (or the sum of several), how to write it, and which end of it is better (+1 more, -1 less, 0 neither)."""
+
+    title: str
+    metrics: tuple[str, ...]
+    write: Callable[[float], str]
+    better: int
+    help: str
+
+    def value(self, line: Line) -> float | None:
+        found = [line.mean(metric) for metric in self.metrics]
+        known = [value for value in found if value is not None]
+        return sum(known) if known else None
+
+
+COLUMNS = (
+    Column("accuracy", ("accuracy",), percent, 1, "mean over clients of the model the method deploys, last round"),
+    Column("worst 10 %", ("accuracy/worst10",), percent, 1, "mean over the tenth of the clients that are served worst"),
+    Column("pooled", ("accuracy/pooled",), percent, 1, "right answers over all clients' test samples together"),
+    Column("best round", ("accuracy/best",), percent, 1, "accuracy of the best round; chosen by the test data, so no fair estimate"),
+    Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
+    Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    text: str
+    value: float | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows, each knowing whether it is the best of its column."""
+
+    titles: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def tabulate(lines: Sequence[Line]) -> Table:
+    """A row per line, in the order given; '±' is the standard deviation over seeds."""
+    values = {column.title: [column.value(line) for line in lines] for column in COLUMNS}
+    rows = []
+    for place, line in enumerate(lines):
+        row = [Entry(line.label)]
+        for column in COLUMNS:
+            row.append(_entry(column, line, values[column.title], place))
+        rows.append(tuple(row))
+    return Table(("", *(c.title for c in COLUMNS)), tuple(rows))
+
+
+def _entry(column: Column, line: Line, values: Sequence[float | None], place: int) -> Entry:
+    value = values[place]
+    if value is None:
+        return Entry("–")
+    text = column.write(value)
+    spread = line.spread(column.metrics[0]) if column.write is percent else None
+    if spread is not None:
+        text = f"{100 * value:.1f} ± {100 * spread:.1f} %"
+    known = [v for v in values if v is not None]
+    extreme = max(known) if column.better > 0 else min(known)
+    best = column.better > 0 and len(known) > 1 and value == extreme and min(known) != max(known)
+    return Entry(text, value, best)
+
+
+def to_rich(table: Table, title: str | None = None) -> RichTable:
+    out = RichTable(title=title, title_style="bold", title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    for place, name in enumerate(table.titles):
+        out.add_column(name, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
+    for row in table.rows:
+        out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
+    return out
+
+
+def to_markdown(table: Table) -> str:
+    def cell(entry: Entry) -> str:
+        text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+        return f"**{text}**" if entry.best else text
+
+    lines = ["| " + " | ".join(table.titles) + " |", "|---|" + "---:|" * (len(table.titles) - 1)]
+    lines += ["| " + " | ".join(cell(entry) for entry in row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,146 @@
+"""What every registered method must keep: the plan, the company and the cohort it is trained in change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.core.registry import describe, find, parts
+from holdfast.results import Run
+from tests.helpers import RAGGED, assert_same, everything
+
+METHODS = list(parts("method"))
+NETWORKS: dict[str, dict[str, Any]] = {
+    "cnn-bn": {"name": "cnn-bn", "channels": [3], "hidden": 5, "dropout": 0.3},
+    "mlp": {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2},
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def hard(name: str, **changes: Any) -> dict[str, Any]:
+    """Ragged clients, BatchNorm, Dropout, partial participation: whatever can go wrong in a stack."""
+    table: dict[str, Any] = {
+        "method": {"name": name},
+        "model": NETWORKS["mlp"],
+        "train": {"rounds": 3, "local_epochs": 2, "participation": 0.6, "momentum": 0.5, "lr_decay": 0.9},
+    }
+    for section, value in changes.items():
+        table[section] = {**table.get(section, {}), **value} if isinstance(value, dict) and section != "model" else value
+    return table
+
+
+def real_settings(name: str) -> list[str]:
+    return [s["name"] for s in describe(find("method", name))["settings"] if s["type"] == "float"]
+
+
+@every_method
+@pytest.mark.parametrize("network", NETWORKS)
+def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run]) -> None:
+    loop, vmap = (everything(simulate(**hard(name, model=NETWORKS[network], engine={"plan": plan}))) for plan in ("loop", "vmap"))
+    assert_same(loop, vmap, 1e-10)
+    assert any(key.startswith(("server/", "rows/")) and value.numel() > 1 for key, value in loop.items())
+
+
+@every_method
+def test_one_float32_step_of_both_plans(name: str, simulate: Callable[..., Run]) -> None:
+    train = {"rounds": 1, "local_steps": 1, "dtype": "float32", "participation": 1.0}
+    tables = (hard(name, model=NETWORKS["cnn-bn"], train=train, engine={"plan": plan}) for plan in ("loop", "vmap"))
+    loop, vmap = (everything(simulate(**table)) for table in tables)
+    for key in loop:
+        if key.startswith(("server/", "rows/")) and loop[key].is_floating_point():
+            torch.testing.assert_close(loop[key], vmap[key], rtol=0, atol=1e-5)
+
+
+@every_method
+def test_fused_equals_alone(name: str, simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
+    """Cells that differ in seed, learning rate, decay, epochs, partition, participation and every real setting of the method."""
+    tables = [
+        hard(name),
+        hard(name, seed=1, train={"lr": 0.03, "local_epochs": 1, "momentum": 0.0, "weight_decay": 0.1}),
+        hard(name, seed=2, data={"clients": 3, "partition": {**RAGGED, "beta": 0.1}}, train={"participation": 1.0, "lr_decay": 0.5}),
+        hard(name, data={"partition": {"name": "iid", "samples_per_client": 9}}, train={"rounds": 2}),
+    ]
+    for place, table in enumerate(tables):
+        table["method"] |= {setting: 0.3 + 0.2 * place for setting in real_settings(name)}
+    together = simulate_all(tables)
+    for table, fused in zip(tables, together, strict=True):
+        alone = simulate(**table)
+        assert_same(everything(fused), everything(alone), 1e-10)
+        assert fused.final["accuracy"] == alone.final["accuracy"]
+
+
+@every_method
+def test_chunks_change_nothing(name: str, simulate: Callable[..., Run]) -> None:
+    """A memory bound of a few kilobytes trains client by client."""
+    tight = simulate(**hard(name, engine={"plan": "vmap", "memory": "1kB"}))
+    assert tight.manifest["plan"]["rows"] == 1
+    assert_same(everything(tight), everything(simulate(**hard(name))), 1e-10)
+
+
+@every_method
+def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable[..., Run]) -> None:
+    first, second = (everything(simulate(**hard(name))) for _ in range(2))
+    assert first.keys() == second.keys()
+    for key in first:
+        assert torch.equal(torch.nan_to_num(first[key]), torch.nan_to_num(second[key])), key
+
+
+@every_method
+def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) -> None:
+    first, second = (simulate(**hard(name, seed=seed, train={"participation": 1.0})).vector(client=0) for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"clients": 1, "partition": {"name": "iid", "samples_per_client": 8}}},
+        {"train": {"availability": {str(c): [[1, 2]] for c in range(5)}}},
+        {"train": {"availability": {str(c): [[3, 4]] for c in range(5)}}},
+        {"train": {"dropout": 1.0}},
+        {"train": {"local_epochs": 0}},
+        {"train": {"batch_size": 50, "drop_last": True}},
+        {"data": {"partition": {"name": "iid", "samples_per_client": 1}, "split": {"train": 1.0, "test": 0.0}}},
+    ],
+    ids=["one client", "empty rounds after the first", "nobody for two rounds", "all replies lost", "no epochs", "no full batch", "one sample"],
+)
+def test_poor_rounds_are_survived(name: str, changes: dict[str, Any], simulate: Callable[..., Run]) -> None:
+    run = simulate(**hard(name, **changes))
+    assert run.round == 3
+    assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
+
+
+@every_method
+@pytest.mark.parametrize("clients", ["all", "benign", "cohort", "held-out"])
+@pytest.mark.parametrize("unselected", ["keep_own", "deliver", "finetune"])
+def test_every_protocol_works(name: str, clients: str, unselected: str, simulate: Callable[..., Run]) -> None:
+    data = {"held_out": 2, "pool": "train", "split": {"train": 0.5, "validation": 0.25, "test": 0.25}}
+    evaluate = {"clients": clients, "unselected": unselected, "test": "global"}
+    run = simulate(**hard(name, data=data, evaluate=evaluate, train={"rounds": 2}))
+    assert 0 <= run.final["accuracy"] <= 1 and run.final["accuracy/selected"] is not None
+    assert len(run.clients()) == {"all": 3, "benign": 3, "cohort": 2, "held-out": 2}[clients]
+
+
+@every_method
+def test_exported_models_are_those_that_were_measured(name: str, simulate: Callable[..., Run]) -> None:
+    """run.vector(client) gives the model behind the client's accuracy, for cohort members and others."""
+    run = simulate(**hard(name))
+    frame, federation = run.clients(), run._experiment.federation
+    for kind in find("method", name).models:  # type: ignore[attr-defined]
+        for client in range(5):
+            module = run.model(client=client, model=kind).double()
+            rows, labels = federation.test.client(client)
+            with torch.no_grad():
+                right = (module(federation.samples.batch(rows, torch.float64)).argmax(1) == labels).double().mean()
+            assert float(right) == pytest.approx(float(frame.loc[frame.client == client, f"accuracy/{kind}"].iloc[0]))
+
+
+def test_a_mixed_group(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
+    """Methods with different client halves in one start, two of each: alike ones are fused, the others run beside them."""
+    tables = [hard(name, seed=seed) for name in ("fedavg", "ditto", "local") for seed in (0, 1)]
+    for table, fused in zip(tables, simulate_all(tables), strict=True):
+        assert_same(everything(fused), everything(simulate(**table)), 1e-10)

@@ -1,0 +1,58 @@
+"""Fixtures for all tests. Plain helpers live in tests/helpers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.core import registry
+from holdfast.results import Run
+from tests.helpers import play
+
+# One thread: the tensors are tiny, and bits must not depend on the machine's cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's cache, and none writes runs into the working directory."""
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Callable[..., Run]:
+    """simulate(method="ditto", train={...}) plays a tiny float64 experiment in a fresh folder and returns it."""
+    count = 0
+
+    def go(**sections: Any) -> Run:
+        nonlocal count
+        count += 1
+        return play([sections], tmp_path / f"run{count}")[0]
+
+    return go
+
+
+@pytest.fixture
+def simulate_all(tmp_path: Path) -> Callable[..., list[Run]]:
+    """The same for several experiments in one start: they are driven in lockstep and fused where they can be."""
+    count = 0
+
+    def go(tables: list[Mapping[str, Any]]) -> list[Run]:
+        nonlocal count
+        count += 1
+        return play(tables, tmp_path / f"group{count}")
+
+    return go
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """Takes parts that a test registers out of the registry again."""
+    before = {kind: dict(known) for kind, known in registry._PARTS.items()}
+    yield
+    for kind, known in before.items():
+        registry._PARTS[kind] = known

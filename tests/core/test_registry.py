@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.aggregators.mean import Mean
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import KINDS, Part, build, describe, find, load_plugin, parts, register, setting
+from holdfast.methods.ditto import Ditto
+
+PLUGIN = '''
+"""A user's file."""
+from holdfast import Part, register, setting
+
+@register("partition", "mine", paper="Somebody, 2026")
+class Mine(Part):
+    """Deals by hand.
+
+    With care."""
+    share: float = setting(0.5, "how much", ge=0, le=1)
+    names: tuple[str, ...] = setting((), "who")
+'''
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_listed_and_described(kind: str) -> None:
+    for name, cls in parts(kind).items():
+        about = describe(cls)
+        assert about["name"] == name and about["kind"] == kind and about["summary"].endswith((".", "?"))
+        assert all(s["help"] or s["name"] in {"shuffle"} for s in about["settings"]), about["settings"]
+
+
+def test_parts_are_sorted() -> None:
+    assert list(parts("method")) == sorted(parts("method"))
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'dito'; did you mean 'ditto'"):
+        find("method", "dito")
+    with pytest.raises(ConfigError, match="unknown method 'zzzz'; known: ditto, fedavg"):
+        find("method", "zzzz")
+    with pytest.raises(ConfigError, match="unknown kind of part 'metod'; did you mean 'method'"):
+        parts("metod")
+
+
+def test_build() -> None:
+    assert build("method", "ditto") == Ditto()
+    assert build("method", {"name": "ditto", "lam": 2}) == Ditto(lam=2.0)
+    part = Ditto(lam=3)
+    assert build("method", part) is part
+    with pytest.raises(ConfigError, match="'mean' is of kind aggregator, expected method"):
+        build("method", Mean())
+    with pytest.raises(ConfigError, match="unknown key 'method.lan'; did you mean 'lam'"):
+        build("method", {"name": "ditto", "lan": 2})
+    with pytest.raises(ConfigError, match=r"method.lam: .*greater than or equal to 0 \(got -1\)"):
+        build("method", {"name": "ditto", "lam": -1})
+    with pytest.raises(ConfigError, match="needs a name"):
+        build("method", {"lam": 2})
+
+
+def test_a_part_is_frozen_and_comparable() -> None:
+    assert Ditto(lam=1) == Ditto(lam=1.0) and hash(Ditto(lam=1)) == hash(Ditto(lam=1.0))
+    with pytest.raises(ValueError, match="frozen"):
+        Ditto().lam = 3.0  # type: ignore[misc]
+
+
+def test_a_taken_name_is_refused_for_another_class(forget: None) -> None:
+    with pytest.raises(ConfigError, match="aggregator 'mean' is registered already, by holdfast.aggregators.mean"):
+
+        @register("aggregator", "mean")
+        class Other(Part):
+            """Not the mean."""
+
+    assert find("aggregator", "mean") is Mean
+    assert register("aggregator", "mean")(Mean) is Mean
+    with pytest.raises(ConfigError, match="unknown kind"):
+        register("agregator", "x")(Mean)
+
+
+def test_plugin_file(tmp_path: Path, forget: None) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    load_plugin(file)
+    load_plugin(str(file))  # the same file again is no mistake
+    about = describe(find("partition", "mine"))
+    assert about["summary"] == "Deals by hand." and about["paper"] == "Somebody, 2026" and "With care." in about["text"]
+    assert about["settings"][0] == {"name": "share", "default": 0.5, "required": False, "type": "float", "help": "how much"}
+    assert build("partition", {"name": "mine", "share": 0.25}).share == 0.25
+
+
+def test_a_second_plugin_with_the_same_name_is_refused(tmp_path: Path, forget: None) -> None:
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text(PLUGIN)
+    load_plugin(tmp_path / "one.py")
+    with pytest.raises(ConfigError, match="partition 'mine' is registered already"):
+        load_plugin(tmp_path / "two.py")
+    (tmp_path / "two.py").write_text(PLUGIN.replace('"mine"', '"yours"'))
+    load_plugin(tmp_path / "two.py")  # a failed load can be tried again
+    assert find("partition", "yours").__qualname__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("1 / 0", "failed to load: ZeroDivisionError"), ("def x(:", "failed to load: SyntaxError"), (None, "not found")]
+)
+def test_a_broken_plugin_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "broken.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_plugin(file)
+
+
+def test_settings_without_default_are_required(forget: None) -> None:
+    class Needy(Part):
+        """Needs a number."""
+
+        n: int = setting(..., "a number")
+
+    assert describe(Needy)["settings"][0]["required"] is True

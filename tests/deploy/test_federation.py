@@ -1,0 +1,337 @@
+"""Server and clients as Flower runs them, in one process: the simulator's bits, and what happens when clients fail or cheat."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from flwr.app import ConfigRecord, Message  # noqa: E402
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced  # noqa: E402
+from holdfast.core.errors import ConfigError, RunError  # noqa: E402
+from holdfast.core.registry import register  # noqa: E402
+from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
+from holdfast.deploy import wire  # noqa: E402
+from holdfast.deploy.server_app import Fleet, serve  # noqa: E402
+from holdfast.engine.simulator import Call, Simulator  # noqa: E402
+from holdfast.local.client import Local, Received  # noqa: E402
+from holdfast.methods.averaging import Averaging  # noqa: E402
+from holdfast.methods.base import ClientRule, Method  # noqa: E402
+from holdfast.results import Run  # noqa: E402
+from holdfast.store import Store  # noqa: E402
+from tests.deploy.local_grid import LocalGrid  # noqa: E402
+from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
+
+METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local"]
+
+
+def settings(config: Path, out: Path) -> dict[str, Any]:
+    return {"config": str(config), "out": str(out), "deadline": 0.2, "join": 5.0}
+
+
+def federate(config: Path, out: Path, **options: Any) -> LocalGrid:
+    """Play on a fresh server; nodes keep their disks between calls with the same `out`."""
+    grid = LocalGrid(out.parent / f"{out.name}-nodes", settings(config, out), **options)
+    serve(grid, settings(config, out))
+    return grid
+
+
+class Tape:
+    """Remembers every exchange of an engine and its answer."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, Exchange, Uplink]] = []
+
+    def note(self, calls: list[Call], answers: list[Uplink]) -> list[Uplink]:
+        self.heard += [(call.cell.round, call.exchange, up) for call, up in zip(calls, answers, strict=True)]
+        return answers
+
+    def simulator(self, *args: Any) -> Any:
+        inner, tape = Simulator(*args), self
+
+        class Taped:
+            def exchange(self, calls: Any) -> list[Uplink]:
+                return tape.note(calls, inner.exchange(calls))
+
+        return Taped()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under partial participation and lost replies, with validation data and evaluation of clients outside the cohort."""
+    split = "split = { train = 0.6, validation = 0.2, test = 0.2 }"
+    config = write_config(tmp_path, method, rounds=3, train="participation = 0.67\ndropout = 0.2", data=split)
+    here, there = Tape(), Tape()
+    simulate(config, tmp_path / "sim", engine=here.simulator)
+    plain = Fleet.exchange
+    monkeypatch.setattr(Fleet, "exchange", lambda self, calls: there.note(calls, plain(self, calls)))
+    federate(config, tmp_path / "fed")
+    assert len(here.heard) == len(there.heard) >= 3
+    for (round, asked, up), (round_there, asked_there, up_there) in zip(here.heard, there.heard, strict=True):
+        assert (round, asked.task, asked.step) == (round_there, asked_there.task, asked_there.step)
+        assert torch.equal(asked.bank, asked_there.bank) and torch.equal(up.ids, up_there.ids)
+        assert same_bits(dict(up.fields), dict(up_there.fields)), (round, asked.task)
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
+
+
+def test_a_method_that_shares_its_backbone_only(tmp_path: Path, forget: None) -> None:
+    """Fewer numbers travel than a model has, and BatchNorm's buffers travel beside them."""
+
+    class Client(ClientRule):
+        def shared(self, network: Any, round: int) -> torch.Tensor:
+            return ~network.head
+
+        def init(self, local: Local) -> State:
+            return {"own": local.initial}
+
+        def train(self, local: Local, state: State, received: Received, extra: Any) -> Any:
+            fitted = local.fit(received.into(state["own"]))
+            return {"own": fitted.model}, local.report(fitted.model, received, fitted)
+
+        def personal(self, local: Local, state: State, received: Received) -> torch.Tensor:
+            return received.into(state["own"])
+
+    class Backbone(Method):
+        """Shares the backbone, keeps the head."""
+
+    Backbone.Client, Backbone.Server, Backbone.models, Backbone.deploys = Client, Averaging, ("personal",), "personal"
+    register("method", "test-backbone")(Backbone)
+    config = write_config(tmp_path, "test-backbone", model='name = "cnn-bn"', train="local_steps = 2", data="held_out = 1")
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert len(rows) == 2 and all(same_bits(rows[c], states[c]) for c in rows)
+
+
+def test_private_models_live_on_the_clients_disks_only(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "ditto")
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert rows.keys() == states.keys() == {0, 1, 2}
+    assert all(same_bits(rows[c], states[c]) for c in rows)
+    assert private_rows(tmp_path / "fed") == {}
+
+
+def test_no_client_is_sent_more_than_its_own(tmp_path: Path) -> None:
+    grid = federate(write_config(tmp_path, "ditto", rounds=1), tmp_path / "fed")
+    work = [m for m in grid.asked if m.metadata.message_type != "query"]
+    assert {m.metadata.message_type for m in work} == {"train", "evaluate"} and len(work) == 6
+    for message in work:
+        assert set(message.content) == {"header", "bank", "extra", "post"}
+        assert message.content["bank"]["bank"].numpy().shape[0] == 1
+        assert all(array.numpy().shape[0] == 1 for array in message.content["extra"].values())
+    nonces = [m.content["post"]["nonce"] for m in grid.asked]
+    assert len(set(nonces)) == len(nonces)
+
+
+class Kill(BaseException):
+    """As SIGKILL: nothing handles it."""
+
+
+@pytest.mark.parametrize("last", [4, 6, 9, 10, 13])
+def test_a_server_that_was_killed_goes_on_with_the_same_bits(last: int, tmp_path: Path) -> None:
+    """After so many messages: 3 that ask who is there, then 3 that train and 3 that evaluate, in each of two rounds. Ditto, because a
+    private model that was trained twice in a replayed round would show."""
+    config = write_config(tmp_path, "ditto", rounds=2)
+    simulate(config, tmp_path / "sim")
+    left = last
+
+    def stop(request: Message, reply: Message) -> Message:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Kill
+        return reply
+
+    with pytest.raises(Kill):
+        federate(config, tmp_path / "fed", tamper=stop)
+    federate(config, tmp_path / "fed", attempt=2)
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert all(same_bits(rows[c], states[c]) for c in range(3))
+
+
+def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "ditto", rounds=1)
+
+    def stop(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate":
+            raise Kill
+        return reply
+
+    with pytest.raises(Kill):
+        federate(config, tmp_path / "fed", tamper=stop)
+    assert set(node_states(tmp_path / "fed-nodes", round=1)) == {0, 1, 2}
+
+    grid = LocalGrid(tmp_path / "fed-nodes", settings(config, tmp_path / "fed"), attempt=2)
+    deliver = grid._deliver
+
+    def lose(message: Message) -> str:  # client 1 hears of the replay only when it is evaluated
+        away = (message.metadata.dst_node_id, message.metadata.message_type) == (1001, "train")
+        return "lost" if away else deliver(message)
+
+    grid._deliver = lose  # type: ignore[method-assign]
+    serve(grid, settings(config, tmp_path / "fed"))
+    assert set(node_states(tmp_path / "fed-nodes", round=1)) == {0, 2}
+
+
+def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
+    federate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed")
+    with pytest.raises(ConfigError, match="another config"):
+        federate(write_config(tmp_path, "fedavg", rounds=2), tmp_path / "fed")
+
+
+@pytest.mark.parametrize(("module", "unwanted"), [("holdfast.session", "flwr"), ("holdfast.deploy.client_app", "torch")])
+def test_what_is_not_needed_is_not_imported(module: str, unwanted: str) -> None:
+    """The simulator does without Flower, and a client that is only asked who it is without torch."""
+    code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+# ---- clients that fail or cheat
+
+
+def part_of(out: Path, round: int) -> dict[str, Any]:
+    return Store(out).parts(round)[round - 1]
+
+
+def in_training(client: int, change: Callable[[Message], Message | None], round: int = 1) -> Callable[[Message, Message], Message | None]:
+    def tamper(request: Message, reply: Message) -> Message | None:
+        mine = request.metadata.dst_node_id == 1000 + client and request.metadata.message_type == "train"
+        return change(reply) if mine and request.content["header"]["round"] == round else reply
+
+    return tamper
+
+
+def test_a_silent_client_is_a_missing_row(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=2)
+    federate(config, tmp_path / "fed", tamper=in_training(1, lambda reply: None))
+    arrays = Store(tmp_path / "fed").arrays(1)
+    assert arrays["verdict/ids"].tolist() == [0, 2] and arrays["evaluate/ids"].tolist() == [0, 1, 2]
+    assert part_of(tmp_path / "fed", 1)["refused"] == {}
+    assert Store(tmp_path / "fed").arrays(2)["verdict/ids"].tolist() == [0, 1, 2]
+
+
+def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=1)
+    silent = lambda request, reply: None if (request.metadata.dst_node_id, request.metadata.message_type) == (1001, "evaluate") else reply  # noqa: E731
+    federate(config, tmp_path / "fed", tamper=silent)
+    assert Run(tmp_path / "fed").clients()["client"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("update", float("nan"), "update is not finite"), ("count", -1.0, "count is below 0"), ("update", 1e9, "update is longer than 100"),
+        ("update", None, "update has shape"), ("extra", 0.0, "expected buffers, count, loss, update"),
+    ],
+)  # fmt: skip
+def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None, reason: str, tmp_path: Path) -> None:
+    def spoil(reply: Message) -> Message:
+        arrays = reply.content["fields"]
+        old = torch.from_numpy(arrays[field].numpy().copy()) if field in arrays else torch.zeros(3)
+        arrays[field] = wire._array(old[:-1] if value is None else torch.full_like(old, value))
+        return reply
+
+    config = write_config(tmp_path, "fedavg", rounds=1, train="norm_cap = 100.0")
+    federate(config, tmp_path / "fed", tamper=in_training(2, spoil))
+    part = part_of(tmp_path / "fed", 1)
+    assert set(part["refused"]) == {"2"} and reason in part["refused"]["2"]
+    assert part["metrics"]["refused"] == 1
+    assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1]
+
+
+def test_a_lying_measurement_is_refused(tmp_path: Path) -> None:
+    def lie(request: Message, reply: Message) -> Message:
+        if (request.metadata.dst_node_id, request.metadata.message_type) == (1000, "evaluate"):
+            reply.content["fields"]["test/total"] = wire._array(torch.tensor(float("nan"), dtype=torch.float64))
+        return reply
+
+    federate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed", tamper=lie)
+    part = part_of(tmp_path / "fed", 1)
+    assert part["refused"] == {"0": "test/total is not finite"} and part["metrics"]["accuracy"] is not None
+
+
+def test_a_forged_reply_is_missing_not_refused(tmp_path: Path) -> None:
+    def forge(reply: Message) -> Message:
+        reply.content["post"] = ConfigRecord({"nonce": "0" * 32})
+        return reply
+
+    federate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed", tamper=in_training(0, forge))
+    assert part_of(tmp_path / "fed", 1)["refused"] == {}
+    assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [1, 2]
+
+
+def test_when_nobody_answers_the_run_stops_and_can_go_on(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=2)
+    simulate(config, tmp_path / "sim")
+    silent = lambda request, reply: reply if request.metadata.message_type == "query" else None  # noqa: E731
+    with pytest.raises(RunError, match=r"round 1, train: no client answered \(client 0: no answer within 0.2 s\)"):
+        federate(config, tmp_path / "fed", tamper=silent)
+    federate(config, tmp_path / "fed", attempt=2)
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+
+
+def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=1)
+    other = tmp_path / "other"
+    other.mkdir()
+    grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"))
+    for context in grid.nodes.values():
+        context.node_config["config"] = str(write_config(other, "fedavg", rounds=1, train="lr = 0.5"))
+    with pytest.raises(RunError, match="client 0: this node's config or data is not the server's"):
+        serve(grid, settings(config, tmp_path / "fed"))
+
+
+def test_nodes_that_cannot_be_clients_are_left_out(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=1)
+    grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"), clients=5)  # 3 and 4 are no clients
+    grid.nodes[1004].node_config["client-id"] = 1  # and this one is not the first to be client 1
+    del grid.nodes[1000].node_config["client-id"]
+    serve(grid, {**settings(config, tmp_path / "fed"), "join": 0.5})
+    assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [1, 2]
+    worked = {m.metadata.dst_node_id for m in grid.asked if m.metadata.message_type == "train"}
+    assert worked == {1001, 1002}
+
+
+def test_without_clients_the_run_does_not_start(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "fedavg", rounds=1)
+    grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"), clients=0)
+    with pytest.raises(RunError, match="no client joined within 0.1 s"):
+        serve(grid, {**settings(config, tmp_path / "fed"), "join": 0.1})
+
+
+def test_attacks_are_for_the_simulator(tmp_path: Path, forget: None) -> None:
+    from holdfast.attacks.base import Attack
+
+    register("attack", "test-nothing")(type("Nothing", (Attack,), {"__doc__": "Does nothing."}))
+    with pytest.raises(ConfigError, match="attack: attackers are played by the simulator only"):
+        federate(write_config(tmp_path, "fedavg", top='attack = "test-nothing"'), tmp_path / "fed")
+
+
+def test_the_server_itself_is_the_root_client(tmp_path: Path, forget: None) -> None:
+    class RootMean(Aggregator):
+        """The mean of the clients' mean and the server's own update."""
+
+        needs = frozenset({"root"})
+
+        def __call__(self, x: torch.Tensor, w: torch.Tensor, state: Any, ctx: AggregationContext) -> Reduced:
+            assert ctx.root is not None
+            return Reduced((w @ x + ctx.root) / 2, w, state)
+
+    register("aggregator", "test-root")(RootMean)
+    config = write_config(tmp_path, "fedavg", top='aggregator = "test-root"', data="root = 30")
+    simulate(config, tmp_path / "sim")
+    grid = federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+    assert {m.metadata.dst_node_id for m in grid.asked} == {1000, 1001, 1002}

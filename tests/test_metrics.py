@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.metrics import NAMES, detection, of_round, of_run
+
+
+def counts(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# Five clients: accuracies .5, .8, 0, 1 and (malicious) 1; the fourth has 10 samples, the third client's test set is empty in `EMPTY`.
+FIELDS = {
+    "test/total": counts(4, 5, 2, 10, 3),
+    "test/global/correct": counts(2, 4, 0, 10, 3),
+    "test/global/loss": counts(4, 5, 4, 1, 100),
+    "test/personal/correct": counts(4, 5, 0, 0, 0),
+    "test/personal/loss": counts(0, 0, 0, 21, 0),
+}
+BENIGN = torch.tensor([True, True, True, True, False])
+
+
+def test_one_round_by_hand() -> None:
+    figures = of_round(FIELDS, BENIGN, ("global", "personal"), "global")
+    mean = (0.5 + 0.8 + 0 + 1) / 4
+    spread = (((0.5 - mean) ** 2 + (0.8 - mean) ** 2 + mean**2 + (1 - mean) ** 2) / 4) ** 0.5
+    assert figures == pytest.approx({
+        "accuracy": mean, "accuracy/global": mean, "loss": 14 / 21, "loss/global": 14 / 21, "accuracy/pooled": 16 / 21,
+        "accuracy/std": spread, "accuracy/worst10": 0.0, "accuracy/personal": 0.5, "loss/personal": 1.0, "accuracy/better_of": mean,
+    })  # fmt: skip
+
+
+def test_the_deployed_model_gives_the_headline() -> None:
+    figures = of_round(FIELDS, BENIGN, ("global", "personal"), "personal")
+    assert figures["accuracy"] == figures["accuracy/personal"] == 0.5
+    assert figures["accuracy/pooled"] == pytest.approx(9 / 21) and figures["accuracy/better_of"] == pytest.approx(0.575)
+
+
+@pytest.mark.parametrize(("clients", "tenth"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_the_worst_tenth_is_rounded_up(clients: int, tenth: int) -> None:
+    correct = torch.arange(clients, dtype=torch.float64)
+    fields = {"test/total": torch.full((clients,), 100.0), "test/global/correct": correct, "test/global/loss": correct}
+    figures = of_round(fields, torch.ones(clients, dtype=torch.bool), ("global",), "global")
+    assert figures["accuracy/worst10"] == pytest.approx(sum(range(tenth)) / tenth / 100)
+
+
+def test_clients_without_test_samples_do_not_count() -> None:
+    fields = {**FIELDS, "test/total": counts(4, 5, 0, 10, 3)}
+    assert of_round(fields, BENIGN, ("global",), "global")["accuracy"] == pytest.approx((0.5 + 0.8 + 1) / 3)
+
+
+def test_nobody_to_measure() -> None:
+    nobody = {name: value[:0] for name, value in FIELDS.items()}
+    figures = of_round(nobody, BENIGN[:0], ("global", "personal"), "personal")
+    assert set(figures.values()) == {None} and "accuracy/better_of" in figures
+    assert set(of_round(FIELDS, torch.zeros(5, dtype=torch.bool), ("global",), "global").values()) == {None}
+
+
+def test_validation_stands_beside_test() -> None:
+    fields = FIELDS | {f"validation/{name.removeprefix('test/')}": value for name, value in FIELDS.items()}
+    fields["validation/global/correct"] = counts(4, 5, 2, 10, 0)
+    figures = of_round(fields, BENIGN, ("global",), "global")
+    assert figures["validation/accuracy"] == 1.0 and figures["accuracy"] == pytest.approx(0.575)
+    assert figures["validation/accuracy/worst10"] == 1.0
+
+
+def part(round: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    metrics = {"accuracy": accuracy, "accuracy/global": accuracy, "bytes/up": 10, "bytes/down": 20, "refused": 1, "cohort": 3, "loss/train": 2.0}
+    return {"round": round, "metrics": metrics | more.pop("metrics", {}), "seconds": {"client": 0.5, "server": 0.25}, **more}
+
+
+NOBODY = torch.zeros(0, dtype=torch.int64)
+
+
+def run(parts: list[dict[str, Any]], targets: tuple[float, ...] = (0.8,), malicious: Tensor = NOBODY, banned: Any = ()) -> dict[str, Any]:
+    return of_run(parts, targets, malicious, 10, dict.fromkeys(banned, "why"))
+
+
+def test_a_whole_run_by_hand() -> None:
+    accuracy = [0.1, 0.9, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.6]
+    final = run([part(r + 1, a, fallback=r < 2) for r, a in enumerate(accuracy)], (0.5, 0.8, 0.95))
+    last = torch.tensor(accuracy[-10:], dtype=torch.float64)
+    assert final["accuracy"] == final["accuracy/global"] == 0.6 and final["accuracy/best"] == 0.9
+    assert final["accuracy/last10"] == pytest.approx(0.77) and final["accuracy/last10_std"] == pytest.approx(float(last.std(unbiased=False)))
+    assert (final["rounds_to/0.50"], final["rounds_to/0.80"], final["rounds_to/0.95"]) == (2, 2, None)
+    assert final["fallback_rounds"] == 2 and final["bytes/up"] == 120 and final["bytes/down"] == 240 and final["refused"] == 12
+    assert final["seconds/client"] == 6.0 and final["seconds/server"] == 3.0 and final["seconds/evaluate"] == 0.0
+    assert final["attack/asr"] is None and final["detection/dacc"] is None and final["accuracy/selected"] is None
+    assert "cohort" not in final and "loss/train" not in final
+
+
+def test_every_name_is_always_there() -> None:
+    final = run([])
+    assert all(final[name] is None for name in NAMES) and final["rounds_to/0.80"] is None and final["bytes/up"] == 0
+
+
+def test_rounds_that_were_not_evaluated_are_passed_over() -> None:
+    parts = [part(1, 0.3), part(2, 0.5), part(3, None, metrics={"accuracy": None, "accuracy/global": None})]
+    final = run(parts, (0.4,))
+    assert final["accuracy"] == 0.5 and final["rounds_to/0.40"] == 2 and final["bytes/up"] == 30
+
+
+def test_without_the_deployed_model_the_others_are_still_reported() -> None:
+    final = run([part(1, None, metrics={"accuracy/global": 0.4}), part(2, None, metrics={"accuracy/global": 0.6})])
+    assert final["accuracy"] is None and final["accuracy/global"] == 0.6 and final["rounds_to/0.80"] is None
+
+
+def test_selected_by_validation_is_the_first_best() -> None:
+    parts = [part(r, a, metrics={"validation/accuracy": v}) for r, a, v in ((1, 0.3, 0.5), (2, 0.6, 0.9), (3, 0.9, 0.9), (4, 1.0, 0.1))]
+    assert run(parts)["accuracy/selected"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("malicious", "banned", "dacc", "fpr", "fnr"),
+    [
+        ([1, 2, 3], [], 0.7, 0.0, 1.0),
+        ([1, 2, 3], [1, 2, 3], 1.0, 0.0, 0.0),
+        ([1, 2, 3], [1, 4, 5], 0.6, 2 / 7, 2 / 3),
+        (list(range(10)), [1], 0.1, None, 0.9),
+    ],
+)
+def test_detection_rates(malicious: list[int], banned: list[int], dacc: float, fpr: float | None, fnr: float) -> None:
+    got = detection(torch.tensor(malicious), 10, dict.fromkeys(banned, "why"))
+    assert got["detection/dacc"] == pytest.approx(dacc) and got["detection/fnr"] == pytest.approx(fnr)
+    assert got["detection/fpr"] == (None if fpr is None else pytest.approx(fpr))
