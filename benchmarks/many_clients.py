@@ -8,6 +8,7 @@ Prints one JSON object: peak resident memory (VmHWM) before and after, seconds p
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import tempfile
 import time
@@ -61,7 +62,7 @@ def measure(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (measure.__kwdefaults__ or {}).items() or zip(measure.__annotations__, measure.__defaults__ or (), strict=False):
-        kind = type(default) if default is not None else int if name == "threads" else Path
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+    for name, parameter in inspect.signature(measure).parameters.items():
+        kind = {"threads": int, "out": Path}.get(name, type(parameter.default))
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=parameter.default)
     print(json.dumps(measure(**vars(parser.parse_args())), indent=1))

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,12 @@ from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.forecast import choose
-from holdfast.local.plan import Plan, PlanName
+from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 
 _MEMORY = 2 * 10**9  # of a stack: the default of engine.memory
-_LR = 0.01
-_PLANS: tuple[PlanName, ...] = ("loop", "vmap")
+_BUDGET = {True: 8.0, False: 45.0}  # seconds for a work, quick or not
+_UNIT = "seconds: of one step of one client, the best of several turns; ratio: the plain loop's seconds over the plan's"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Work:
     samples: int
     epochs: int = 1
     batch_size: int = 10
+    lr: float = 0.01
 
     @property
     def client_steps(self) -> int:
@@ -51,9 +53,9 @@ class Work:
 
 WORKS = (
     Work("digits-mlp-100", {"name": "mlp", "hidden": 64}, {"name": "digits"}, clients=100, samples=20, epochs=5),
-    Work("cnn28-20", {"name": "fedcap-cnn", "form": "emnist"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, 20, 100),
-    Work("cnn32-20", {"name": "fedcap-cnn", "form": "cifar"}, {"name": "synthetic", "shape": (3, 32, 32)}, 20, 100),
-    Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, 20, 100),
+    Work("cnn28-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, clients=20, samples=50),
+    Work("cnn32-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}, clients=20, samples=50),
+    Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=50),
 )
 
 
@@ -66,6 +68,8 @@ class Bench:
     samples: Samples
     data: Padded
     initial: Tensor
+    model: nn.Module
+    """The user's own module, for the plain loop."""
     seconds: dict[str, float] = field(default_factory=dict)
     picks: Counter[str] = field(default_factory=Counter)
     choosing: float = float("inf")
@@ -77,26 +81,30 @@ class Bench:
         network = Network(lambda: part.build(samples.sample_shape, samples.classes))
         rows = torch.arange(work.clients * work.samples).view(work.clients, -1) % len(samples)
         data = Padded(rows, samples.y[rows], torch.full((work.clients,), work.samples))
-        return cls(work, network, samples, data, network.initial(Key(0)))
+        initial = network.initial(Key(0))
+        return cls(work, network, samples, data, initial, network.load(initial))
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(lr=_LR, epochs=self.work.epochs, batch_size=self.work.batch_size)
+        return Recipe(lr=self.work.lr, epochs=self.work.epochs, batch_size=self.work.batch_size)
+
+    @property
+    def key(self) -> Key:
+        return Key(0).fold(torch.arange(self.work.clients))
+
+    def choose(self, asked: str) -> Plan:
+        return choose(asked, self.network, self.initial, self.samples, self.data, self.recipe, self.work.clients, _MEMORY).plan
 
     def fit(self, plan: Plan) -> Tensor:
-        key = Key(0).fold(torch.arange(self.work.clients))
         stack = self.initial.expand(self.work.clients, -1)
-        return fit(self.network, stack, self.samples, self.data, key, self.recipe, plan).model
+        return fit(self.network, stack, self.samples, self.data, self.key, self.recipe, plan).model
 
-    def plain(self, x: Tensor, order: Callable[[int, int], Tensor]) -> list[dict[str, Tensor]]:
+    def plain(self, x: Tensor, start: dict[str, Tensor], order: Callable[[int, int], Tensor]) -> list[dict[str, Tensor]]:
         """What one writes by hand: one module for all clients, normalised samples, shuffled indices, torch.optim.SGD, no DataLoader."""
-        work, y = self.work, self.data.labels
-        model = self.network.load(self.initial).train()
-        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        trained = []
+        work, model, y, trained = self.work, self.model.train(), self.data.labels, []
         for client in range(work.clients):
             model.load_state_dict(start)
-            optimiser = torch.optim.SGD(model.parameters(), lr=_LR)
+            optimiser = torch.optim.SGD(model.parameters(), lr=work.lr)
             own_x, own_y = x[client], y[client]
             for epoch in range(work.epochs):
                 for batch in order(client, epoch).split(work.batch_size):
@@ -106,28 +114,37 @@ class Bench:
             trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return trained
 
-    def turn(self) -> None:
-        """Every plan once, and the choice of `auto` once more, because it may fall differently under noise."""
+    def measure(self, budget: float) -> None:
+        """Let the plans take turns for so many seconds, and three times at least; a first turn only warms up."""
+        plans = {name: self.choose(name) for name in ("loop", "vmap")}
+        self._turn(plans)
+        self.seconds.clear()
+        self.picks.clear()
+        turns, began = 0, time.perf_counter()
+        while turns < 3 or time.perf_counter() - began < budget:
+            self._turn(plans)
+            turns += 1
+
+    def _turn(self, plans: dict[str, Plan]) -> None:
+        """Every plan once, and the choice of `auto` once more, because under noise it may fall differently."""
         x = self.samples.batch(self.data.rows)
-        shuffled = lambda client, epoch: torch.randperm(self.work.samples)  # noqa: E731
-        self._clock("plain", lambda: self.plain(x, shuffled))
-        for name in _PLANS:
-            self._clock(name, lambda name=name: self.fit(Plan(name)))
-        started = time.perf_counter()
-        picked = choose("auto", self.network, self.initial, self.samples, self.data, self.recipe, self.work.clients, _MEMORY).plan
-        self.choosing = min(self.choosing, time.perf_counter() - started)
-        self.picks[picked.name] += 1
+        start = {name: tensor.clone() for name, tensor in self.network.load(self.initial).state_dict().items()}
+        self._clock("plain", lambda: self.plain(x, start, lambda client, epoch: torch.randperm(self.work.samples)))
+        for name, plan in plans.items():
+            self._clock(name, partial(self.fit, plan))
+        began = time.perf_counter()
+        self.picks[self.choose("auto").name] += 1
+        self.choosing = min(self.choosing, time.perf_counter() - began)
 
     def _clock(self, name: str, run: Callable[[], object]) -> None:
-        started = time.perf_counter()
+        began = time.perf_counter()
         run()
-        taken = (time.perf_counter() - started) / self.work.client_steps
+        taken = (time.perf_counter() - began) / self.work.client_steps
         self.seconds[name] = min(taken, self.seconds.get(name, float("inf")))
 
     def rows(self) -> list[dict[str, Any]]:
-        """`auto` is given the time of the slowest plan that it ever picked."""
-        times = dict(self.seconds)
-        times["auto"] = max(times[name] for name in self.picks)
+        """`auto` gets the time of the slowest plan that it ever picked."""
+        times = {**self.seconds, "auto": max(self.seconds[name] for name in self.picks)}
         common = {
             "work": self.work.name, "clients": self.work.clients, "client_steps": self.work.client_steps,
             "parameters": self.network.layout.parameters,
@@ -140,19 +157,16 @@ class Bench:
 def run_bench(
     names: Sequence[str] | None = None, quick: bool = False, threads: int | None = None, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Measure the named works (all of them by default). `quick` takes fewer turns: under a minute, with more noise."""
+    """Measure the named works, by default all. `quick` takes fewer turns: under a minute in all on an idle machine, with more noise."""
     works = find_works(names)
     rows: list[dict[str, Any]] = []
     with _threads(threads):
         for work in works:
             bench = Bench.of(work)
-            bench.turn()  # the first turn warms up
-            bench.seconds.clear()
-            for _ in range(3 if quick else 10):
-                bench.turn()
+            bench.measure(_BUDGET[quick])
             rows += bench.rows()
-            say(_sentence(rows, work.name))
-        return {"rows": rows, "unit": "seconds per client step, the best of several turns; ratio: of the plain loop's to the plan's", **_machine()}
+            say(_sentence(bench.rows()))
+        return {"rows": rows, "unit": _UNIT, **_machine()}
 
 
 def find_works(names: Sequence[str] | None) -> list[Work]:
@@ -163,9 +177,9 @@ def find_works(names: Sequence[str] | None) -> list[Work]:
     return [known[name] for name in names] if names else list(WORKS)
 
 
-def _sentence(rows: list[dict[str, Any]], work: str) -> str:
-    parts = [f"{row['plan']} {row['seconds'] * 1e6:.0f} us ({row['ratio']:.2f}x)" for row in rows if row["work"] == work]
-    return f"{work}: " + ", ".join(parts)
+def _sentence(rows: list[dict[str, Any]]) -> str:
+    parts = [f"{row['plan']} {row['seconds'] * 1e6:.0f} us ({row['ratio']:.2f}x)" for row in rows]
+    return f"{rows[0]['work']}, per client step: " + ", ".join(parts)
 
 
 def _machine() -> dict[str, Any]:

@@ -36,7 +36,7 @@ class TrainSettings(Section):
     rounds: int = setting(50, "communication rounds", ge=1)
     local_epochs: int = setting(5, "epochs of each client in each round", ge=0)
     local_steps: int | None = setting(None, "mini-batch steps of each client, instead of epochs", ge=0)
-    batch_size: int = setting(10, "samples per step", ge=1)
+    batch_size: int = setting(10, "samples per step", ge=1, le=10**9)
     lr: float = setting(0.01, "learning rate of the clients", gt=0)
     lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
     momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
@@ -74,7 +74,7 @@ class EngineSettings(Section):
     plan: Literal["auto", "loop", "vmap"] = setting("auto", "clients one by one, stacked, or whichever a short trial finds faster")
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting("2GB", "bound on what a stack of training clients may take")
-    threads: int | None = setting(None, "threads of PyTorch; default: PyTorch's own choice", ge=1)
+    threads: int | None = setting(None, "threads of PyTorch; default: PyTorch's own choice", ge=1, le=4096)
 
     @field_validator("memory")
     @classmethod

@@ -24,7 +24,13 @@ def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def simulate(tmp_path: Path) -> Callable[..., Run]:
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug in tests of what is computed; tests of the store and of resuming do without this."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
     """simulate(method="ditto", train={...}) plays a tiny float64 experiment in a fresh folder and returns it."""
     count = 0
 
@@ -37,7 +43,7 @@ def simulate(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def simulate_all(tmp_path: Path) -> Callable[..., list[Run]]:
+def simulate_all(tmp_path: Path, quick_disk: None) -> Callable[..., list[Run]]:
     """The same for several experiments in one start: they are driven in lockstep and fused where they can be."""
     count = 0
 

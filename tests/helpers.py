@@ -144,5 +144,7 @@ def slow_fit(
     return torch.stack(out)
 
 
-def train(network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, seed: int = 0, **options: Any) -> Fitted:
+def train(
+    network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, seed: int = 0, **options: Any
+) -> Fitted:
     return fit(network, model, samples, data, client_keys(len(data.count), seed), recipe, plan, **options)

@@ -69,7 +69,15 @@ def test_validation_stands_beside_test() -> None:
 
 
 def part(round: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
-    metrics = {"accuracy": accuracy, "accuracy/global": accuracy, "bytes/up": 10, "bytes/down": 20, "refused": 1, "cohort": 3, "loss/train": 2.0}
+    metrics = {
+        "accuracy": accuracy,
+        "accuracy/global": accuracy,
+        "bytes/up": 10,
+        "bytes/down": 20,
+        "refused": 1,
+        "cohort": 3,
+        "loss/train": 2.0,
+    }
     return {"round": round, "metrics": metrics | more.pop("metrics", {}), "seconds": {"client": 0.5, "server": 0.25}, **more}
 
 
@@ -85,7 +93,9 @@ def test_a_whole_run_by_hand() -> None:
     final = run([part(r + 1, a, fallback=r < 2) for r, a in enumerate(accuracy)], (0.5, 0.8, 0.95))
     last = torch.tensor(accuracy[-10:], dtype=torch.float64)
     assert final["accuracy"] == final["accuracy/global"] == 0.6 and final["accuracy/best"] == 0.9
-    assert final["accuracy/last10"] == pytest.approx(0.77) and final["accuracy/last10_std"] == pytest.approx(float(last.std(unbiased=False)))
+    assert final["accuracy/last10"] == pytest.approx(0.77) and final["accuracy/last10_std"] == pytest.approx(
+        float(last.std(unbiased=False))
+    )
     assert (final["rounds_to/0.50"], final["rounds_to/0.80"], final["rounds_to/0.95"]) == (2, 2, None)
     assert final["fallback_rounds"] == 2 and final["bytes/up"] == 120 and final["bytes/down"] == 240 and final["refused"] == 12
     assert final["seconds/client"] == 6.0 and final["seconds/server"] == 3.0 and final["seconds/evaluate"] == 0.0

@@ -94,7 +94,12 @@ class Adversary:
     def poison_data(self, federation: Federation) -> Federation:
         if self.attack is None or not len(self.malicious):
             return federation
-        return self.attack.data(federation, self.malicious, self.key.fold("data"))
+        poisoned = self.attack.data(federation, self.malicious, self.key.fold("data"))
+        for client in range(federation.clients):
+            before, after = federation.train.client(client), poisoned.train.client(client)
+            if client not in self.malicious and not all(map(torch.equal, before, after)):
+                raise RunError(f"attack '{self.attack.name}' changed the data of client {client}, which is not malicious")
+        return poisoned
 
     def poison(self, task: str, schema: Schema, up: Uplink, key: Key) -> Uplink:
         """The replies as the malicious clients send them; only their rows and only the declared kinds of field can change."""

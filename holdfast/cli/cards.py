@@ -38,8 +38,8 @@ def settings_of(model: Any, prefix: str = "") -> list[dict[str, Any]]:
             out += settings_of(field.annotation, f"{prefix}{name}.")
         else:
             default = None if field.is_required() else field.get_default(call_default_factory=True)
-            about = {"default": default, "required": field.is_required(), "type": type_words(field.annotation), "help": field.description or ""}
-            out.append({"name": prefix + name, **about})
+            about = {"type": type_words(field.annotation), "help": field.description or ""}
+            out.append({"name": prefix + name, "default": default, "required": field.is_required(), **about})
     return out
 
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.app import AsJson, app, print_json, to_stdout
-from holdfast.cli.cards import example, fields_of, settings_of
 from holdfast.core.errors import ConfigError, suggest
 
 
@@ -60,6 +59,7 @@ def show(
       holdfast show ditto
       holdfast show config
     """
+    from holdfast.cli.cards import example, settings_of
     from holdfast.core.registry import KINDS, describe, parts
 
     if name == "config":
@@ -93,6 +93,8 @@ def _print_card(card: dict[str, Any]) -> None:
 
 
 def _show_config(as_json: bool) -> None:
+    from holdfast.cli.cards import fields_of
+
     sections = fields_of()
     if as_json:
         return print_json(sections)

@@ -17,6 +17,7 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+_ALL = 2**64 - 1
 
 
 def mix(x: Tensor) -> Tensor:
@@ -30,9 +31,17 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def combine(bits: Tensor, part: Tensor) -> Tensor:
+def mix_number(x: int) -> int:
+    """The same for one number: no tensor, so nothing has to be copied to a device."""
+    x &= _ALL
+    x = (x ^ (x >> 30)) * (_MIX1 & _ALL) & _ALL
+    x = (x ^ (x >> 27)) * (_MIX2 & _ALL) & _ALL
+    return _signed(x ^ (x >> 31))
+
+
+def combine(bits: Tensor, part: Tensor | int) -> Tensor:
     """Mix one more number into a key; the order of parts matters."""
-    return mix(bits * 3 + mix(part + _GOLDEN))
+    return mix(bits * 3 + (mix(part + _GOLDEN) if isinstance(part, Tensor) else mix_number(part + _GOLDEN)))
 
 
 class Key:
@@ -56,8 +65,7 @@ class Key:
         """A key for something more specific. A tensor part gives one key per row."""
         bits = self.bits
         for part in parts:
-            number = part if isinstance(part, Tensor) else torch.tensor(_number(part), dtype=torch.int64)
-            bits = combine(bits, number.to(bits.device))
+            bits = combine(bits, part.to(bits.device) if isinstance(part, Tensor) else _number(part))
         return Key(bits)
 
     def repeat(self, times: int) -> Key:

@@ -5,6 +5,7 @@ is bounded by working through the stack in chunks; private rows are read from di
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import tempfile
@@ -63,7 +64,8 @@ class Simulator:
     def _fused(self, calls: list[Call]) -> list[Uplink]:
         fields: list[dict[str, Tensor]] = [{} for _ in calls]
         done = [0] * len(calls)
-        for chunk in self._chunks(calls):
+        chunks = self._chunks(calls)
+        for chunk in chunks:
             stack = [part for _, part in chunk]
             state, sent = self.work(stack, *_private(stack))
             start = 0
@@ -78,6 +80,9 @@ class Simulator:
                 done[place] += len(part.exchange.to)
                 if state is not None:
                     part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
+            if len(chunks) > 1:
+                state, sent = None, {}
+                give_back_memory()
         return [self._answer(call, gathered) for call, gathered in zip(calls, fields, strict=True)]
 
     def _room(self, call: Call, like: Tensor) -> Tensor:
@@ -185,6 +190,16 @@ class Simulator:
 
     def _put(self, value: Tensor) -> Tensor:
         return value.to(self.device)
+
+
+def give_back_memory() -> None:
+    """glibc keeps what a stack has freed, in pieces that the next one's aligned tensors often do not fit: without this, a cohort of many
+    stacks grows as if nothing were ever freed."""
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+_LIBC = ctypes.CDLL(None)
 
 
 def _private(calls: list[Call]) -> tuple[Tensor, State]:

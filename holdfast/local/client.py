@@ -85,6 +85,8 @@ class Local:
     def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
         """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe` (lr, epochs, loss ...)."""
         recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
+        if "epochs" in recipe:  # whoever asks for epochs does not mean the experiment's local_steps
+            recipe.setdefault("steps", None)
         key = self.key.fold(purpose)
         return fit(self.network, model, self.samples, self.data, key, replace(self.recipe, **recipe), self.plan, **options)
 

@@ -18,7 +18,7 @@ from holdfast.local.augment import Augment
 from holdfast.local.losses import Batch, Loss, cross_entropy
 from holdfast.local.plan import Plan
 from holdfast.local.schedule import Schedule, schedule
-from holdfast.local.sgd import PerRow, Sgd, per_row
+from holdfast.local.sgd import PerRow, Sgd, arranged, per_row
 from holdfast.local.steps import OWN_LUCK, Single, Stacked, Step, apply_step
 from holdfast.models.network import Network
 
@@ -80,13 +80,19 @@ def fit(
         recipe.shuffle, recipe.drop_last,
     )  # fmt: skip
     stack = _Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux or {}, step)
-    train = _train_each if plan.name == "loop" else _train_together
+    train, most = (_train_each, plan.rows) if plan.name == "loop" else (_train_together, min(plan.rows, plan.stack or plan.rows))
     # rows with the most steps first: those still running are then always the first ones, and a chunk's rows end close together
     ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64)
-    for start in range(0, rows, plan.rows):
-        chosen = torch.from_numpy(ranking[start : start + plan.rows])
-        trained, loss = train(stack, chosen)
+    for part in np.array_split(ranking, -(-rows // most)):
+        chosen = torch.from_numpy(part)
+        try:
+            trained, loss = train(stack, chosen)
+        except RuntimeError:  # some of the user's code may depend on how tensors lie in memory; if not that, it fails again
+            if not network.innermost:
+                raise
+            network.keep_order()
+            trained, loss = train(stack, chosen)
         out[chosen.to(out.device)] = trained
         losses[chosen] = loss.double().cpu()
     steps = torch.from_numpy(order.steps).repeat(rows // clients)
@@ -182,7 +188,7 @@ class _Stack:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
         rows, labels, ready = self.data.rows[owner], self.data.labels[owner], self.fetch(owner)
-        ready = ready if ready is None else _innermost_channels(ready)
+        ready = ready if ready is None else self._ordered(ready)
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
         index = self.order.index[:, owner].to(device)
@@ -192,7 +198,12 @@ class _Stack:
             x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
             if augment.active:
                 x = augment(x[None], self.key[owner : owner + 1].to(device).fold("augment", t))[0]
-            yield Batch(_innermost_channels(x), labels[position], ones[:size], aux)
+            yield Batch(self._ordered(x), labels[position], ones[:size], aux)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
+        quick = self.network.innermost and x.ndim == 4 and x.device.type == "cpu"
+        return x.to(memory_format=torch.channels_last) if quick else x
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
         return self.key[self.owner(rows)].fold("dropout", t).bits.to(self.model.device)
@@ -220,9 +231,12 @@ def _train_together(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
             _write(active, fresh, wanted, sgd.rows(now).masks)
             _write(state, state_fresh, list(state))
         else:
-            grads, value = stepper.gradients(wanted, active, state, batch, key, full=bool((sizes[t, now] == stack.recipe.batch_size).all()))
-            if t == 0: _arrange(params, wanted, grads); active = {k: v[now] for k, v in params.items()}
-            sgd.rows(now).apply([active[name] for name in wanted], grads)
+            full = bool((sizes[t, now] == stack.recipe.batch_size).all())
+            grads, value = stepper.gradients(wanted, active, state, batch, key, full)
+            if t == 0:  # from here on in the order of their gradients, so that updates run straight through memory
+                params |= {name: arranged(params[name], grad) for name, grad in zip(wanted, grads, strict=True)}
+                sgd = sgd.arranged(grads)
+            sgd.rows(now).apply([params[name][now] for name in wanted], grads)
         losses[now] += value
     return network.layout.flatten(params | buffers), losses
 
@@ -259,16 +273,6 @@ def _train_each(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
         raise RunError(OWN_LUCK)
     return network.layout.flatten(params | buffers), losses
 
-
-def _innermost_channels(x: Tensor) -> Tensor:
-    """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
-    return x.to(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
-
-def _arrange(params,wanted,grads):
-    for name,g in zip(wanted,grads):
-        p=params[name]
-        if p.stride()!=g.stride() and g.stride(0)==g[0].numel():
-            params[name]=torch.empty_strided(p.shape,g.stride(),dtype=p.dtype).copy_(p)
 
 def _write(old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str], masks: list[Tensor] | None = None) -> None:
     for place, name in enumerate(names):

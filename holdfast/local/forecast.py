@@ -16,8 +16,10 @@ from holdfast.local.plan import Plan, PlanName, bounded, bytes_per_row
 from holdfast.models.network import Network
 
 _STEPS = 2
-_TRIES = 3
-_LOOP_ROWS = 2  # enough to time a step of plan `loop`, which takes one row after the other
+_ENOUGH = 0.4  # seconds of trials after which a choice is sound
+_TURNS = (3, 12)  # at least and at most, while they last less than a second in all
+_LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
+_CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan, which a real client runs too
 
 
 @dataclass(frozen=True)
@@ -37,32 +39,60 @@ def choose(
     asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int
 ) -> Forecast:
     """`asked` is a plan's name or auto; `rows` is how many models a round trains at once. Auto takes the faster plan."""
-    sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=data.rows.device), dtype=network.dtype)[0]
-    network.module.to(data.rows.device)
+    device = data.rows.device
+    sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=device), dtype=network.dtype)[0]
+    network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
-    plans = {name: bounded(Plan(cast(PlanName, name)), memory, per_row) for name in ("loop", "vmap")}
-    names = ("loop", "vmap") if asked == "auto" else (asked,)
+    plans = {name: bounded(Plan(cast(PlanName, name)), memory, per_row, device) for name in ("loop", "vmap")}
+    names = ["loop", "vmap"] if asked == "auto" else [asked]
     if int(data.count.max()) == 0:
         return Forecast(plans[names[0]], {}, 0)
-    times = {}
-    for name in names:
-        stack = _LOOP_ROWS if name == "loop" else min(rows, plans[name].rows)
-        times[name] = _time(network, initial, samples, data, recipe, plans[name], stack)
-    best = min(times, key=lambda name: times[name])
+    times = _compare({name: plans[name] for name in names}, _Trial(network, initial, samples, data, recipe), rows)
+    best = "vmap" if "loop" not in times or times.get("vmap", float("inf")) < _CLEARLY * times["loop"] else "loop"
     plan = replace(plans[best], microseconds=round(times[best], 2))
-    return Forecast(plan, times, per_row * (1 if best == "loop" else min(rows, plan.rows)))
+    held = min(rows, plan.rows)
+    together = 1 if best == "loop" else min(held, plan.stack or held)
+    waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
+    return Forecast(plan, times, per_row * together + waiting * (held - together))
 
 
-def _time(network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, rows: int) -> float:
-    """Microseconds per client step, the best of a few tries after a first one to warm up."""
-    busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
-    where = busiest.to(data.rows.device)
-    stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
-    model, key = initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
-    trial = replace(recipe, steps=_STEPS, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
-    best = float("inf")
-    for _ in range(_TRIES + 1):
+@dataclass(frozen=True)
+class _Trial:
+    """A few steps of the busiest clients."""
+
+    network: Network
+    initial: Tensor
+    samples: Samples
+    data: Padded
+    recipe: Recipe
+
+    def seconds(self, plan: Plan, rows: int) -> float:
+        """Of one client's step."""
+        data = self.data
+        busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
+        where = busiest.to(data.rows.device)
+        stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
+        model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
+        trial = replace(self.recipe, steps=_STEPS, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
         started = time.perf_counter()
-        fit(network, model, samples, stack, key, trial, plan)
-        best = min(best, time.perf_counter() - started)
-    return best / (rows * _STEPS) * 1e6
+        fit(self.network, model, self.samples, stack, key, trial, plan)
+        return (time.perf_counter() - started) / (rows * _STEPS)
+
+
+def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
+    """Microseconds of a client's step under each plan. They take turns and the best turn counts, because another process may
+    slow any of them; a model of which one step takes long is tried on few rows and in few turns."""
+    began = time.perf_counter()
+    step = min(trial.seconds(Plan("loop"), 1) for _ in range(2))
+    budgets = {"loop": (_LOOP, rows), "vmap": (_STACK, min(rows, plans["vmap"].stack or plans["vmap"].rows) if "vmap" in plans else 1)}
+    sizes = {name: max(1, min(most, int(seconds / (_STEPS * step)))) for name, (seconds, most) in budgets.items()}
+    sizes["vmap"] = max(sizes["vmap"], min(budgets["vmap"][1], 2))
+    best = dict.fromkeys(plans, float("inf"))
+    least, most = _TURNS
+    for turn in range(most):
+        for name, plan in plans.items():
+            best[name] = min(best[name], trial.seconds(plan, sizes[name]))
+        spent = time.perf_counter() - began
+        if spent > 1.0 or (turn + 1 >= least and spent > _ENOUGH):
+            break
+    return {name: seconds * 1e6 for name, seconds in best.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class Sgd:
             cut_all(self.momenta), cut_all(self.targets), cut_all(self.masks),
         )  # fmt: skip
 
+    def arranged(self, grads: list[Tensor]) -> Sgd:
+        """The same update with its tensors in the memory order of these gradients."""
+
+        def all_arranged(values: list[Tensor] | None) -> list[Tensor] | None:
+            return None if values is None else [arranged(v, g) for v, g in zip(values, grads, strict=True)]
+
+        return replace(self, momenta=all_arranged(self.momenta), targets=all_arranged(self.targets), masks=all_arranged(self.masks))
+
     def apply(self, params: list[Tensor], grads: list[Tensor]) -> None:
         if not params:
             return
@@ -71,6 +79,14 @@ def _times(tensors: list[Tensor], value: PerRow) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [t * value.to(t.dtype).view(-1, *[1] * (t.ndim - 1)) for t in tensors]
     return list(torch._foreach_mul(tensors, value))
+
+
+def arranged(tensor: Tensor, like: Tensor) -> Tensor:
+    """A stack in the memory order of another, because adding stacks of different orders is slow: gradients of stacked linear layers
+    come transposed, those of convolutions with the input channels innermost."""
+    if tensor.stride() == like.stride() or not len(like) or like.stride(0) != like[0].numel():
+        return tensor
+    return torch.empty_strided(tensor.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:

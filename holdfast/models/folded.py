@@ -35,12 +35,28 @@ class FoldedMaxPool2d(nn.MaxPool2d):
         return _unfold(super().forward(images), level, n)
 
 
+class UnfoldedGroupNorm(nn.GroupNorm):
+    """A GroupNorm: PyTorch's asks how its input lies in memory, which vmap cannot say of channels that lie innermost."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.contiguous() if is_batchedtensor(x) else x)
+
+
 def folded(layer: nn.Module) -> nn.Module:
     """The layer, able to run for a stack where that is quicker. Only PyTorch's own classes: a user's subclass may do anything."""
     if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
         layer.__class__ = FoldedConv2d
     if type(layer) is nn.MaxPool2d and not layer.return_indices:
         layer.__class__ = FoldedMaxPool2d
+    if type(layer) is nn.GroupNorm:
+        layer.__class__ = UnfoldedGroupNorm
+    return layer
+
+
+def unfolded(layer: nn.Module) -> nn.Module:
+    """The layer as PyTorch has it again."""
+    if isinstance(layer, (FoldedConv2d, FoldedMaxPool2d, UnfoldedGroupNorm)):
+        layer.__class__ = type(layer).__bases__[0]
     return layer
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
-from holdfast.models.folded import folded
+from holdfast.models.folded import folded, unfolded
 
 MASK = "padding_mask"
 KEY = "dropout_key"
@@ -43,6 +43,8 @@ class Network:
             raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in original.named_children()])}")
         self.signature = signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
         self.module = _prepare(copy.deepcopy(original)).to(dtype)
+        self.innermost = True
+        """On a CPU, images may lie in memory with their channels innermost, which is quicker."""
         self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
         self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
 
@@ -59,6 +61,12 @@ class Network:
         if not self.head_name:
             raise ConfigError("model: this method needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
         return self.layout.under(self.head_name)
+
+    def keep_order(self) -> None:
+        """Let tensors lie in memory as PyTorch's own layers leave them, which a user's `x.view(len(x), -1)` depends on."""
+        self.innermost = False
+        for layer in self.module.modules():
+            unfolded(layer)
 
     def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:
         """The extra buffers for one forward pass of one client: which samples are real, and the key for Dropout."""
@@ -98,7 +106,7 @@ class _KeyedDropout(nn.Module):
         # a layer that is used several times in one pass, under one key, draws anew each time
         self._calls = self._calls + 1 if self._last is self.dropout_key else 0
         self._last = self.dropout_key
-        layer = torch.tensor(self.layer + (self._calls << 32), dtype=torch.int64, device=x.device)
+        layer = self.layer + (self._calls << 32)
         keep = to_uniform(combine(combine(self.dropout_key, layer), counter), x.dtype) >= self.p
         return torch.where(keep, x / (1.0 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
 

@@ -10,13 +10,14 @@ from html import escape
 from holdfast.report.gather import Dot
 
 Scale = Callable[[float], float]
+Point = tuple[int, float, float, float]  # round, mean, lowest, highest
 COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
 
 
 @dataclass(frozen=True)
 class Series:
     label: str
-    points: Sequence[tuple[int, float, float, float]]  # round, mean, lowest, highest
+    points: Sequence[Point]
 
 
 def line_class(place: int) -> str:
@@ -30,9 +31,9 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
     every = [point for one in series for point in one.points]
     if not every:
         return '<p class="note">Nothing was evaluated yet.</p>'
-    right = 24 + 7.5 * max(len(shorten(one.label, 15)) for one in series)
+    right = 24 + 7.5 * max(len(shorten(one.label, 18)) for one in series)
     first, last = min(p[0] for p in every), max(p[0] for p in every)
-    ticks = nice_ticks(*worth_seeing(every, first + (last - first) / 4, percent))
+    ticks = nice_ticks(*worth_seeing(every, percent))
 
     def x(round: float) -> float:
         return left + (round - first) / max(last - first, 1) * (width - left - right)
@@ -72,13 +73,14 @@ def _curve(one: Series, place: int, x: Scale, y: Scale, end: float, clip: str) -
     return (
         f'<g class="{line_class(place)}" data-line="{place}"><g {clip}>{band}<path class="line" d="{line}"/></g>'
         f'<circle class="dot" cx="{x(r):.1f}" cy="{y(mean):.1f}" r="3.5"/>'
-        f'<text class="label" x="{x(r) + 9:.1f}" y="{end + 4:.1f}">{escape(shorten(one.label, 15))}</text></g>'
+        f'<text class="label" x="{x(r) + 9:.1f}" y="{end + 4:.1f}">{escape(shorten(one.label, 18))}</text></g>'
     )
 
 
 def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]], most: int = 600) -> str:
     """A row per method: every client a dot at its accuracy, the mean and the worst tenth marked."""
-    width, left, right, row, top = 1120, 150, 60, 76, 8
+    width, left, right, top = 1120, 150, 60, 8
+    row = 76 if len(rows) <= 6 else 48
     height = top + row * len(rows) + 34
     lowest = min((dot.accuracy for _, dots, _, _ in rows for dot in dots), default=0.0)
     ticks = nice_ticks(min(lowest, 0.95), 1.0)
@@ -102,7 +104,7 @@ def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]]
                 out.append(f'<text class="label" x="{pile[0][1] + 9:.1f}" y="{middle + 4:.1f}">×{len(pile)}</text>')
         for value, kind, word in ((mean, "mean", "mean"), (worst, "worst", "worst 10 %")):
             if value is not None:
-                path = f'd="M{x(max(value, ticks[0])):.1f} {middle - 30:.1f}v60"'
+                path = f'd="M{x(max(value, ticks[0])):.1f} {middle - row / 2 + 8:.1f}v{row - 16}"'
                 out.append(f'<path class="{kind}" {path}><title>{word}: {100 * value:.1f} %</title></path>')
         out.append("</g>")
     return "".join(out) + "</svg>"
@@ -152,15 +154,17 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     return "".join(out) + "</svg>"
 
 
-def worth_seeing(points: Sequence[tuple[int, float, float, float]], settled: float, rising: bool) -> tuple[float, float]:
-    """The range of an axis. Steep first rounds would flatten all that follows, so there the curve may leave the chart."""
-    late = [p for p in points if p[0] >= settled] or list(points)
+def worth_seeing(points: Sequence[Point], rising: bool) -> tuple[float, float]:
+    """The range of an axis. In long runs, steep first rounds would flatten all that follows, so there the curve may leave the chart."""
+    rounds = sorted({p[0] for p in points})
+    settled = rounds[len(rounds) // 4] if len(rounds) > 12 else rounds[0]
+    late = [p for p in points if p[0] >= settled]
     if rising:
         return min(p[2] for p in late), max(p[3] for p in points)
     return min(p[2] for p in points), max(p[3] for p in late)
 
 
-def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     """Round numbers that enclose [low, high]."""
     if not high > low:
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)

@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.results import Run
 from holdfast.session import run_folders
 
-Points = list[tuple[int, float]]
+Points = list[tuple[int, float]]  # round, value
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from holdfast.core.errors import HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
-from holdfast.report.charts import Series, curves, heat_map, line_class, strips
+from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
 from holdfast.report.gather import Cell, Line
 from holdfast.report.repeat import command, config_text, without_defaults
 from holdfast.report.table import COLUMNS, tabulate
@@ -53,7 +53,7 @@ def headline(lines: Sequence[Line]) -> str:
         for entry in row[1:]:
             cells.append(f'<td class="{"best" if entry.best else "plain"}">{escape(entry.text)}</td>')
         rows.append(f'<tr><th scope="row">{swatch(place)}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
-    notes = ["★ best of its column."]
+    notes = ["★ best of its column."] if len(lines) > 1 else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
@@ -63,9 +63,11 @@ def headline(lines: Sequence[Line]) -> str:
         notes.append(f"{len(open_ends)} of the runs have not finished; their figures are of their last evaluated round.")
     name, said = verdict(lines)
     return (
-        f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p><section><h2>Who is best</h2>'
+        f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
+        f'<section><h2>{"Who is best" if len(lines) > 1 else "Figures"}</h2>'
         f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        f'<p class="note below">{" ".join(notes)}</p>{_all_figures(lines)}</section>'
+        + (f'<p class="note below">{" ".join(notes)}</p>' if notes else "")
+        + f'{_all_figures(lines)}</section>'
     )
 
 
@@ -92,6 +94,7 @@ def verdict(lines: Sequence[Line]) -> tuple[str, str]:
 def _all_figures(lines: Sequence[Line]) -> str:
     """Every final figure, for those who look for one that is not above."""
     names = sorted({name for line in lines for cell in line.cells for name in cell.final})
+    over = " (means over seeds)" if any(line.seeds > 1 for line in lines) else ""
     heads = "".join(f'<th scope="col">{escape(line.label)}</th>' for line in lines)
     rows = []
     for name in names:
@@ -100,7 +103,7 @@ def _all_figures(lines: Sequence[Line]) -> str:
             texts = "".join(f"<td>{'–' if value is None else f'{value:,.6g}'}</td>" for value in values)
             rows.append(f'<tr><th scope="row">{escape(name)}</th>{texts}</tr>')
     return (
-        '<details><summary>All figures (means over seeds)</summary><div class="scroll"><table><thead><tr><th></th>'
+        f'<details><summary>All figures{over}</summary><div class="scroll"><table><thead><tr><th></th>'
         f'{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></details>'
     )
 
@@ -110,12 +113,17 @@ def over_rounds(lines: Sequence[Line]) -> str:
     for metric, name in CURVES.items():
         drawn = curves([Series(line.label, line.curve(metric)) for line in lines], name, metric == "accuracy")
         charts.append(f'<div data-chart="{metric}"><h3>{name}</h3>{drawn}</div>')
-    cut = " Steep first rounds may lie outside."
+    cut = " The steepest first rounds lie outside the charts." if any(_is_cut(lines, metric) for metric in CURVES) else ""
     band = " Bands reach from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
     return (
         f'<section><h2>Over the rounds</h2><p class="note">Of the model each method deploys, on the clients\' test samples.{band}{cut}</p>'
         f'{_keys(lines)}<div class="two">{"".join(charts)}</div></section>'
     )
+
+
+def _is_cut(lines: Sequence[Line], metric: str) -> bool:
+    points = [point for line in lines for point in line.curve(metric)]
+    return bool(points) and worth_seeing(points, metric == "accuracy") != (min(p[2] for p in points), max(p[3] for p in points))
 
 
 def clients(lines: Sequence[Line]) -> str:
@@ -155,12 +163,15 @@ def partition(cells: Sequence[Cell]) -> str:
 
 def protocol(lines: Sequence[Line]) -> str:
     """Which model is measured, on whom, when: nothing hidden in the score."""
-    rows = []
+    alike: dict[tuple[str, ...], list[str]] = {}  # lines that were measured in the same way share a row
     for place, line in enumerate(lines):
         told = line.cells[0].protocol
-        words = [_model_words(told), _client_words(told, line.cells[0]), _time_words(told, line.cells[0])]
-        texts = "".join(f"<td>{escape(word)}</td>" for word in words)
-        rows.append(f'<tr><th scope="row">{swatch(place)}{escape(line.label)}</th>{texts}</tr>')
+        words = (_model_words(told), _client_words(told, line.cells[0]), _time_words(told, line.cells[0]))
+        alike.setdefault(words, []).append(f'<div class="who">{swatch(place)}{escape(line.label)}</div>')
+    rows = []
+    for told_alike, names in alike.items():
+        texts = "".join(f"<td>{escape(word)}</td>" for word in told_alike)
+        rows.append(f'<tr><th scope="row">{"".join(names)}</th>{texts}</tr>')
     return (
         '<section><h2>How it was measured</h2><div class="scroll"><table class="words"><thead><tr><th></th><th scope="col">model</th>'
         f'<th scope="col">clients</th><th scope="col">when</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
@@ -229,7 +240,7 @@ def _part(chosen: Any) -> str:
     """A part in words: dirichlet (beta 0.1)."""
     if not isinstance(chosen, dict):
         return str(chosen)
-    settings = ", ".join(f"{k} {v}" for k, v in chosen.items() if k != "name" and v is not None)
+    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in chosen.items() if k != "name" and v is not None)
     return f"{chosen.get('name')} ({settings})" if settings else str(chosen.get("name"))
 
 

@@ -11,24 +11,28 @@ from typing import Any
 def to_toml(table: Mapping[str, Any]) -> str:
     """Values first, then one [section] per table; tables inside a section are written inline. None has no TOML and is left out."""
     top = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
-    text = "".join(f"{key(k)} = {value(v)}\n" for k, v in top.items() if v is not None)
+    out = "".join(f"{key(k)} = {value(v)}\n" for k, v in top.items() if v is not None)
     for name, section in table.items():
         if isinstance(section, Mapping):
             named = sorted(section.items(), key=lambda item: item[0] != "name")
             rows = "".join(f"{key(k)} = {value(v)}\n" for k, v in named if v is not None)
-            text += f"{chr(10) if text else ''}[{key(name)}]\n{rows}"
-    return text
+            out += f"{chr(10) if out else ''}[{key(name)}]\n{rows}"
+    return out
 
 
 def key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else text(name)
+
+
+def text(given: str) -> str:
+    return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows the delete character, TOML does not
 
 
 def value(given: Any) -> str:
     if isinstance(given, bool):
         return "true" if given else "false"
     if isinstance(given, str):
-        return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return text(given)
     if isinstance(given, Mapping):
         named = sorted(given.items(), key=lambda item: item[0] != "name")  # a part's name first
         inside = ", ".join(f"{key(str(k))} = {value(v)}" for k, v in named if v is not None)
@@ -40,6 +44,5 @@ def value(given: Any) -> str:
 
 def _number(given: Any) -> str:
     if isinstance(given, float):
-        text = repr(given)  # inf and nan are the same in TOML
-        return text if any(c in text for c in ".ein") else text + ".0"
+        return repr(given)  # also TOML, inf and nan among them
     return str(int(given))

@@ -121,3 +121,8 @@ def test_numpy_generator_is_seeded_by_the_key() -> None:
     a, b = Key(3).fold("p").numpy(), Key(3).fold("p").numpy()
     assert a.permutation(10).tolist() == b.permutation(10).tolist()
     assert Key(4).fold("p").numpy().permutation(10).tolist() != Key(3).fold("p").numpy().permutation(10).tolist()
+
+
+def test_a_number_folds_like_a_tensor_of_it():
+    for number in (0, 1, -1, 7, 2**40 + 3, 2**63 - 1, -(2**63)):
+        assert Key(5).fold(number).bits == Key(5).fold(torch.tensor(number)).bits

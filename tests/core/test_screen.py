@@ -6,7 +6,12 @@ import torch
 from holdfast.core.screen import screen
 from holdfast.core.types import Field, Uplink
 
-SCHEMA = {"update": Field("update", (2,)), "buffers": Field("buffer", (0,)), "count": Field("count", (), low=0), "share": Field("score", (3,), low=0, high=1)}
+SCHEMA = {
+    "update": Field("update", (2,)),
+    "buffers": Field("buffer", (0,)),
+    "count": Field("count", (), low=0),
+    "share": Field("score", (3,), low=0, high=1),
+}
 
 
 def uplink(**changes: torch.Tensor) -> Uplink:

@@ -62,6 +62,11 @@ def test_only(keep: torch.Tensor) -> None:
 
 
 def test_bytes_up() -> None:
-    fields = {"update": torch.zeros(3, 6), "buffers": torch.zeros(3, 0), "count": torch.zeros(3), "vote": torch.zeros(3, 2, dtype=torch.int8)}
+    fields = {
+        "update": torch.zeros(3, 6),
+        "buffers": torch.zeros(3, 0),
+        "count": torch.zeros(3),
+        "vote": torch.zeros(3, 2, dtype=torch.int8),
+    }
     assert Uplink(IDS, fields).bytes_up().tolist() == [24 + 4 + 2] * 3
     assert Uplink(IDS[:0], {k: v[:0] for k, v in fields.items()}).bytes_up().tolist() == []

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded
+from holdfast.evaluate import score
 from holdfast.local.augment import Augment
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.losses import Batch
@@ -96,6 +97,17 @@ def test_pull_per_row_and_a_frozen_target(plan: Plan) -> None:
     free = (0.75 - 0.18, 1.85 - 0.13)
     pulled = (free[0] - 0.1 * 2 * (0.75 - 1.0), free[1] - 0.1 * 2 * (1.85 - 2.0))
     close(got, free, pulled)
+
+
+@both_plans
+def test_every_client_has_its_own_target(plan: Plan) -> None:
+    """Two models of two clients: model i belongs to client i mod 2, and so does its target."""
+    data = Padded(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[0, 1], [0, 1]]), torch.tensor([2, 2]))
+    target = torch.tensor([[0.0, 0.0], [3.0, 3.0]], dtype=torch.float64)
+    recipe = Recipe(lr=0.1, batch_size=2, loss=squared)
+    got = train(network_of(line), W.repeat(4, 1), HAND, data, recipe, plan, pull=(target, 0.5)).model
+    low, high = (0.75 - 0.05 * 1, 1.85 - 0.05 * 2), (0.75 + 0.05 * 2, 1.85 + 0.05 * 1)
+    close(got, low, high, low, high)
 
 
 @both_plans
@@ -300,6 +312,105 @@ def test_a_client_alone_equals_the_client_in_a_stack(plan: Plan, samples: Any) -
         torch.testing.assert_close(alone, together[one], rtol=0, atol=1e-12)
 
 
+# ---- layers of all kinds
+
+
+LAYERS: dict[str, Any] = {
+    "stride": lambda: nn.Conv2d(2, 4, 3, stride=2),
+    "padding": lambda: nn.Conv2d(2, 4, 3, padding=1),
+    "padding by name": lambda: nn.Conv2d(2, 4, 3, padding="same"),
+    "dilation": lambda: nn.Conv2d(2, 4, 3, dilation=2),
+    "groups": lambda: nn.Conv2d(2, 4, 3, groups=2),
+    "no bias": lambda: nn.Conv2d(2, 4, 3, bias=False),
+    "mirrored": lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
+    "one pixel": lambda: nn.Conv2d(2, 4, 1),
+    "max": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True)),
+    "overlapping max": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, stride=1, padding=1)),
+    "average": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 3, 2)),
+    "adaptive": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(2)),
+    "group norm": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
+    "batch norm": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+    "layer norm": lambda: nn.Sequential(nn.LayerNorm([2, 6, 6]), nn.Conv2d(2, 2, 3)),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.PReLU()),
+    "lines": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 5), nn.MaxPool1d(2)),
+    "linear on rows": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(36, 5), nn.GELU()),
+    "frozen first": lambda: nn.Sequential(nn.Conv2d(2, 4, 3).requires_grad_(False), nn.Conv2d(4, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_both_plans_equal_plain_pytorch_on(layer: str) -> None:
+    images = random_samples(30, (2, 6, 6))
+    torch.manual_seed(0)
+    features = LAYERS[layer]()(torch.zeros(2, 2, 6, 6)).flatten(1).shape[1]
+    network = network_of(lambda: nn.Sequential(LAYERS[layer](), nn.Flatten(), nn.Linear(features, 3)))
+    data, model = deal(images, [7, 3, 12]), starts(network, 3)
+    expected = slow_fit(network, model, images, data, client_keys(3), RECIPE)
+    for plan in (LOOP, VMAP):
+        torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+
+
+class Viewing(nn.Module):
+    """What users write: it needs tensors to lie in memory as PyTorch's own layers leave them."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.norm, self.conv, self.out = norm, nn.Conv2d(2, 4, 3), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.out(F.group_norm(x, 2).flatten(1) if self.norm else x.view(x.shape[0], -1))
+
+
+@both_plans
+@pytest.mark.parametrize("norm", [False, True], ids=["view", "group_norm"])
+def test_a_users_code_may_depend_on_the_order_in_memory(norm: bool, plan: Plan) -> None:
+    images = random_samples(30, (2, 6, 6))
+    network = network_of(lambda: Viewing(norm))
+    data, model = deal(images, [7, 3, 12]), starts(network, 3)
+    expected = slow_fit(network, model, images, data, client_keys(3), RECIPE)
+    torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+    got = score(network, lambda net, x, aux: net(x), expected, torch.arange(3), images, data, plan)
+    assert got.total.tolist() == [7, 3, 12]
+
+
+def test_one_convolution_used_twice_and_tied_weights() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.a, self.b, self.out = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(72, 72), nn.Linear(72, 72), nn.Linear(72, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.b(torch.relu(self.a(self.conv(torch.relu(self.conv(x))).flatten(1)))))
+
+    images = random_samples(30, (2, 6, 6))
+    network = network_of(Twice)
+    data, model = deal(images, [7, 3]), starts(network, 2)
+    expected = slow_fit(network, model, images, data, client_keys(2), RECIPE)
+    for plan in (LOOP, VMAP):
+        torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+
+
+@both_plans
+def test_buffers_of_whole_numbers_stay_whole(plan: Plan, samples: Any) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 3)
+            self.register_buffer("order", torch.tensor([2, 0, 1]))
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return self.out(x[:, self.order])
+
+    network = network_of(Counting)
+    got = train(network, starts(network, 3), samples, deal(samples, [7, 3, 12]), RECIPE, plan).model
+    assert got[:, network.layout.under("passes")].flatten().tolist() == [4, 2, 6]
+    assert got[:, network.layout.under("order")].tolist() == [[2, 0, 1]] * 3
+
+
 # ---- layers with memory or luck
 
 
@@ -444,8 +555,14 @@ def slow_inner_loop(make: Any, network: Any, model: Tensor, samples: Any, data: 
     return torch.stack(out)
 
 
+def convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.MaxPool2d((1, 2)), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
 @both_plans
-@pytest.mark.parametrize("make", [small, with_norm], ids=["plain", "batch-norm"])
+@pytest.mark.parametrize("make", [small, with_norm, convolution])
 def test_step_function(plan: Plan, make: Any, samples: Any) -> None:
     """Buffers too: every pass of the inner loop updates the running statistics, as PyTorch does it."""
     counts = [7, 3, 12]

@@ -14,7 +14,9 @@ def keys(ids: list[int]) -> Key:
     return Key(0).fold("client").fold(torch.tensor(ids, dtype=torch.int64))
 
 
-def plan(ids: list[int] | None = None, counts: np.ndarray = COUNTS, batch: int = 5, epochs: int | list[int] = 2, **options: object) -> Schedule:
+def plan(
+    ids: list[int] | None = None, counts: np.ndarray = COUNTS, batch: int = 5, epochs: int | list[int] = 2, **options: object
+) -> Schedule:
     ids = list(range(len(counts))) if ids is None else ids
     steps = options.pop("steps", None)
     given = np.broadcast_to(np.asarray(epochs), counts.shape).astype(np.int64)

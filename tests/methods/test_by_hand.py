@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.aggregators.base import AggregationContext, Reduced
 from holdfast.aggregators.mean import Mean
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
-from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.core.registry import build
+from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch
@@ -39,8 +40,9 @@ def squared(net: nn.Module, batch: Batch) -> Tensor:
 
 def local_of(plan: Plan, epochs: int = 1, selected: list[bool] | None = None, **settings: float) -> Local:
     return Local(
-        network=NETWORK, wire=WHOLE, ids=IDS, key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [2, 1]), validation=deal(SAMPLES, [0, 0]),
-        initial=torch.zeros(2, 2, dtype=torch.float64), recipe=Recipe(lr=0.1, epochs=epochs, batch_size=2, loss=squared), plan=plan,
+        network=NETWORK, wire=WHOLE, ids=IDS, key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [2, 1]),
+        validation=deal(SAMPLES, [0, 0]), initial=torch.zeros(2, 2, dtype=torch.float64), plan=plan,
+        recipe=Recipe(lr=0.1, epochs=epochs, batch_size=2, loss=squared),
         settings=SimpleNamespace(**{k: torch.full((2,), v, dtype=torch.float64) for k, v in settings.items()}),
         selected=torch.tensor(selected or [True, True]),
     )  # fmt: skip
@@ -153,7 +155,9 @@ def one_round(name: str, ctx: Context, up: Uplink) -> tuple[Exchange, dict[str, 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedprox", "ditto"])
 def test_weighted_mean(name: str) -> None:
     asked, state, verdict = one_round(name, context(), answer([4, 7], UPDATES, [2, 1]))
-    assert asked.task == "train" and asked.to.tolist() == [4, 7] and asked.bank.tolist() == [[1.0, 2.0]] and asked.pick.tolist() == [[0], [0]]
+    assert (
+        asked.task == "train" and asked.to.tolist() == [4, 7] and asked.bank.tolist() == [[1.0, 2.0]] and asked.pick.tolist() == [[0], [0]]
+    )
     close(state["model"], [(2 * 0.75 + 1.0) / 3, (2 * 1.85 + 1.8) / 3])
     assert verdict.ids.tolist() == [4, 7] and verdict.weights is not None and verdict.weights.tolist() == pytest.approx([2 / 3, 1 / 3])
 
@@ -193,6 +197,24 @@ def test_buffers_are_averaged_with_the_rules_weights_and_not_by_the_server_rate(
     ctx = context(wire=wire, layout=network.layout, initial=start, server_lr=0.1)
     _, state, _ = one_round("fedavg", ctx, Uplink(IDS, fields))
     close(state["model"], [1.0, 0.0, 2.0, 2.0, 3.0])
+
+
+def test_buffers_are_an_average_also_where_the_rules_weights_do_not_add_up_to_one() -> None:
+    class Chosen(Mean):
+        """Takes the first two of three, whole."""
+
+        def __call__(self, x: Tensor, w: Tensor, state: dict[str, Tensor], ctx: AggregationContext) -> Reduced:
+            return Reduced(x[:2].mean(0), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), state)
+
+    wire = Wire.of(network_of(lambda: nn.BatchNorm1d(1)).layout, torch.ones(5, dtype=torch.bool))
+    fields = {
+        "update": torch.ones(3, 2, dtype=torch.float64), "buffers": torch.tensor([[3.0, 1.0, 4.0], [0.0, 4.0, 1.0], [9.0, 9.0, 9.0]]).double(),
+        "count": torch.ones(3, dtype=torch.float64), "loss": torch.zeros(3, dtype=torch.float64),
+    }  # fmt: skip
+    ctx = context([1, 4, 7], wire=wire, initial=torch.zeros(5, dtype=torch.float64), aggregator=Chosen())
+    _, state, verdict = one_round("fedavg", ctx, Uplink(torch.tensor([1, 4, 7]), fields))
+    close(state["model"], [1.0, 1.0, 1.5, 2.5, 2.5])
+    assert verdict.weights is not None and verdict.weights.tolist() == [1, 1, 0]
 
 
 def test_local_asks_for_nothing_but_training() -> None:

@@ -177,7 +177,6 @@ def test_fedavg_ft_outside_the_cohort(simulate: Callable[..., Run]) -> None:
     _, sent = vectors(simulate, "fedavg-ft", "deliver")
     assert torch.equal(sent[0], own[0]) and torch.equal(sent[3], w) and torch.equal(sent[4], w)
     run, tuned = vectors(simulate, "fedavg-ft", "finetune")
-    slow = Slowly.__new__(Slowly)
     experiment = run._experiment
     for client in (3, 4):  # one local training from the global model, off the books
         key = Key(0).fold("client", 2, 1).fold(torch.tensor([client])).fold("fit")
@@ -186,7 +185,6 @@ def test_fedavg_ft_outside_the_cohort(simulate: Callable[..., Run]) -> None:
         close(tuned[client], slow_fit(experiment.network, w[None], experiment.federation.samples, data, key, recipe)[0])
     assert torch.equal(tuned[0], own[0])
     assert everything(run).keys() == rows.keys() and torch.equal(everything(run)["rows/own"], rows["rows/own"])  # nothing was written
-    del slow
 
 
 def test_ditto_outside_the_cohort(simulate: Callable[..., Run]) -> None:

@@ -133,7 +133,9 @@ def test_dropout_by_key() -> None:
     assert torch.equal(drop(nn.Dropout(0.5), 3, x)[:2], drop(nn.Dropout(0.5), 3, x[:2]))  # padding a batch changes none of its first rows
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.Dropout1d(0.5), (6, 8, 5)), (nn.Dropout2d(0.5), (6, 8, 3, 3)), (nn.Dropout3d(0.5), (6, 8, 2, 2, 2))])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Dropout1d(0.5), (6, 8, 5)), (nn.Dropout2d(0.5), (6, 8, 3, 3)), (nn.Dropout3d(0.5), (6, 8, 2, 2, 2))]
+)
 def test_whole_channels_are_dropped(layer: nn.Module, shape: tuple[int, ...]) -> None:
     kept = (drop(layer, 0, torch.ones(shape)) != 0).flatten(2)
     assert (kept.all(2) | ~kept.any(2)).all() and 0.2 < kept.float().mean() < 0.8

@@ -1,0 +1,36 @@
+"""Runs that the tests of this folder read; played once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import make_config
+from holdfast.session import start
+from holdfast.sweep import expand
+
+TINY: dict[str, Any] = {
+    "data": {"clients": 4, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 40}},
+    "train": {"rounds": 3, "local_epochs": 1},
+    "engine": {"plan": "loop", "threads": 1},
+}
+
+
+def sweep(folder: Path, **sections: Any) -> Path:
+    start([(label, make_config(table)) for label, table in expand({**TINY, **sections})], folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods under two seeds, one of them with a setting of its own."""
+    override = [{"when": {"method.name": "ditto"}, "set": {"method.lam": 0.5}}]
+    axes = {"method.name": ["local", "fedavg", "ditto"], "seed": [0, 1]}
+    return sweep(tmp_path_factory.mktemp("runs") / "grid", sweep={**axes, "override": override})
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sweep(tmp_path_factory.mktemp("runs") / "single")

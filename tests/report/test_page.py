@@ -1,0 +1,143 @@
+"""The page stands alone, tells what was measured, and lets no text of a run become markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.experiment import Experiment
+from holdfast.report.charts import nice_ticks, round_ticks, shorten, spread_out, thin_out
+from holdfast.report.gather import Dot, read_cells
+from holdfast.report.page import render, write_page
+from holdfast.report.sections import verdict
+from tests.report.conftest import sweep
+
+
+class Balanced(HTMLParser):
+    """Every element is closed in order; collects what stands on the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: dict[str, int] = {}
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_small_and_alone(grid: Path) -> None:
+    page = write_page(grid)
+    text = page.read_text()
+    seen = Balanced(text)
+    assert page == grid / "report.html" and len(text) < 500_000
+    assert seen.links == [] and seen.tags["script"] == 2
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> None:
+    text = render(read_cells(grid))
+    assert text.count('class="line"') >= 6 and 'data-chart="loss"' in text
+    assert text.count('class="client"') == 3 * 2 * 4  # methods, seeds, clients
+    assert re.search(r"client 3, class \d: \d+ samples", text)
+    assert "the global model, one for all" in text and "each client&#x27;s personal model" in text
+    assert "holdfast run config.toml --plan loop --set engine.threads=1" in text
+    assert "accuracy/pooled" in text
+
+
+def test_heat_map_counts_every_training_sample_once(single: Path) -> None:
+    text = render(read_cells(single))
+    counts = [int(n) for n in re.findall(r"client \d+, class \d: (\d+) samples", text)]
+    assert sum(counts) == sum(int(n) for n in re.findall(r'class="count[^>]*>(\d+)<', text)) > 0
+
+
+def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    folder = sweep(tmp_path / "s", sweep={"data.dir": [evil, "<img src=x>"]})
+    text = render(read_cells(folder), title=evil)
+    seen = Balanced(text)
+    assert seen.tags["script"] == 2 and "img" not in seen.tags
+    assert evil not in text and "alert(1)" in text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Experiment._commit
+
+    def stop(self: Experiment, *args: object) -> None:
+        plain(self, *args)  # type: ignore[arg-type]
+        if self.cell.round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "_commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(tmp_path / "s")
+    text = render(read_cells(tmp_path / "s"))
+    assert "1 of the runs have not finished" in text and "fedavg" in text
+
+
+def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.core.errors import DataError
+
+    def gone(*args: object) -> None:
+        raise DataError("no folder 'digits'")
+
+    monkeypatch.setattr("holdfast.report.sections.build_federation", gone)
+    assert "The data is not at hand: no folder" in render(read_cells(single))
+
+
+def test_the_command_writes_where_it_is_told(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", str(single), "--out", str(tmp_path / "x.html")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "x.html") and (tmp_path / "x.html").stat().st_size > 10_000
+    with pytest.raises(SystemExit):
+        main(["report", str(single), "--markdown"])
+    assert capsys.readouterr().out.startswith("|  | accuracy |")
+
+
+def test_the_verdict_admits_luck(single: Path, grid: Path, tmp_path: Path) -> None:
+    from holdfast.report.gather import by_setting, one_each
+
+    assert "points more" not in verdict(by_setting(read_cells(single)))[1]
+    assert "One seed each" in verdict(one_each(read_cells(grid)))[1]
+    lines = by_setting(read_cells(grid))
+    best = max(lines, key=lambda line: line.mean("accuracy") or 0)
+    assert verdict(lines)[0] == best.label
+
+
+def test_ticks_enclose_and_are_round() -> None:
+    assert nice_ticks(0.713, 0.98) == pytest.approx([0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
+    assert nice_ticks(0, 2.3)[0] == 0 and nice_ticks(0, 2.3)[-1] >= 2.3
+    assert nice_ticks(1.0, 1.0)[0] < 1 < nice_ticks(1.0, 1.0)[-1]
+    assert round_ticks(1, 30) == [1, 5, 10, 15, 20, 25, 30] and round_ticks(1, 1) == [1] and round_ticks(1, 2) == [1, 2]
+
+
+def test_labels_do_not_overlap() -> None:
+    placed = spread_out([50, 51, 52, 10], 14, 0, 100)
+    ordered = sorted(placed)
+    assert all(b - a >= 14 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False)) and 0 <= ordered[0] and ordered[-1] <= 100
+    assert [placed.index(p) for p in ordered] == [3, 0, 1, 2]
+
+
+def test_thinning_keeps_the_worst() -> None:
+    dots = [Dot(i, 0, i / 5000, 1) for i in reversed(range(5000))]
+    few = thin_out(dots, 600)
+    assert len(few) <= 600 and few[0].client == 0
+    assert shorten("a" * 30, 10) == "a" * 9 + "…"

@@ -1,0 +1,80 @@
+"""The config on a page plays the same runs again."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.cli import main
+from holdfast.config import make_config
+from holdfast.report.gather import read_cells
+from holdfast.report.repeat import command, config_text
+from holdfast.report.toml import to_toml
+from holdfast.sweep import expand
+from tests.report.conftest import sweep
+
+
+def made_from(text: str) -> list[dict[str, Any]]:
+    return [make_config(table).plain() for _, table in expand(tomllib.loads(text))]
+
+
+def same_runs(folder: Path) -> str:
+    cells = read_cells(folder)
+    text = config_text(cells)
+    assert text is not None
+    made = made_from(text)
+    assert len(made) == len(cells) and all(cell.run.config.plain() in made for cell in cells)
+    return text
+
+
+def test_a_single_run(single: Path) -> None:
+    text = same_runs(single)
+    assert "sweep" not in text and "rounds = 3" in text and "batch_size" not in text  # defaults are left out
+
+
+def test_a_grid_with_an_override(grid: Path) -> None:
+    text = same_runs(grid)
+    assert 'seed = [0, 1]' in text and '"method.name" = ["local", "fedavg", "ditto"]' in text and "[[sweep.override]]" in text
+
+
+def test_other_axes(tmp_path: Path) -> None:
+    text = same_runs(sweep(tmp_path / "s", sweep={"train.lr": [0.01, 0.1], "data.clients": [3, 4]}))
+    assert '"train.lr" = [0.01, 0.1]' in text
+
+
+def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
+    for name, lr, epochs in (("a", 0.1, 1), ("b", 0.2, 2), ("c", 0.2, 3)):
+        sweep(tmp_path / name, train={"rounds": 1, "lr": lr, "local_epochs": epochs})
+    cells = read_cells(tmp_path)
+    text = config_text(cells)
+    assert text is None or sorted(map(str, made_from(text))) == sorted(str(cell.run.config.plain()) for cell in cells)
+
+
+def test_the_command_gives_the_same_bits(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = read_cells(grid)
+    Path("config.toml").write_text(config_text(cells) or "")
+    with pytest.raises(SystemExit) as left:
+        main([*command(cells).split()[1:], "--out", "again"])
+    assert not left.value.code
+    again = {(c.method, c.seed): c for c in read_cells(Path("again"))}
+    for cell in cells:
+        assert again[cell.method, cell.seed].curve("loss") == cell.curve("loss")
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(words, values, max_size=4))
+def test_toml_reads_back(table: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml(table)) == table

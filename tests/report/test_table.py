@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from holdfast.core.errors import ConfigError
+from holdfast.report.gather import by_setting, one_each, read_cells
+from holdfast.report.table import Entry, Table, amount, duration, tabulate, to_markdown, to_rich
+
+
+def test_seeds_are_averaged_and_their_spread_is_told(grid: Path) -> None:
+    lines = by_setting(read_cells(grid))
+    assert [line.label for line in lines] == ["local", "fedavg", "ditto"]
+    for line in lines:
+        first, second = (cell.final["accuracy"] for cell in line.cells)
+        assert line.mean("accuracy") == pytest.approx((first + second) / 2)
+        assert line.spread("accuracy") == pytest.approx(abs(first - second) / 2**0.5)  # n - 1 in the denominator
+
+
+def test_one_line_per_run(grid: Path) -> None:
+    lines = one_each(read_cells(grid))
+    assert len(lines) == 6 and lines[3].label == "fedavg seed=1"
+    assert all(line.spread("accuracy") is None for line in lines)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(single: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(single)
+    assert [line.label for line in one_each(read_cells(tmp_path))] == ["fedavg (a)", "fedavg (b)"]
+
+
+def test_the_best_is_marked_once_per_column(grid: Path) -> None:
+    table = tabulate(by_setting(read_cells(grid)))
+    accuracies = [row[1] for row in table.rows]
+    assert [entry.best for entry in accuracies] == [entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies]
+    assert not any(row[-1].best for row in table.rows)  # shared time ranks nobody
+
+
+def test_a_single_run_beats_nobody(single: Path) -> None:
+    assert not any(entry.best for row in tabulate(by_setting(read_cells(single))).rows for entry in row)
+
+
+def test_markdown_and_terminal_have_the_same_texts(grid: Path) -> None:
+    table = tabulate(by_setting(read_cells(grid)))
+    text = to_markdown(table)
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))
+    console.print(to_rich(table))
+    shown = console.export_text()
+    for row in table.rows:
+        assert all(entry.text in text and entry.text in shown for entry in row)
+    assert text.splitlines()[1] == "|---|" + "---:|" * 6
+
+
+def test_markdown_keeps_a_bar_inside_its_cell() -> None:
+    assert to_markdown(Table(("", "x"), ((Entry("a|b"), Entry("1", 1.0, True)),))).splitlines()[2] == "| a\\|b | **1** |"
+
+
+def test_amounts_as_people_read_them() -> None:
+    assert [amount(v) for v in (0, 999, 23_100_000, 4e15)] == ["0 B", "999 B", "23.1 MB", "4000.0 TB"]
+    assert [duration(v) for v in (3.21, 600)] == ["3.2 s", "10.0 min"]
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        read_cells(tmp_path)

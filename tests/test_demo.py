@@ -1,0 +1,43 @@
+"""The demonstration, cut short, and whole."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast import demo
+from holdfast.cli import main
+from holdfast.config import read_config
+
+
+def test_the_demo_writes_a_page_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "read_config", lambda file: read_config(file, ["train.rounds=2", "sweep.seed=[0, 1]", "engine.plan=vmap"]))
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--out", str(tmp_path / "demo")])
+    said = capsys.readouterr()
+    assert not left.value.code
+    page = tmp_path / "demo" / "report.html"
+    assert page.is_file() and str(page) in said.out
+    assert all(name in said.out for name in ("local", "fedavg", "ditto", "worst 10 %"))
+    assert "plan vmap" in said.err and "12/12 rounds" in said.err
+
+
+def test_the_demo_is_one_sweep_of_what_it_says() -> None:
+    cells = demo.cells()
+    assert [label for label, _ in cells] == [f"{m} seed={s}" for m in ("local", "fedavg", "ditto") for s in (0, 1, 2)]
+    assert {config.data.name for _, config in cells} == {"digits"}
+    assert f"{cells[0][1].data.clients} clients" in demo.INTRODUCTION and f"{len(cells)} runs" in demo.INTRODUCTION
+
+
+@pytest.mark.slow
+def test_the_demo_shows_what_it_is_for(tmp_path: Path) -> None:
+    from holdfast.report.gather import by_setting, read_cells
+    from holdfast.session import Watch
+
+    began = time.monotonic()
+    demo.play(tmp_path / "demo", Watch())
+    assert time.monotonic() - began < 60
+    accuracy = {line.label: line.mean("accuracy") or 0.0 for line in by_setting(read_cells(tmp_path / "demo"))}
+    assert accuracy["ditto"] > accuracy["local"] and accuracy["ditto"] > accuracy["fedavg"] > 0.8
