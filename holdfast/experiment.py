@@ -112,7 +112,7 @@ class Experiment:
             except StopIteration as end:
                 meter.server += time.perf_counter() - started
                 return end.value
-            exchange = replace(exchange, step=meter.exchanges)
+            exchange = replace(exchange, step=meter.next_step())
             meter.server += time.perf_counter() - started
             started = time.perf_counter()
             up = yield self._lose(exchange)
@@ -133,7 +133,7 @@ class Experiment:
             return {}, {}
         started = time.perf_counter()
         ids = self._measured(ctx)
-        sent = yield from self.server.deliver(state, ctx, ids)
+        sent = yield from self.rehearsed(self.server.deliver(state, ctx, ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
         if {"global", "customised"} <= set(self.method.models):  # the global model too, in front of the client's own
@@ -141,13 +141,23 @@ class Experiment:
             bank = torch.cat([bank, reference[None]])
             pick = torch.cat([torch.full((len(ids), 1), len(sent.bank), dtype=torch.int64), pick], dim=1)
         selected = torch.isin(ids, self.meter.took_part())
-        up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.exchanges)
+        up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.next_step())
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids)
         figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
         return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
+
+    def rehearsed(self, steps: Steps) -> Steps:
+        """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of it is kept."""
+        up = None
+        while True:
+            try:
+                exchange = steps.send(up)
+            except StopIteration as end:
+                return end.value
+            up = yield replace(exchange, step=self.meter.next_step(), rehearsal=True)
 
     def _measured(self, ctx: Context) -> Tensor:
         """The clients that are evaluated; a banned client is still somebody's model and stays in the mean."""
@@ -226,7 +236,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.client = self.server = self.evaluate = 0.0
-        self.up = self.down = self.exchanges = self.asked = 0
+        self.up = self.down = self.exchanges = self.asked = self.steps = 0
         self.losses: list[Tensor] = []
         self.refused: dict[int, str] = {}
         self.answered: set[int] = set()
@@ -234,6 +244,11 @@ class Meter:
     def took_part(self) -> Tensor:
         """Clients that did something in this round; a client that was drawn but lost is not among them."""
         return torch.tensor(sorted(self.answered), dtype=torch.int64)
+
+    def next_step(self) -> int:
+        """Exchanges of a round are numbered from 0; those of its evaluation go on counting."""
+        self.steps += 1
+        return self.steps - 1
 
     def count(self, exchange: Exchange, up: Uplink) -> None:
         people = exchange.to != ROOT

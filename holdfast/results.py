@@ -125,7 +125,8 @@ class Run:
         arrays = self.store.arrays(round)
         ctx = replace(ctx, cohort=arrays.get("cohort", ctx.cohort))  # drawn before this round's bans
         took_part = arrays.get("took_part", ctx.cohort[:0])
-        steps, up = experiment.server.deliver(state, ctx, ids), None
+        experiment.meter.steps = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
+        steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
         while True:
             try:
                 asked = next(steps) if up is None else steps.send(up)
@@ -133,8 +134,8 @@ class Run:
                 sent: Exchange = end.value
                 break
             up = simulator.exchange([Call(cell, asked)])[0]
-        step = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
-        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, {"selected": torch.isin(ids, took_part)}, step))
+        told = {"selected": torch.isin(ids, took_part)}
+        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step()))
         local = simulator.local([call])
         received = Received(sent.bank, sent.pick, local.wire)
         if kind == "customised":

@@ -40,7 +40,8 @@ Schema = Mapping[str, Field]
 class Exchange:
     """A request to some clients: client `to[i]` receives the models `bank[pick[i]]` (-1: none), so a broadcast is a bank of one row.
 
-    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round."""
+    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. In a `rehearsal`, which evaluation
+    may need, clients answer as always but keep nothing of it."""
 
     task: str
     to: Tensor
@@ -48,6 +49,7 @@ class Exchange:
     pick: Tensor
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     step: int = 0
+    rehearsal: bool = False
 
     def __post_init__(self) -> None:
         n = self.to.shape[0]

@@ -37,6 +37,7 @@ class Header:
     task: str
     round: int
     step: int
+    rehearsal: bool
     committed: int
     threads: int
     world: str
@@ -89,7 +90,7 @@ def read_exchange(content: RecordDict, header: Header, client: int, size: int, d
     if any(value.ndim == 0 or value.shape[0] != 1 for value in extra.values()):
         raise Malformed("extra: every tensor must have the one row of this client")
     picks = torch.tensor(pick, dtype=torch.int64).reshape(1, -1)
-    return Exchange(header.task, torch.tensor([client]), bank, picks, extra, header.step)
+    return Exchange(header.task, torch.tensor([client]), bank, picks, extra, header.step, header.rehearsal)
 
 
 def _places(pick: object) -> list[int]:

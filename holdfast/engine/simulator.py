@@ -54,7 +54,7 @@ class Simulator:
         started = time.perf_counter()
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
-            groups.setdefault(call.cell.group(call.exchange.task), []).append(place)
+            groups.setdefault((*call.cell.group(call.exchange.task), call.exchange.rehearsal), []).append(place)
         answers: dict[int, Uplink] = {}
         for places in groups.values():
             answers.update(zip(places, self._fused([calls[p] for p in places]), strict=True))
@@ -126,7 +126,8 @@ class Simulator:
             known, {k: self._put(v) for k, v in stored.items()},
             self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None, first.measure,
         )  # fmt: skip
-        return perform(first.rule, local, job)
+        state, fields = perform(first.rule, local, job)
+        return None if parts[0].exchange.rehearsal else state, fields
 
     def local(self, parts: list[Call]) -> Local:
         """The joint world of these clients; every number becomes one value per client."""

@@ -168,21 +168,22 @@ class _Stack:
         small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
         return self.samples.batch(rows, dtype=self.network.dtype) if small else None
 
-    def batch(self, rows: Tensor, t: int, ready: Tensor | None) -> Batch:
-        """The batches [m, B, ...] of these rows at step t, padded. `ready` are the fetched samples of rows that begin with these."""
+    def padded(self, rows: Tensor, active: list[int]) -> Iterator[Batch]:
+        """The batches [m, B, ...] of the first m = active[t] of these rows, step after step, padded."""
         owner, device = self.owner(rows), self.model.device
-        position = self.order.index[t, owner].to(device)
+        position = self.order.index[: len(active), owner].to(device)
         # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of 0 does not undo
         real, mine = position >= 0, owner.to(device)[:, None]
-        safe = torch.where(real, position, position[:, :1])
-        if ready is not None:
-            x = ready[torch.arange(len(rows), device=device)[:, None], safe]
-        else:
-            x = self.samples.batch(self.data.rows[mine, safe], dtype=self.network.dtype)
-        y = self.data.labels[mine, safe]
-        if self.recipe.augment.active:
-            x = self.recipe.augment(x, self.key[owner].to(device).fold("augment", t))
-        return Batch(x, y, real.to(self.network.dtype), {name: value[rows.to(value.device)] for name, value in self.aux.items()})
+        position = torch.where(real, position, position[..., :1])
+        labels, mask, ready = self.data.labels[mine, position], real.to(self.network.dtype), self.fetch(owner)
+        place = torch.arange(len(rows), device=device)[:, None]
+        aux = {name: value[rows.to(value.device)] for name, value in self.aux.items()}
+        for t, m in enumerate(active):
+            now = position[t, :m]
+            x = ready[place[:m], now] if ready is not None else self.samples.batch(self.data.rows[mine[:m], now], self.network.dtype)
+            if self.recipe.augment.active:
+                x = self.recipe.augment(x, self.key[owner[:m]].to(device).fold("augment", t))
+            yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
 
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
@@ -219,12 +220,14 @@ def _train_together(stack: _Stack, rows: Tensor) -> tuple[Tensor, Tensor]:
     stepper = Stacked(network, stack.recipe.loss)
     steps = stack.order.steps[stack.owner(rows).numpy()]
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
-    sizes, ready = stack.order.size[:, stack.owner(rows).numpy()], stack.fetch(stack.owner(rows))
-    for t in range(int(steps.max(initial=0))):
-        m = int((steps > t).sum())
+    sizes = stack.order.size[:, stack.owner(rows).numpy()]
+    no_keys = torch.zeros(len(rows), dtype=torch.int64, device=stack.model.device)
+    counts = [int((steps > t).sum()) for t in range(int(steps.max(initial=0)))]
+    for t, batch in enumerate(stack.padded(rows, counts)):
+        m = counts[t]
         now = slice(0, m)
         active, state = {k: v[now] for k, v in params.items()}, {k: v[now] for k, v in buffers.items()}
-        batch, key = stack.batch(rows[now], t, ready), stack.dropout(rows[now], t)
+        key = stack.dropout(rows[now], t) if network.keyed else no_keys[now]
         if run is not None:
             lr = torch.as_tensor(sgd.rows(now).lr, dtype=network.dtype, device=stack.model.device).expand(m)
             fresh, state_fresh, value = Stacked.run(torch.func.vmap(run), active, state, batch, key, lr)

@@ -65,10 +65,8 @@ def _order(key: Key, valid: Tensor, shuffle: bool) -> Tensor:
     if shuffle:
         last = torch.iinfo(torch.int64).max
         drawn = torch.where(valid, key.to("cpu").hash(longest), last)
+        # stable: padding stands behind the real positions and stays there, even behind one whose hash is the largest number
         position = torch.argsort(drawn, dim=1, stable=True)
-        # a padded position can only come before a real one if a hash equals the largest number: sort by validity to be exact
-        late = ~torch.gather(valid, 1, position)
-        position = torch.gather(position, 1, torch.argsort(late.to(torch.int8), dim=1, stable=True))
     count = valid.sum(1, keepdim=True)
     return torch.where(torch.arange(longest) < count, position, -1)
 

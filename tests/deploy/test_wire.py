@@ -17,7 +17,7 @@ from holdfast.core.types import Exchange, Field  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.post import Malformed  # noqa: E402
 
-HEADER = wire.Header(run="run-1", task="train", round=3, step=1, committed=2, threads=1, world="abc")
+HEADER = wire.Header(run="run-1", task="train", round=3, step=1, rehearsal=False, committed=2, threads=1, world="abc")
 SCHEMA = {
     "update": Field("update", (4,)), "buffers": Field("buffer", (0,)), "count": Field("count"),
     "loss": Field("score", dtype=torch.float64),

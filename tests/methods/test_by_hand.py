@@ -208,7 +208,8 @@ def test_buffers_are_an_average_also_where_the_rules_weights_do_not_add_up_to_on
 
     wire = Wire.of(network_of(lambda: nn.BatchNorm1d(1)).layout, torch.ones(5, dtype=torch.bool))
     fields = {
-        "update": torch.ones(3, 2, dtype=torch.float64), "buffers": torch.tensor([[3.0, 1.0, 4.0], [0.0, 4.0, 1.0], [9.0, 9.0, 9.0]]).double(),
+        "update": torch.ones(3, 2, dtype=torch.float64),
+        "buffers": torch.tensor([[3.0, 1.0, 4.0], [0.0, 4.0, 1.0], [9.0, 9.0, 9.0]], dtype=torch.float64),
         "count": torch.ones(3, dtype=torch.float64), "loss": torch.zeros(3, dtype=torch.float64),
     }  # fmt: skip
     ctx = context([1, 4, 7], wire=wire, initial=torch.zeros(5, dtype=torch.float64), aggregator=Chosen())
