@@ -41,7 +41,7 @@ class TrainSettings(Section):
     lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
     momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
     weight_decay: float = setting(0.0, "of the clients' SGD", ge=0)
-    participation: float = setting(1.0, "share of the available clients that is drawn in each round", gt=0, le=1)
+    participation: float = setting(1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1)
     availability: Availability = setting(1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file")
     dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
     server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
@@ -118,6 +118,8 @@ class Parts(Section):
     @classmethod
     def of(cls, config: Config) -> Parts:
         method: Method = build("method", config.method)
+        if not isinstance(method, Method):
+            raise ConfigError(f"method: {type(method).__name__} is not a method")
         if isinstance(config.model, nn.Module):
             raise ConfigError("model: wrap the module, as in holdfast.Model(module, head=\"fc\"), so that its head has a name")
         aggregator = _aggregator(config.aggregator)
@@ -252,7 +254,7 @@ def parse_memory(text: str) -> int:
                 amount = float(cleaned.removesuffix(unit)) * units[unit]
             except ValueError:
                 break
-            if amount >= 1:
+            if 1 <= amount < 2**63:
                 return int(amount)
     raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from holdfast.local.steps import Single
 from holdfast.models.network import Network
 
 Predict = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Tensor]
-_SAMPLES_AT_ONCE = 1024
+_VALUES_AT_ONCE = {"cpu": 1 << 17}  # of the samples of one forward pass: more of them spill a core's cache, elsewhere 2^25
+_SAMPLES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,32 @@ def score(
 ) -> Score:  # fmt: skip
     """Client i's data through model bank[which[i]]. Clients that share a model go through it together, except on plan `loop`,
     where every client is measured exactly as it would measure itself."""
-    aux = aux or {}
-    n = len(data.count)
-    correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
     training = network.module.training
     network.module.eval()
     try:
         with torch.no_grad():
-            if plan.name == "loop":
-                _one_by_one(network, predict, bank, which, samples, data, aux, correct, loss)
-            elif not aux and bank.shape[0] * 4 <= n:
-                _by_model(network, predict, bank, which, samples, data, correct, loss)
-            else:
-                _stacked(network, predict, bank, which, samples, data, plan, aux, correct, loss)
+            return network.attempt(lambda: _score(network, predict, bank, which, samples, data, plan, aux or {}))
     finally:
         network.module.train(training)
+
+
+def _score(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan, aux: Mapping[str, Tensor]
+) -> Score:
+    n = len(data.count)
+    correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
+    device = data.rows.device.type
+    at_once = max(1, min(_SAMPLES_AT_ONCE, _VALUES_AT_ONCE.get(device, 1 << 25) // max(1, math.prod(samples.sample_shape))))
+    # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
+    large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
+    if plan.name == "loop":
+        _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
+    elif not aux and bank.shape[0] * 4 <= n:
+        _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
+    elif large:
+        _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
+    else:
+        _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
     return Score(correct, loss, data.count.cpu().clone())
 
 
@@ -74,22 +87,23 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
 
 def _one_by_one(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    correct: Tensor, loss: Tensor,
+    at_once: int, correct: Tensor, loss: Tensor,
 ) -> None:  # fmt: skip
     bind = _binder(network)
     for i, count in enumerate(data.count.tolist()):
         module, own = bind(bank[which[i]]), {name: value[i] for name, value in aux.items()}
-        for start in range(0, count, _SAMPLES_AT_ONCE):
-            part = slice(start, min(count, start + _SAMPLES_AT_ONCE))
-            x = samples.batch(data.rows[i, part], dtype=network.dtype)
+        for start in range(0, count, at_once):
+            part = slice(start, min(count, start + at_once))
+            x = network.ordered(samples.batch(data.rows[i, part], dtype=network.dtype))
             right, losses = judge(predict(module, x, own), data.labels[i, part])
             correct[i] += right.sum().cpu()
             loss[i] += losses.sum().cpu()
 
 
 def _by_model(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, correct: Tensor, loss: Tensor
-) -> None:
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int,
+    correct: Tensor, loss: Tensor,
+) -> None:  # fmt: skip
     """Few models for many clients: all samples of a model's clients in long batches."""
     bind = _binder(network)
     real, owner = data.mask, torch.arange(len(data.count), device=data.rows.device)[:, None].expand_as(data.rows)
@@ -97,9 +111,10 @@ def _by_model(
         chosen = real & (which.to(real.device) == j)[:, None]
         rows, labels, clients = data.rows[chosen], data.labels[chosen], owner[chosen].cpu()
         module = bind(bank[j])
-        for start in range(0, len(rows), _SAMPLES_AT_ONCE):
-            part = slice(start, start + _SAMPLES_AT_ONCE)
-            right, losses = judge(predict(module, samples.batch(rows[part], dtype=network.dtype), {}), labels[part])
+        for start in range(0, len(rows), at_once):
+            part = slice(start, start + at_once)
+            x = network.ordered(samples.batch(rows[part], dtype=network.dtype))
+            right, losses = judge(predict(module, x, {}), labels[part])
             correct.index_add_(0, clients[part], right.long().cpu())
             loss.index_add_(0, clients[part], losses.double().cpu())
 
@@ -114,13 +129,14 @@ class _Predictor(nn.Module):
 
 
 def _stacked(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    aux: Mapping[str, Tensor], correct: Tensor, loss: Tensor,
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
+    at_once: int, most: int, correct: Tensor, loss: Tensor,
 ) -> None:  # fmt: skip
+    """Every client under its own model, several clients in one pass."""
     wrapped = _Predictor(network.module, predict)
     forward = vmap(lambda tensors, x, own: functional_call(wrapped, tensors, (x, own)))
-    rows_at_once = max(1, min(plan.rows, 256, len(data.count)))
-    width = min(128, max(1, 4 * _SAMPLES_AT_ONCE // rows_at_once))
+    width = max(1, min(128, int(data.count.max()) if len(data.count) else 0))
+    rows_at_once = max(1, min(most, 256, at_once // width))
     for start in range(0, len(data.count), rows_at_once):
         rows = slice(start, start + rows_at_once)
         views = network.layout.tensors(bank[which[rows].to(bank.device)])

@@ -201,7 +201,7 @@ class Experiment:
         self.cell.rows = RowStore(self.out / "rows")
         ctx = self.context()
         state = self.server.init(ctx)
-        state |= {f"aggregator/{k}": v for k, v in self.parts.aggregator.init(self.network.layout).items()}
+        state |= {f"aggregator/{k}": v for k, v in self.parts.aggregator.init(ctx.wire.layout(self.network.layout)).items()}
         for place, detector in enumerate(self.parts.detectors):
             state |= {f"detector{place}/{k}": v for k, v in detector.init().items()}
         server = {f"server/{k}": v for k, v in state.items()}

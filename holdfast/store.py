@@ -310,5 +310,6 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise HoldfastError(f"the disk is full: could not write {path}; free some space, then go on with `holdfast resume`") from None
+            hint = "free some space; `holdfast resume` goes on with a run that has begun"
+            raise HoldfastError(f"the disk is full: could not write {path}; {hint}") from None
         raise HoldfastError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -148,11 +148,14 @@ def test_ctrl_c_leaves_a_resumable_run(cli: Callable[..., Answer], tmp_path: Pat
     assert {n: resumed["final"][n] for n in same} == {n: whole["final"][n] for n in same}
 
 
-def test_ctrl_c_before_the_first_commit_keeps_nothing(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(self: Follow, experiments: Any) -> None:
+@pytest.mark.parametrize("moment", ["say", "planned"])
+def test_ctrl_c_before_the_first_commit_keeps_nothing(
+    moment: str, cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Follow, news: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Follow, "planned", planned)
+    monkeypatch.setattr(Follow, moment, stop)
     answer = cli("run", *SMALL, "--out", tmp_path / "a")
     assert answer.code == 130 and "nothing was kept" in answer.err
     assert not (tmp_path / "a").exists()

@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded digits are decoded once, not in each of a hundred runs, and nothing waits for the disk: what a killed process wrote
     is the kernel's, synced or not."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits() if settings.name == "digits" else load_samples(settings))
+    monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
 
 
 def table(method: str = "ditto", plan: str = "loop", **train: Any) -> dict[str, Any]:
@@ -301,7 +301,11 @@ def test_a_full_disk_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             with pytest.raises(HoldfastError, match="the disk is full") as error:
                 begin(config(), out)
         assert "\n" not in str(error.value) and "holdfast resume" in str(error.value) and not list(out.rglob("*.writing"))
-        resume(out, monkeypatch)
+        if failing == 6:  # nothing was committed yet, so nothing is left
+            assert not out.exists()
+            begin(config(), out)
+        else:
+            resume(out, monkeypatch)
         assert bits(out) == wanted, failing
 
 

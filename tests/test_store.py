@@ -166,7 +166,8 @@ def test_memory_stays_flat_however_many_rows(tmp_path: Path) -> None:
 
 
 def commit(store: Store, round: int, rows: RowStore | None = None, **state: torch.Tensor) -> None:
-    store.commit(round, state, {"round": round, "metrics": {"accuracy": 0.5}}, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))
+    part = {"round": round, "metrics": {"accuracy": 0.5}}
+    store.commit(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))
 
 
 def test_the_head_is_the_last_commit(tmp_path: Path) -> None:
@@ -200,8 +201,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert not any(file.exists() for file in left)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"round": 1}', b'{"round": "x", "state": "state/a"}',
-                                     b'{"round": 1, "state": 5}', b'{"round": 1, "state": "state/none"}', b'{"round": 1, "state": "state"}'])
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"round": 1}', b'{"round": "x", "state": "state/a"}', b'{"round": 1, "state": 5}',
+    b'{"round": 1, "state": "state/none"}', b'{"round": 1, "state": "state"}',
+])  # fmt: skip
 def test_a_damaged_head_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "head.json").write_bytes(content)

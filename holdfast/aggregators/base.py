@@ -22,6 +22,7 @@ class AggregationContext(Guarded):
     received: Tensor
     """The model the updates start from, [d]."""
     layout: Layout
+    """Where the tensors lie among the columns."""
     key: Key
     round: int
     assumed: int

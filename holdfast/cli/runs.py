@@ -146,9 +146,8 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         from holdfast.session import run_folders
 
-        there = any((path / "head.json").exists() for path in run_folders(folder))
-        text = f"interrupted; `holdfast resume {folder}` continues it" if there else "interrupted before the first commit; nothing was kept"
-        to_stderr().print(text, markup=False)
+        kept = f"`holdfast resume {folder}` continues it" if run_folders(folder) else "it had not begun, and nothing was kept"
+        to_stderr().print(f"interrupted; {kept}", markup=False)
         raise typer.Exit(130) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -104,6 +104,19 @@ class Wire:
     @property
     def buffers(self) -> int:
         return self.size - self.parameters
+
+    def layout(self, whole: Layout) -> Layout:
+        """Where each tensor's travelling entries lie among the parameters that travel; for rules that go layer by layer."""
+        shared = torch.zeros(whole.size, dtype=torch.bool)
+        shared[self.index] = True
+        slots, start = [], 0
+        for slot in whole.slots:
+            size = int(shared[slot.start : slot.stop].sum())
+            if size and not slot.buffer:
+                shape = slot.shape if size == slot.stop - slot.start else (size,)
+                slots.append(replace(slot, shape=shape, start=start, stop=start + size))
+                start += size
+        return Layout(tuple(slots))
 
     def pack(self, model: Tensor) -> Tensor:
         """[..., size of the model] to [..., what travels]."""

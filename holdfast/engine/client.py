@@ -118,7 +118,11 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
     if measure.unselected == "keep_own":
         kept = outside & job.known
         received = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
-    return rule.personal(local, state, received)
+    own = rule.personal(local, state, received)
+    newcomer = outside & ~job.known & received.has
+    if not state or not bool(newcomer.any()):
+        return own
+    return torch.where(newcomer.to(own.device)[:, None], received.into(local.initial), own)
 
 
 def pick(local: Local, rows: Tensor) -> Local:

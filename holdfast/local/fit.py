@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -86,13 +87,7 @@ def fit(
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64)
     for part in np.array_split(ranking, -(-rows // most)):
         chosen = torch.from_numpy(part)
-        try:
-            trained, loss = train(stack, chosen)
-        except RuntimeError:  # some of the user's code may depend on how tensors lie in memory; if not that, it fails again
-            if not network.innermost:
-                raise
-            network.keep_order()
-            trained, loss = train(stack, chosen)
+        trained, loss = network.attempt(partial(train, stack, chosen))
         out[chosen.to(out.device)] = trained
         losses[chosen] = loss.double().cpu()
     steps = torch.from_numpy(order.steps).repeat(rows // clients)
@@ -189,7 +184,7 @@ class _Stack:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
         rows, labels, ready = self.data.rows[owner], self.data.labels[owner], self.fetch(owner)
-        ready = ready if ready is None else self._ordered(ready)
+        ready = ready if ready is None else self.network.ordered(ready)
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
         index = self.order.index[:, owner].to(device)
@@ -199,12 +194,7 @@ class _Stack:
             x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
             if augment.active:
                 x = augment(x[None], self.key[owner : owner + 1].to(device).fold("augment", t))[0]
-            yield Batch(self._ordered(x), labels[position], ones[:size], aux)
-
-    def _ordered(self, x: Tensor) -> Tensor:
-        """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
-        quick = self.network.innermost and x.ndim == 4 and x.device.type == "cpu"
-        return x.to(memory_format=torch.channels_last) if quick else x
+            yield Batch(self.network.ordered(x), labels[position], ones[:size], aux)
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
         return self.key[self.owner(rows)].fold("dropout", t).bits.to(self.model.device)

@@ -81,3 +81,15 @@ def test_nothing_travels() -> None:
     assert (wire.size, wire.parameters, wire.whole) == (0, 0, False)
     assert wire.pack(torch.ones(3, 26)).shape == (3, 0)
     assert torch.equal(wire.unpack(torch.zeros(3, 0), torch.ones(3, 26)), torch.ones(3, 26))
+
+
+def test_the_layout_of_what_travels():
+    whole = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    shared = torch.ones(whole.size, dtype=torch.bool)
+    shared[0:2] = False  # one row of the first weight stays
+    shared[whole.under("2")] = False  # and the whole last layer
+    part = Wire.of(whole, shared).layout(whole)
+    assert [(s.name, s.shape, s.start, s.stop) for s in part.slots] == [
+        ("0.weight", (4,), 0, 4), ("0.bias", (3,), 4, 7), ("1.weight", (3,), 7, 10), ("1.bias", (3,), 10, 13),
+    ]  # fmt: skip
+    assert Wire.of(whole, torch.ones(whole.size, dtype=torch.bool)).layout(whole).size == whole.parameters

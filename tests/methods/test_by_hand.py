@@ -206,13 +206,14 @@ def test_buffers_are_an_average_also_where_the_rules_weights_do_not_add_up_to_on
         def __call__(self, x: Tensor, w: Tensor, state: dict[str, Tensor], ctx: AggregationContext) -> Reduced:
             return Reduced(x[:2].mean(0), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), state)
 
-    wire = Wire.of(network_of(lambda: nn.BatchNorm1d(1)).layout, torch.ones(5, dtype=torch.bool))
+    layout = network_of(lambda: nn.BatchNorm1d(1)).layout
+    wire = Wire.of(layout, torch.ones(5, dtype=torch.bool))
     fields = {
         "update": torch.ones(3, 2, dtype=torch.float64),
         "buffers": torch.tensor([[3.0, 1.0, 4.0], [0.0, 4.0, 1.0], [9.0, 9.0, 9.0]], dtype=torch.float64),
         "count": torch.ones(3, dtype=torch.float64), "loss": torch.zeros(3, dtype=torch.float64),
     }  # fmt: skip
-    ctx = context([1, 4, 7], wire=wire, initial=torch.zeros(5, dtype=torch.float64), aggregator=Chosen())
+    ctx = context([1, 4, 7], wire=wire, layout=layout, initial=torch.zeros(5, dtype=torch.float64), aggregator=Chosen())
     _, state, verdict = one_round("fedavg", ctx, Uplink(torch.tensor([1, 4, 7]), fields))
     close(state["model"], [1.0, 1.0, 1.5, 2.5, 2.5])
     assert verdict.weights is not None and verdict.weights.tolist() == [1, 1, 0]

@@ -1,0 +1,178 @@
+"""Holdfast from Python: sections or a Config, objects for names, resuming what a file cannot hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import holdfast
+from holdfast.api import fresh_folder
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.engine.simulator import Simulator
+from holdfast.methods.ditto import Ditto
+from tests.test_session import TINY, config
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(64, width), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x.flatten(1)).relu())
+
+
+def my_loss(net: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(net(batch.x), batch.y, reduction="none")
+
+
+def objects(model: holdfast.Model) -> dict[str, Any]:
+    return {**TINY, "model": model, "train": {**TINY["train"], "loss": my_loss}}
+
+
+# ---- imports
+
+
+def modules_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_holdfast_is_light() -> None:
+    loaded = modules_after("import holdfast; holdfast.__version__, holdfast.HoldfastError, dir(holdfast)")
+    assert not loaded & {"torch", "pandas", "numpy", "plotly", "flwr", "ray", "pyarrow"}
+
+
+def test_a_whole_run_needs_neither_flower_nor_ray(tmp_path: Path) -> None:
+    sections = "train={'rounds': 1, 'local_steps': 1}, engine={'plan': 'loop', 'threads': 1}"
+    code = f"import holdfast; holdfast.run(out={str(tmp_path / 'run')!r}, {sections})"
+    assert not modules_after(code) & {"flwr", "ray"}
+
+
+def test_public_names() -> None:
+    for name in holdfast.__all__:
+        assert getattr(holdfast, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'ran'"):
+        holdfast.ran  # noqa: B018
+
+
+# ---- running
+
+
+def test_sections_a_table_and_a_config_are_the_same(tmp_path: Path) -> None:
+    runs = [
+        holdfast.run(out=tmp_path / "a", **TINY),
+        holdfast.run(TINY, out=tmp_path / "b"),
+        holdfast.run(config(), out=tmp_path / "c"),
+        holdfast.run({**TINY, "method": "fedavg"}, out=tmp_path / "d", method=Ditto()),
+    ]
+    assert all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs) and runs[3].manifest["config"]["method"]["name"] == "ditto"
+    with pytest.raises(ConfigError, match="not both"):
+        holdfast.run(config(), seed=3)
+
+
+def test_the_default_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = holdfast.run(**TINY)
+    assert first.path.parent == Path("runs") and first.final
+    taken = fresh_folder()
+    taken.mkdir(exist_ok=True)
+    assert fresh_folder() != taken
+
+
+def test_resume_by_path(tmp_path: Path) -> None:
+    whole = holdfast.run(config(), out=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    again = holdfast.resume(tmp_path / "run")
+    assert isinstance(again, holdfast.Run) and again.final == whole.final
+
+
+def test_resume_of_a_sweep_gives_all_its_runs(tmp_path: Path) -> None:
+    from holdfast.session import start
+
+    start([("a", config()), ("b", config(seed=1))], tmp_path / "sweep")
+    runs = holdfast.resume(tmp_path / "sweep")
+    assert isinstance(runs, list) and [run.manifest["label"] for run in runs] == ["a", "b"]
+    start([("a", config()), ("b", config(seed=1))][:1], tmp_path / "single")
+    assert isinstance(holdfast.resume(tmp_path / "single"), holdfast.Run)
+
+
+# ---- objects that a file cannot hold
+
+
+def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Simulator.exchange
+
+    def strike(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == number:
+            raise KeyboardInterrupt
+        return exchange(self, calls)
+
+    monkeypatch.setattr(Simulator, "exchange", strike)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed: bool) -> None:
+    """Given as a module (its weights are the start) or as a function that makes one; stopped, and resumed with the same config."""
+    torch.manual_seed(3)
+    module = Net()
+    before = [p.detach().clone() for p in module.parameters()]
+
+    def make() -> holdfast.Model:
+        return holdfast.Model(module if fixed else Net, head="fc")
+
+    whole = holdfast.run(objects(make()), out=tmp_path / "whole")
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True)), "the user's module is left alone"
+    assert isinstance(whole.model(client=2), Net) and whole.model(client=2) is not module
+    with monkeypatch.context() as patch:
+        stop_in_round(2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            holdfast.run(objects(make()), out=tmp_path / "cut")
+    for use in (lambda: holdfast.resume(tmp_path / "cut"), lambda: holdfast.Run(tmp_path / "cut").model()):
+        with pytest.raises(ConfigError) as error:
+            use()
+        assert "model was a Python object" in str(error.value) and "config=" in str(error.value) and "\n" not in str(error.value)
+    assert len(holdfast.Run(tmp_path / "cut").metrics) == 1, "figures need no model"
+    assert len(holdfast.load(tmp_path / "cut")) == 1
+    resumed = holdfast.resume(tmp_path / "cut", config=objects(make()))
+    assert isinstance(resumed, holdfast.Run)
+    for client in (None, *range(4)):
+        assert torch.equal(resumed.vector(client), whole.vector(client))
+    assert torch.equal(holdfast.Run(tmp_path / "cut", config(**objects(make()))).vector(1), whole.vector(1))
+
+
+def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:
+    holdfast.run(objects(holdfast.Model(Net, head="fc")), out=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(ConfigError, match="began with another config"):
+        holdfast.resume(tmp_path / "run", config={**objects(holdfast.Model(Net, head="fc")), "seed": 1})
+    with pytest.raises(RunError, match="weights the run began with"):
+        holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(lambda: Net(6), head="fc")))
+
+
+def test_a_bare_module_is_told_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="holdfast.Model"):
+        holdfast.run(model=Net())
+    with pytest.raises(ConfigError, match="no submodule named 'fx' for the head; did you mean 'fc'"):
+        holdfast.run(model=holdfast.Model(Net, head="fx"))
+
+
+def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.session import start
+
+    sizes = []
+    work = Simulator.work
+    monkeypatch.setattr(Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest))
+    model = holdfast.Model(Net, head="fc")
+    start([("a", config(model=model)), ("b", config(model=model, seed=1))], tmp_path / "sweep")
+    assert set(sizes) == {2}
