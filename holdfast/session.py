@@ -25,6 +25,7 @@ from holdfast.local.forecast import Forecast, choose
 from holdfast.local.plan import Plan
 from holdfast.store import read_json
 
+_CLEARLY = 0.9  # how much faster more threads have to be
 Say = Callable[[str], None]
 MakeEngine = Callable[[Mapping[str, Plan], torch.device], Engine]
 """What carries out the exchanges of a run: the simulator, or a fleet of real clients."""
@@ -54,9 +55,10 @@ def start(
     _refuse_taken(out)
     settings = experiments[0].config.engine
     device = pick_device(settings.device)
-    threads = settings.threads or torch.get_num_threads()
+    threads, forecasts = _tried(experiments, device, settings.threads)  # before anything is written: a model that fails leaves nothing
+    for name, forecast in forecasts.items():
+        watch.say(_sentence(forecast, [e for e in experiments if e.network.signature == name], threads))
     with _threads(threads):
-        forecasts = _forecasts(experiments, device, watch.say)  # before anything is written: a model that fails leaves nothing behind
         fresh = [folder for folder in (out, *(e.out for e in experiments)) if not folder.exists()]
         with _locked(experiments), _tidied(experiments, fresh):
             _refuse_taken(out)  # somebody may have been quicker
@@ -176,7 +178,23 @@ def _play(experiments: list[Experiment], engine: Engine, device: torch.device, w
     return drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]))
 
 
-def _forecasts(experiments: list[Experiment], device: torch.device, say: Say) -> dict[str, Forecast]:
+def _tried(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
+    """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
+    wait for each other, so one thread is taken unless more are clearly faster."""
+    most = torch.get_num_threads()
+    tried: dict[int, dict[str, Forecast]] = {}
+    for threads in [asked or most] if asked or device.type != "cpu" else sorted({1, most}):
+        with _threads(threads):
+            tried[threads] = _forecasts(experiments, device)
+
+    def seconds(threads: int) -> float:
+        return sum(forecast.seconds(1) or 0.0 for forecast in tried[threads].values())
+
+    best = min(tried)
+    return (most, tried[most]) if most in tried and seconds(most) < _CLEARLY * seconds(best) else (best, tried[best])
+
+
+def _forecasts(experiments: list[Experiment], device: torch.device) -> dict[str, Forecast]:
     """A plan for each network, tried on the data of its first experiment with as many rows as all its experiments train at once."""
     out: dict[str, Forecast] = {}
     for experiment in experiments:
@@ -192,18 +210,18 @@ def _forecasts(experiments: list[Experiment], device: torch.device, say: Say) ->
             parse_memory(engine.memory),
         )  # fmt: skip
         out[experiment.network.signature] = forecast
-        say(_sentence(forecast, alike))
     return out
 
 
-def _sentence(forecast: Forecast, experiments: list[Experiment]) -> str:
+def _sentence(forecast: Forecast, experiments: list[Experiment], threads: int) -> str:
     plan = forecast.plan
     measured = ", ".join(f"{name} {micro:.0f} us" for name, micro in forecast.measured.items())
     seconds = forecast.seconds(sum(_client_steps(e) for e in experiments))
     if seconds is None:
         return f"plan {plan.name} (nothing to train)"
-    memory = max(forecast.memory // 10**6, 1)
-    return f"plan {plan.name} (per client step: {measured}); expect about {max(seconds, 0.1):.1f} s of training and {memory} MB for a stack"
+    where = f"{threads} thread{'s' if threads > 1 else ''}"
+    expect = f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a stack"
+    return f"plan {plan.name}, {where} (per client step: {measured}); {expect}"
 
 
 def _cohort_size(experiment: Experiment) -> int:

@@ -19,6 +19,7 @@ _STEPS = 2
 _ENOUGH = 0.4  # seconds of trials after which a choice is sound
 _TURNS = (3, 12)  # at least and at most, while they last less than a second in all
 _LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
+_SLOW = 0.1  # seconds of a step
 _CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan, which a real client runs too
 
 
@@ -44,7 +45,7 @@ def choose(
     network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
     plans = {name: bounded(Plan(cast(PlanName, name)), memory, per_row, device) for name in ("loop", "vmap")}
-    names = ["loop", "vmap"] if asked == "auto" else [asked]
+    names = [asked] if asked != "auto" else ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
     if int(data.count.max()) == 0:
         return Forecast(plans[names[0]], {}, 0)
     times = _compare({name: plans[name] for name in names}, _Trial(network, initial, samples, data, recipe), rows)
@@ -83,16 +84,23 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
     """Microseconds of a client's step under each plan. They take turns and the best turn counts, because another process may
     slow any of them; a model of which one step takes long is tried on few rows and in few turns."""
     began = time.perf_counter()
-    step = min(trial.seconds(Plan("loop"), 1) for _ in range(2))
-    budgets = {"loop": (_LOOP, rows), "vmap": (_STACK, min(rows, plans["vmap"].stack or plans["vmap"].rows) if "vmap" in plans else 1)}
-    sizes = {name: max(1, min(most, int(seconds / (_STEPS * step)))) for name, (seconds, most) in budgets.items()}
-    sizes["vmap"] = max(sizes["vmap"], min(budgets["vmap"][1], 2))
-    best = dict.fromkeys(plans, float("inf"))
+    step = trial.seconds(Plan("loop"), 1)
+    slow = step > _SLOW
+    best = {"loop": step} if slow and "loop" in plans else {}  # a first try warms up as well, which only short steps feel
+    sizes = {name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1)) for name, plan in plans.items()}
     least, most = _TURNS
     for turn in range(most):
         for name, plan in plans.items():
-            best[name] = min(best[name], trial.seconds(plan, sizes[name]))
-        spent = time.perf_counter() - began
-        if spent > 1.0 or (turn + 1 >= least and spent > _ENOUGH):
-            break
+            spent = time.perf_counter() - began
+            if name in best and (spent > 1.0 or (turn >= least and spent > _ENOUGH)):
+                continue
+            best[name] = min(best.get(name, float("inf")), trial.seconds(plan, sizes[name]))
     return {name: seconds * 1e6 for name, seconds in best.items()}
+
+
+def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:
+    """As many rows as make a trial long enough to measure; a stack is as large as the run's unless that takes too long."""
+    if name == "loop":
+        return max(1, min(rows, int(_LOOP / (_STEPS * step))))
+    together = min(rows, plan.stack or plan.rows)
+    return max(min(together, 2), min(together, int(_STACK / (_STEPS * step))))

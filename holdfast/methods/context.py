@@ -110,7 +110,8 @@ class Context(Guarded):
             return Merged(model, state, replace(verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")))
         p = self.wire.parameters
         ctx = AggregationContext(
-            up.ids, model[:p], self.wire.layout(self.layout), self.key.fold("aggregator"), self.round, self.aggregator.assumed(len(up)), root
+            up.ids, model[:p], self.wire.layout(self.layout), self.key.fold("aggregator"), self.round,
+            self.aggregator.assumed(len(up)), root,
         )
         with self.timer.part("aggregate"):
             value, weights, own, fallback = self.aggregator(up["update"], self.priors(up), _under(state, "aggregator/"), ctx)

@@ -42,6 +42,25 @@ class UnfoldedGroupNorm(nn.GroupNorm):
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
 
 
+def batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """F.batch_norm; a stack of clients becomes channels. vmap would apply weight and bias in passes of their own."""
+    own = (mean, var, weight, bias)
+    if not _foldable(x) or not all(tensor is None or is_batchedtensor(tensor) for tensor in own):
+        return F.batch_norm(x, *own, training, momentum, eps)
+    level, images, n = _fold(x)
+    flat = [None if tensor is None else _stack(tensor, level, n).flatten() for tensor in own]
+    return _unfold(F.batch_norm(images, *flat, training, momentum, eps), level, n)
+
+
 def folded(layer: nn.Module) -> nn.Module:
     """The layer, able to run for a stack where that is quicker. Only PyTorch's own classes: a user's subclass may do anything."""
     if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
-from holdfast.models.folded import folded, unfolded
+from holdfast.models.folded import batch_norm, folded, unfolded
 
 T = TypeVar("T")
 MASK = "padding_mask"
@@ -146,11 +145,11 @@ class _MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         if not self.padding_mask.shape[0] and self.momentum is not None and x.numel() > x.shape[1]:
             if self.training and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
+            return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
         mean, var, count = self._statistics(x)
         if self.training and self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
