@@ -1,7 +1,7 @@
 # Needs Python 3.11 or newer, git and make. Everything is installed into .venv, at the versions in constraints.txt.
 PYTHON ?= python3
-# Parallel test processes. Each costs seconds to import torch, so 0 (none) is faster until the suite takes a quarter of a minute.
-WORKERS ?= 0
+# Parallel test processes: one per core of a small machine; 0 for none.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -18,9 +18,8 @@ demo: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
-# pytest answers 5 when no test is marked slow, which is no failure.
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m slow || [ $$? -eq 5 ]
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -53,9 +53,9 @@ class Work:
 
 WORKS = (
     Work("digits-mlp-100", {"name": "mlp", "hidden": 64}, {"name": "digits"}, clients=100, samples=20, epochs=5),
-    Work("cnn28-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, clients=20, samples=50),
-    Work("cnn32-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}, clients=20, samples=50),
-    Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=50),
+    Work("cnn28-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, clients=20, samples=100),
+    Work("cnn32-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}, clients=20, samples=100),
+    Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=100),
 )
 
 

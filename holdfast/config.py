@@ -74,7 +74,7 @@ class EngineSettings(Section):
     plan: Literal["auto", "loop", "vmap"] = setting("auto", "clients one by one, stacked, or whichever a short trial finds faster")
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting("2GB", "bound on what a stack of training clients may take")
-    threads: int | None = setting(None, "threads of PyTorch; default: 1, or PyTorch's own number where that measures clearly faster", ge=1, le=4096)
+    threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
 
     @field_validator("memory")
     @classmethod

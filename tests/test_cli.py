@@ -38,6 +38,7 @@ class Answer(NamedTuple):
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")  # tables fold their words in a narrow terminal
 
     def run(*args: Any) -> Answer:
         with pytest.raises(SystemExit) as left:

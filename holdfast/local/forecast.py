@@ -16,7 +16,7 @@ from holdfast.local.plan import Plan, PlanName, bounded, bytes_per_row
 from holdfast.models.network import Network
 
 _STEPS = 2
-_ENOUGH = 0.4  # seconds of trials after which a choice is sound
+_ENOUGH = 0.5  # seconds of trials after which a choice is sound
 _TURNS = (3, 12)  # at least and at most, while they last less than a second in all
 _LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
 _SLOW = 0.1  # seconds of a step

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # what vmap itself is made of: the public way to a rule of one's own, an autograd.Function, costs 0.3 ms a call
-from torch._C._functorch import _add_batch_dim, get_unwrapped, is_batchedtensor, maybe_get_bdim, maybe_get_level
+from torch._C._functorch import _add_batch_dim, get_unwrapped, is_batchedtensor, maybe_current_level, maybe_get_bdim, maybe_get_level
 
 
 class FoldedConv2d(nn.Conv2d):
@@ -43,22 +43,16 @@ class UnfoldedGroupNorm(nn.GroupNorm):
 
 
 def batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+    x: Tensor, mean: Tensor | None, var: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
     """F.batch_norm; a stack of clients becomes channels. vmap would apply weight and bias in passes of their own."""
     own = (mean, var, weight, bias)
     if not _foldable(x) or not all(tensor is None or is_batchedtensor(tensor) for tensor in own):
-        return F.batch_norm(x, *own, training, momentum, eps)
+        return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
     level, images, n = _fold(x)
-    flat = [None if tensor is None else _stack(tensor, level, n).flatten() for tensor in own]
-    return _unfold(F.batch_norm(images, *flat, training, momentum, eps), level, n)
+    mean, var, weight, bias = (None if tensor is None else _stack(tensor, level, n).flatten() for tensor in own)
+    return _unfold(F.batch_norm(images, mean, var, weight, bias, training, momentum, eps), level, n)
 
 
 def folded(layer: nn.Module) -> nn.Module:
@@ -81,7 +75,7 @@ def unfolded(layer: nn.Module) -> nn.Module:
 
 def _foldable(x: Tensor) -> bool:
     """Whether vmap runs this, directly: under a gradient that is taken inside of vmap its own rules have to do."""
-    return is_batchedtensor(x) and x.ndim == 4 and x.device.type == "cpu"
+    return is_batchedtensor(x) and maybe_get_level(x) == maybe_current_level() and x.ndim == 4 and x.device.type == "cpu"
 
 
 def _fold(x: Tensor) -> tuple[int, Tensor, int]:
