@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from holdfast.api import resume, run
     from holdfast.core.errors import HoldfastError
-    from holdfast.core.registry import Part, register, setting
+    from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.models.network import Model
     from holdfast.results import Run, load
 
@@ -28,10 +28,11 @@ _HOMES = {
     "Model": "holdfast.models.network",
     "Part": "holdfast.core.registry",
     "register": "holdfast.core.registry",
+    "load_plugin": "holdfast.core.registry",
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
-__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "register", "resume", "run", "setting"]
+__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "register", "resume", "run", "setting"]
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,7 @@ def score(
     network.module.eval()
     try:
         with torch.no_grad():
-            return network.attempt(lambda: _score(network, predict, bank, which, samples, data, plan, aux or {}))
+            return _score(network, predict, bank, which, samples, data, plan, aux or {})
     finally:
         network.module.train(training)
 
@@ -49,20 +49,24 @@ def _score(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan, aux: Mapping[str, Tensor]
 ) -> Score:
     n = len(data.count)
-    correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
     device = data.rows.device.type
     at_once = max(1, min(_SAMPLES_AT_ONCE, _VALUES_AT_ONCE.get(device, 1 << 25) // max(1, math.prod(samples.sample_shape))))
     # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
-    if plan.name == "loop":
-        _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
-    elif not aux and bank.shape[0] * 4 <= n:
-        _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
-    elif large:
-        _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
-    else:
-        _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
-    return Score(correct, loss, data.count.cpu().clone())
+    few = not aux and bank.shape[0] * 4 <= n
+    stacked = plan.name != "loop" and not few and not large
+
+    def work() -> Score:
+        correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
+        if stacked:
+            _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
+        elif plan.name != "loop" and few:
+            _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
+        else:
+            _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
+        return Score(correct, loss, data.count.cpu().clone())
+
+    return network.attempt(work, stacked)
 
 
 def judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

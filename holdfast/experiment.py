@@ -21,13 +21,14 @@ from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
+from holdfast.engine.lockstep import Ready
 from holdfast.local.fit import Recipe
 from holdfast.methods.context import Context
 from holdfast.models.network import Model, Network
 from holdfast.roster import Roster, read_availability
 from holdfast.store import RowStore, Store
 
-Steps = Generator[Exchange, Any, Any]
+Steps = Generator[Any, Any, Any]
 
 
 class Experiment:
@@ -39,12 +40,12 @@ class Experiment:
         self.method = self.parts.method
         self.key = Key(config.seed)
         self.federation = build_federation(config.data, self.key.fold("data"), samples)
-        self.adversary = Adversary(self.parts.attack, self.federation.clients, self.key.fold("attack"))
+        trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
+        self.adversary = Adversary(self.parts.attack, trainers, self.key.fold("attack"))
         self.rule, self.server = self.method.Client(self.method), self.method.Server(self.method)
         self.network = make_network(self.parts, self.federation.samples, config.train.dtype)
         self.initial = self.network.initial(self.key.fold("model"))
         config.train.augment.check(self.federation.samples.sample_shape)
-        trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
         availability = read_availability(config.train.availability, self.federation.clients)
         self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
@@ -57,7 +58,7 @@ class Experiment:
     def rounds(self) -> int:
         return self.config.train.rounds
 
-    def play(self) -> Generator[Exchange, Uplink, dict[str, Any]]:
+    def play(self) -> Generator[Exchange | Ready, Any, dict[str, Any]]:
         """The run: resume from the committed round, play the rest, finish. A finished run only says its result again."""
         state, cell, server = self._restore(), self.cell, self.server
         result = self.store.read_json("result.json")
@@ -71,7 +72,7 @@ class Experiment:
             state, verdict = yield from self._metered(server.round(state, ctx))
             self.roster.ban(dict(verdict.banned))
             figures, arrays = yield from self._evaluate(state, ctx)
-            self._commit(state, ctx, verdict, figures, arrays)
+            yield self._ready(state, ctx, verdict, figures, arrays)
         if cell.round == self.rounds:
             yield from self._finish(state)
         return self._conclude()
@@ -88,7 +89,7 @@ class Experiment:
             return
         state = finished
         figures, arrays = yield from self._evaluate(state, ctx, last=True)
-        self._commit(state, ctx, Verdict(ctx.cohort[:0]), figures, arrays)
+        yield self._ready(state, ctx, Verdict(ctx.cohort[:0]), figures, arrays)
 
     def context(self) -> Context:
         """What the server half may know of this round."""
@@ -168,8 +169,9 @@ class Experiment:
             return torch.tensor(self.federation.held_out, dtype=torch.int64)
         return members[self.adversary.benign(members)] if which == "benign" else members
 
-    def _commit(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> None:
-        meter = self.meter
+    def _ready(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> Ready:
+        """All of the round on disk; who drives makes it the truth."""
+        meter, round, rows = self.meter, self.cell.round, self.cell.rows
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.cell.round,
@@ -187,7 +189,8 @@ class Experiment:
         if verdict.weights is not None:
             tensors["verdict/weights"] = verdict.weights
         server = {f"server/{k}": v for k, v in state.items()}
-        self.store.commit(self.cell.round, {**server, **self.roster.state()}, part, tensors, self.cell.rows)
+        self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
+        return Ready(lambda: self.store.seal(round, rows))
 
     def _restore(self) -> State:
         """The committed state, or the start: round 0 is committed too, so that a run exists on disk before it trains."""
@@ -211,7 +214,7 @@ class Experiment:
     def _conclude(self) -> dict[str, Any]:
         """Write the final figures beside the protocol they were measured by."""
         parts = self.store.parts(self.cell.round)
-        final = metrics.of_run(parts, self.config.evaluate.targets, self.adversary.malicious, self.federation.clients, self.roster.banned)
+        final = metrics.of_run(parts, self.config.evaluate.targets, self.adversary.malicious, len(self.roster.clients), self.roster.banned)
         protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "deployed": self.method.deploys}
         self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
         self.store.write_json("result.json", self.finished)

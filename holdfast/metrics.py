@@ -69,7 +69,7 @@ def of_run(
         out["accuracy/selected"] = _selected(evaluated)
     for target in targets:
         reached = [p["round"] for p in evaluated if float(p["metrics"]["accuracy"]) >= target]
-        out[f"rounds_to/{target:.2f}"] = reached[0] if reached else None
+        out[f"rounds_to/{target:.2f}" if round(target, 2) == target else f"rounds_to/{target}"] = reached[0] if reached else None
     out["fallback_rounds"] = sum(bool(p.get("fallback")) for p in parts)
     out["attack/asr"] = None  # no attack with a trigger is known to this run
     out |= detection(malicious, clients, banned)

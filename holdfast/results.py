@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.config import Config
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.registry import plugin_options
 from holdfast.core.types import Exchange, State
 from holdfast.engine.client import Job, perform_personal
 from holdfast.engine.simulator import Call, Simulator
@@ -34,7 +35,7 @@ class Run:
         self._config = config
 
     def __repr__(self) -> str:
-        return f"Run({self.path}, {self.manifest['label'] or _name(self.manifest['config']['method'])}, round {self.round})"
+        return f"Run({self.path}, {self.manifest['label'] or name_of(self.manifest['config']['method'])}, round {self.round})"
 
     @property
     def config(self) -> Config:
@@ -52,7 +53,8 @@ class Run:
     def final(self) -> dict[str, Any]:
         result = self.store.read_json("result.json")
         if result is None:
-            raise RunError(f"{self.path} has not finished; `holdfast resume {self.path}` continues it")
+            again = f"holdfast resume {self.path}{plugin_options(self.manifest.get('plugins', []))}"
+            raise RunError(f"{self.path} has not finished; `{again}` continues it")
         return result["final"]
 
     @property
@@ -120,7 +122,7 @@ class Run:
         """Ask the server half what the client would receive now, and the client half what it would make of it: as in the evaluation."""
         experiment, ids = self._experiment, torch.tensor([client])
         cell = experiment.cell
-        simulator = Simulator({cell.network.signature: Plan(**self.manifest["plan"])})
+        simulator = Simulator({cell.plan_key: Plan(**self.manifest["plan"])})
         ctx = experiment.context()
         arrays = self.store.arrays(round)
         ctx = replace(ctx, cohort=arrays.get("cohort", ctx.cohort))  # drawn before this round's bans
@@ -159,15 +161,16 @@ def load(pattern: str | Path) -> pd.DataFrame:
         run = Run(folder)
         frame = run.metrics
         config = run.manifest["config"]
-        about = {"run": str(folder), "label": run.manifest["label"], "method": _name(config["method"]), "seed": config["seed"]}
-        about |= {"data": config["data"]["name"], "attack": _name(config["attack"]), "aggregator": _name(config["aggregator"])}
+        about = {"run": str(folder), "label": run.manifest["label"], "method": name_of(config["method"]), "seed": config["seed"]}
+        about |= {"data": config["data"]["name"], "attack": name_of(config["attack"]), "aggregator": name_of(config["aggregator"])}
         for place, (column, value) in enumerate(about.items()):
             frame.insert(place, column, value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def _name(section: Any) -> str | None:
+def name_of(section: Any) -> str | None:
+    """What a part in a manifest's config is called; none where there is none."""
     return section.get("name") if isinstance(section, dict) else section
 
 

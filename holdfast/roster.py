@@ -41,9 +41,13 @@ class Roster:
         """The clients drawn for this round: those with the smallest hash, so that a client's luck does not depend on the others' order."""
         if self.participation >= 1.0 or not len(available):
             return available
-        wanted = max(1, round_half_up(self.participation * len(self.clients)))
+        wanted = self.cohort_size()
         luck = self.key.fold("cohort", round).fold(available).bits
         return available[torch.argsort(luck, stable=True)[:wanted]].sort().values
+
+    def cohort_size(self) -> int:
+        """How many are drawn when all are there."""
+        return max(1, round_half_up(self.participation * len(self.clients)))
 
     def ban(self, clients: dict[int, str]) -> None:
         for client, reason in clients.items():

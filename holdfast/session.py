@@ -16,7 +16,7 @@ import torch
 
 from holdfast import __version__
 from holdfast.config import Config, make_config, parse_memory, unnamed
-from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.errors import ConfigError, HoldfastError, RunError, UnknownPart
 from holdfast.core.registry import load_plugin
 from holdfast.engine.lockstep import Engine, Player, drive
 from holdfast.engine.simulator import Simulator
@@ -49,22 +49,24 @@ def start(
     samples = shared_samples([config for _, config in cells])
     single = len(cells) == 1
     experiments = [
-        Experiment(config, out if single else out / _folder(place, label), label, store)
+        Experiment(config, out if single else out / _folder(place, len(cells), label), label, store)
         for place, ((label, config), store) in enumerate(zip(cells, samples, strict=True))
     ]
     _refuse_taken(out)
     settings = experiments[0].config.engine
+    if any(e.config.engine != settings for e in experiments):
+        raise ConfigError("sweep: experiments that are played together share device, plan, memory and threads; do not sweep over engine")
     device = pick_device(settings.device)
     threads, forecasts = _tried(experiments, device, settings.threads)  # before anything is written: a model that fails leaves nothing
     for name, forecast in forecasts.items():
-        watch.say(_sentence(forecast, [e for e in experiments if e.network.signature == name], threads))
+        watch.say(_sentence(forecast, [e for e in experiments if e.cell.plan_key == name], threads))
     with _threads(threads):
         fresh = [folder for folder in (out, *(e.out for e in experiments)) if not folder.exists()]
         with _locked(experiments), _tidied(experiments, fresh):
             _refuse_taken(out)  # somebody may have been quicker
             labels = [e.label for e in experiments]
             for experiment in experiments:
-                plan = forecasts[experiment.network.signature].plan
+                plan = forecasts[experiment.cell.plan_key].plan
                 experiment.store.write_json("manifest.json", _manifest(experiment, plan, threads, device, labels, plugins))
             return _play(experiments, engine({name: f.plan for name, f in forecasts.items()}, device), device, watch)
 
@@ -102,8 +104,13 @@ def resume(
             raise RunError(f"{experiment.out}: the data has changed since the run began (its partition is another)")
         if _digest(experiment.initial) != manifest["initial"]:
             raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
-    plans = {e.network.signature: Plan(**m["plan"]) for e, m in zip(experiments, manifests, strict=True)}
+    plans = {e.cell.plan_key: Plan(**m["plan"]) for e, m in zip(experiments, manifests, strict=True)}
+    if len(experiments) == 1 and len(manifests[0]["group"]) > 1:
+        watch.say("a cell of a sweep, played on alone: on plan vmap its last bits may differ; resume the sweep's folder for the same bits")
     with _threads(int(manifests[0]["threads"])), _locked(experiments):
+        newest = max((head[0] for e in experiments if (head := e.store.head()) is not None), default=0)
+        for experiment in experiments:
+            experiment.store.catch_up(newest)
         return _play(experiments, engine(plans, chosen), chosen, watch)
 
 
@@ -128,8 +135,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
     """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
-    for plugin in manifest.get("plugins", []):
-        load_plugin(plugin)
     if given is not None:
         if given.plain() != manifest["config"]:
             raise ConfigError(f"{folder} began with another config than the one given")
@@ -137,7 +142,16 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
     objects = unnamed(manifest["config"])
     if objects:
         raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
-    return make_config(manifest["config"])
+    try:
+        config = make_config(manifest["config"])
+        config.parts()
+    except UnknownPart as error:  # what a run directory names is not run unasked: the files may not be the reader's own
+        files = manifest.get("plugins", [])
+        if not files:
+            raise
+        unknown, names = str(error).partition(";")[0], ", ".join(map(str, files))
+        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}): if you trust them, pass --plugin FILE for each") from None
+    return config
 
 
 def _check_whole(out: Path, manifests: list[dict[str, Any]]) -> None:
@@ -175,7 +189,19 @@ def _play(experiments: list[Experiment], engine: Engine, device: torch.device, w
     for experiment in experiments:
         experiment.network.module.to(device)
     players = [Player(e.cell, e.play()) for e in experiments]
-    return drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]))
+    drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]))
+    failed = [player for player in players if player.error is not None]
+    if not failed:
+        return [player.result for player in players]
+    first = failed[0].error
+    assert first is not None
+    if len(players) == 1:
+        raise first
+    reason = f"{first}" if isinstance(first, HoldfastError) else f"{type(first).__name__}: {first}"
+    raise RunError(
+        f"{len(failed)} of {len(players)} experiments failed, the others are finished: {failed[0].cell.label!r} in round "
+        f"{failed[0].cell.round}: {reason}"
+    ) from first
 
 
 def _tried(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
@@ -198,18 +224,18 @@ def _forecasts(experiments: list[Experiment], device: torch.device) -> dict[str,
     """A plan for each network, tried on the data of its first experiment with as many rows as all its experiments train at once."""
     out: dict[str, Forecast] = {}
     for experiment in experiments:
-        alike = [e for e in experiments if e.network.signature == experiment.network.signature]
-        if experiment.network.signature in out:
+        alike = [e for e in experiments if e.cell.plan_key == experiment.cell.plan_key]
+        if experiment.cell.plan_key in out:
             continue
         engine, cell = experiment.config.engine, experiment.cell
         simulator = Simulator({}, device)
         rows = sum(_cohort_size(e) * e.rule.models_per_client for e in alike)
         data = simulator.table([cell.data(experiment.roster.clients)])
         forecast = choose(
-            engine.plan, cell.network, cell.initial, simulator.on_device(experiment.federation.samples), data, cell.recipe, rows,
+            engine.plan, cell.network, cell.initial, simulator.on_device(cell.federation.samples), data, cell.recipe, rows,
             parse_memory(engine.memory),
         )  # fmt: skip
-        out[experiment.network.signature] = forecast
+        out[experiment.cell.plan_key] = forecast
     return out
 
 
@@ -225,7 +251,7 @@ def _sentence(forecast: Forecast, experiments: list[Experiment], threads: int) -
 
 
 def _cohort_size(experiment: Experiment) -> int:
-    return max(1, round(experiment.config.train.participation * len(experiment.roster.clients)))
+    return experiment.roster.cohort_size()
 
 
 def _client_steps(experiment: Experiment) -> float:
@@ -254,9 +280,10 @@ def _digest(initial: torch.Tensor) -> str:
     return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
 
 
-def _folder(place: int, label: str) -> str:
+def _folder(place: int, cells: int, label: str) -> str:
     safe = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)[:80]
-    return f"{place:03d}-{safe}" if safe else f"{place:03d}"
+    number = f"{place:0{max(3, len(str(cells - 1)))}d}"  # as wide as the largest, so that folders sort as cells do
+    return f"{number}-{safe}" if safe else number
 
 
 @contextmanager

@@ -70,17 +70,36 @@ class Store:
     def commit(
         self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
     ) -> None:
-        """Make a round permanent. Until the rename of head.json the previous round is the truth; after it, this one."""
+        """Make a round permanent."""
+        self.prepare(round, state, part, arrays, rows)
+        self.seal(round, rows)
+
+    def prepare(
+        self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
+    ) -> None:
+        """Put all of a round on the disk; its state file comes last, so where that is, everything is."""
         name = f"{round:06d}"
         index = rows.flush()
         write_tensors(self.path / "parts" / f"{name}.safetensors", arrays)
         self.write_json(f"parts/{name}.json", part)
         write_tensors(self.path / "state" / f"{name}.safetensors", {**state, "rows/index": index})
+
+    def seal(self, round: int, rows: RowStore | None = None) -> None:
+        """Until this rename of head.json the previous round is the truth; after it, this one."""
+        name = f"{round:06d}"
         self.write_json("head.json", {"round": round, "state": f"state/{name}.safetensors"})
-        rows.settle()
+        if rows is not None:
+            rows.settle()
         for old in (self.path / "state").glob("*.safetensors"):
             if old.stem != name:
                 old.unlink(missing_ok=True)
+
+    def catch_up(self, round: int) -> None:
+        """Seal this round if it is ready and the next one. Experiments that are played together seal a round when all are ready, so if
+        one has, what the others prepared is what they would play again."""
+        head = self.read_json("head.json")
+        if head is not None and head.get("round") == round - 1 and (self.path / "state" / f"{round:06d}.safetensors").exists():
+            self.seal(round)
 
     def head(self) -> tuple[int, State] | None:
         """The committed round and its state; None when nothing was ever committed."""

@@ -25,7 +25,7 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
         raise ConfigError("sweep.override: write [[sweep.override]], once for each override")
     for override in overrides:
         _check(override)
-    axes = dict(_flatten(sweep))
+    axes = flatten(sweep)
     for path, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
@@ -51,24 +51,24 @@ def _check(override: Any) -> None:
     tables = override if isinstance(override, Mapping) else {}
     if "set" not in tables or set(tables) - {"when", "set"} or not all(isinstance(table, Mapping) for table in tables.values()):
         raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
-    for path, _ in _flatten(tables.get("when", {})):
+    for path in flatten(tables.get("when", {})):
         section = path.split(".")[0]
         if section not in Config.model_fields:  # else it would silently never apply
             raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(section, Config.model_fields)}")
 
 
 def _override(cell: Table, override: Mapping[str, Any]) -> None:
-    if all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in _flatten(override.get("when", {}))):
-        for path, value in sorted(_flatten(override["set"]), key=lambda pair: rank(pair[0])):
+    if all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in flatten(override.get("when", {})).items()):
+        for path, value in sorted(flatten(override["set"]).items(), key=lambda pair: rank(pair[0])):
             assign(cell, path, value)
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted paths of a table's values; quoted dotted keys and nested tables mean the same."""
-    out = []
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
+    """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a value."""
+    out: Table = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
-        out.extend(_flatten(value, path + ".") if isinstance(value, Mapping) else [(path, value)])
+        out |= flatten(value, path + ".") if isinstance(value, Mapping) and value else {path: value}
     return out
 
 

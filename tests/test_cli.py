@@ -21,7 +21,9 @@ from holdfast.cli import main
 from holdfast.cli.cards import example
 from holdfast.cli.progress import Follow
 from holdfast.config import make_config
+from holdfast.core import registry
 from holdfast.core.registry import KINDS, describe, parts
+from holdfast.results import load
 
 SMALL = [
     "--set", "train.rounds=2", "--set", "data.clients=4", "--set", "train.local_epochs=1", "--plan", "loop", "--set", "engine.threads=1",
@@ -113,7 +115,31 @@ def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, 
     )
     answer = cli("run", *SMALL, "--set", "method.name=mine", "--plugin", plugin, "--out", tmp_path / "a")
     assert answer.code == 0 and "mine" in answer.out
-    assert cli("resume", tmp_path / "a", "--json").code == 0
+    assert f"holdfast report {tmp_path / 'a'} --plugin {plugin}" in answer.out
+    assert cli("resume", tmp_path / "a", "--plugin", plugin, "--json").code == 0
+    assert "mine" in cli("list", "methods", "--plugin", plugin).out
+    assert json.loads(cli("show", "mine", "--plugin", plugin, "--json").out)["summary"] == "My own."
+
+
+def test_looking_at_a_run_does_not_execute_its_plugins(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
+    plugin, trace = tmp_path / "mine.py", tmp_path / "was-here"
+    plugin.write_text(
+        "from holdfast import register\nfrom holdfast.methods.fedavg import FedAvg\n\n"
+        "@register('method', 'mine-again')\nclass Mine(FedAvg):\n    '''My own.'''\n"
+    )
+    assert cli("run", *SMALL, "--set", "method.name=mine-again", "--plugin", plugin, "--out", tmp_path / "a").code == 0
+    del registry._PARTS["method"]["mine-again"]  # as in a new process
+    moved = tmp_path / "moved.py"
+    moved.write_text(plugin.read_text() + f"open({str(trace)!r}, 'w').close()\n")
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(plugin), str(moved)))  # a directory from somebody else
+    assert cli("report", tmp_path / "a").code == 0
+    assert "mine-again" in cli("report", tmp_path / "a", "--markdown").out
+    assert len(load(tmp_path / "a")) == 2
+    refused(cli("resume", tmp_path / "a"), "unknown method 'mine-again'", "used plug-ins", str(moved), "if you trust them, pass --plugin")
+    assert not trace.exists()
+    assert cli("report", tmp_path / "a", "--plugin", moved).code == 0 and trace.exists()
+    assert cli("resume", tmp_path / "a", "--plugin", moved, "--json").code == 0
 
 
 def test_progress_bars_on_a_terminal(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +215,8 @@ BAD_SETTINGS = {
     "wrong section": (["trian.lr=0.1"], ["trian", "'train'"]),
     "misspelt method": (["method.name=dito"], ["dito", "did you mean 'ditto'"]),
     "misspelt setting": (["method.name=ditto", "method.lamda=1"], ["method.lamda", "'lam'"]),
+    "a setting where there is none": (["method.lamm=1"], ["method.lamm", "'fedavg' has no settings"]),
+    "infinite": (["method.name=ditto", "method.lam=inf"], ["method.lam", "finite", "inf"]),
     "misspelt data": (["data.name=digit"], ["digit", "did you mean 'digits'"]),
     "impossible partition": (["data.partition.samples_per_client=100000"], ["samples_per_client", "1797"]),
     "too many clients": (["data.clients=5000"], ["5000 clients", "lower data.clients"]),

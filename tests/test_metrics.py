@@ -103,6 +103,13 @@ def test_a_whole_run_by_hand() -> None:
     assert "cohort" not in final and "loss/train" not in final
 
 
+def test_near_targets_have_names_of_their_own() -> None:
+    final = run([part(1, 0.802), part(2, 0.9)], (0.8, 0.801, 0.804, 0.9, 1.0))
+    assert {name: value for name, value in final.items() if name.startswith("rounds_to/")} == {
+        "rounds_to/0.80": 1, "rounds_to/0.801": 1, "rounds_to/0.804": 2, "rounds_to/0.90": 2, "rounds_to/1.00": None,
+    }  # fmt: skip
+
+
 def test_every_name_is_always_there() -> None:
     final = run([])
     assert all(final[name] is None for name in NAMES) and final["rounds_to/0.80"] is None and final["bytes/up"] == 0

@@ -224,21 +224,28 @@ def test_another_pytorch_is_said(tmp_path: Path) -> None:
     assert len(said) == 1 and "1.0" in said[0] and "bits may differ" in said[0]
 
 
-def test_plugins_are_loaded_again(tmp_path: Path, forget: None) -> None:
+def test_plugins_are_named_but_never_loaded_by_themselves(tmp_path: Path, forget: None) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from holdfast import register\nfrom holdfast.methods.fedavg import FedAvg\n"
         "@register('method', 'mine-of-session')\nclass Mine(FedAvg):\n    '''Mine.'''\n"
     )
-    from holdfast.core.registry import load_plugin, parts
+    from holdfast import load_plugin
+    from holdfast.core import registry
 
     load_plugin(plugin)
     session.start([("", config(method="mine-of-session"))], tmp_path / "run", plugins=[str(plugin)])
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["plugins"] == [str(plugin)]
-    assert Run(tmp_path / "run").config.parts().method.name == "mine-of-session" and "mine-of-session" in parts("method")
-    plugin.unlink()
-    with pytest.raises(ConfigError, match="plugin file not found"):
-        Run(tmp_path / "run").config  # noqa: B018
+    assert Run(tmp_path / "run").config.parts().method.name == "mine-of-session"
+    del registry._PARTS["method"]["mine-of-session"]  # as in a new process
+    moved = plugin.rename(tmp_path / "moved.py")
+    for look in (lambda: Run(tmp_path / "run").config, lambda: session.resume(tmp_path / "run")):
+        with pytest.raises(ConfigError) as error:
+            look()
+        assert "unknown method 'mine-of-session'" in one_line(error) and str(plugin) in one_line(error)
+        assert "if you trust them, pass --plugin FILE" in one_line(error)
+    assert session.resume(tmp_path / "run", plugins=[str(moved)])[0]["rounds"] == 2
+    assert Run(tmp_path / "run").model() is not None
 
 
 def test_watching(tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def only_json(wanted: bool) -> Iterator[None]:
         yield
 
 
+def load_plugins(files: list[Path] | None) -> None:
+    from holdfast.core.registry import load_plugin
+
+    for file in files or []:
+        load_plugin(file)
+
+
 def open_page(page: Path) -> None:
     import webbrowser
 

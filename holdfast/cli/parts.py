@@ -10,13 +10,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.app import AsJson, app, print_json, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, load_plugins, only_json, print_json, to_stdout
 from holdfast.core.errors import ConfigError, suggest
 
 
 @app.command("list")
 def list_parts(
     kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """What there is of a kind: name, summary, paper.
@@ -30,6 +31,8 @@ def list_parts(
     """
     from holdfast.core.registry import KINDS, describe, parts
 
+    with only_json(as_json):
+        load_plugins(plugin)
     if kind is None:
         rows: list[dict[str, Any]] = [{"kind": k, "count": len(parts(k)), "names": list(parts(k))} for k in KINDS]
         shown = [(row["kind"], str(row["count"]), ", ".join(row["names"])) for row in rows]
@@ -48,6 +51,7 @@ def list_parts(
 @app.command()
 def show(
     name: Annotated[str, typer.Argument()],
+    plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """What a part is for, its settings with defaults, its paper, an example.
@@ -59,9 +63,11 @@ def show(
       holdfast show ditto
       holdfast show config
     """
-    from holdfast.cli.cards import example, settings_of
+    from holdfast.cli.cards import example
     from holdfast.core.registry import KINDS, describe, parts
 
+    with only_json(as_json):
+        load_plugins(plugin)
     if name == "config":
         return _show_config(as_json)
     known = {kind: parts(kind) for kind in KINDS}
@@ -70,7 +76,7 @@ def show(
         names = {"config", *(n for parts_of_kind in known.values() for n in parts_of_kind)}
         raise ConfigError(f"nothing is called '{name}'{suggest(name, names)}")
     for card in found:
-        card |= {"settings": settings_of(known[card["kind"]][name]), "example": example(card)}
+        card["example"] = example(card)
     if as_json:
         return print_json(found[0] if len(found) == 1 else found)
     for card in found:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, Opened, Plugins, app, only_json, open_page, print_json, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stderr, to_stdout
 from holdfast.cli.progress import Follow
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def run(
     with only_json(as_json):
         from holdfast.session import start
 
-        cells = read_cells(config, changes or [], options, plugin or [])
+        cells = read_cells(config, changes or [], options, plugin)
         folder = out or _fresh()
-        with Follow(to_stderr()) as follow, resumable(folder):
+        with Follow(to_stderr()) as follow, resumable(folder, plugin):
             results = start(cells, folder, follow.watch(), [str(p) for p in plugin or []])
-    finish(folder, results, [label for label, _ in cells], as_json)
+    finish(folder, results, [label for label, _ in cells], as_json, plugin)
 
 
 @app.command()
@@ -64,20 +64,21 @@ def resume(
 ) -> None:
     """Continue a run or a sweep in DIR that was stopped.
 
-    The result is bit by bit that of one that was not.
+    The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded that is not asked for.
 
     \b
-    Example:
+    Examples:
       holdfast resume runs/20261115-093012
+      holdfast resume runs/mine --plugin mine.py
     """
     with only_json(as_json):
         from holdfast.session import read_manifest, run_folders
         from holdfast.session import resume as continue_runs
 
-        with Follow(to_stderr()) as follow, resumable(folder):
+        with Follow(to_stderr()) as follow, resumable(folder, plugin):
             results = continue_runs(folder, follow.watch(), device, [str(p) for p in plugin or []])
         labels = [read_manifest(path)["label"] for path in run_folders(folder)]
-    finish(folder, results, labels, as_json)
+    finish(folder, results, labels, as_json, plugin)
 
 
 @app.command()
@@ -85,6 +86,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")] = False,
+    plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
     """Write one self-contained HTML page about the runs in DIR: a run, a sweep, or a folder of runs.
@@ -98,6 +100,7 @@ def report(
     from holdfast.report.page import write_page
     from holdfast.report.table import tabulate, to_markdown
 
+    load_plugins(plugin)
     if markdown:
         print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
         return
@@ -107,15 +110,13 @@ def report(
         open_page(page)
 
 
-def read_cells(config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path]) -> list[tuple[str, Config]]:
+def read_cells(config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None) -> list[tuple[str, Config]]:
     """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
     from holdfast.config import assign, make_config, read_config
     from holdfast.core.errors import HoldfastError
-    from holdfast.core.registry import load_plugin
     from holdfast.sweep import expand
 
-    for plugin in plugins:
-        load_plugin(plugin)
+    load_plugins(plugins)
     table = read_config(config, changes)
     for key, value in options.items():
         if value is not None:
@@ -139,24 +140,26 @@ def _fresh() -> Path:
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
+def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]:
     """Ctrl-C between two rounds or inside one: the last committed round stays, and the user is told how to go on."""
     try:
         yield
     except KeyboardInterrupt:
+        from holdfast.core.registry import plugin_options
         from holdfast.session import run_folders
 
-        kept = f"`holdfast resume {folder}` continues it" if run_folders(folder) else "it had not begun, and nothing was kept"
+        again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
+        kept = f"`{again}` continues it" if run_folders(folder) else "it had not begun, and nothing was kept"
         to_stderr().print(f"interrupted; {kept}", markup=False)
         raise typer.Exit(130) from None
 
 
-def finish(folder: Path, results: Results, labels: list[str], as_json: bool) -> None:
+def finish(folder: Path, results: Results, labels: list[str], as_json: bool, plugins: list[Path] | None) -> None:
     """The result in the form that was asked for."""
     if not as_json:
         from holdfast.report.gather import read_cells
 
-        return summarise(folder, read_cells(folder))
+        return summarise(folder, read_cells(folder), plugins)
     if len(results) == 1:
         print_json(results[0])
     else:
@@ -164,8 +167,9 @@ def finish(folder: Path, results: Results, labels: list[str], as_json: bool) -> 
         print_json({"run_dir": str(folder), "cells": cells})
 
 
-def summarise(folder: Path, cells: list[Cell]) -> None:
+def summarise(folder: Path, cells: list[Cell], plugins: list[Path] | None) -> None:
     """The table of a run or a sweep, where it is, and what one would do next."""
+    from holdfast.core.registry import plugin_options
     from holdfast.report.gather import by_setting, one_each
     from holdfast.report.table import tabulate, to_rich
 
@@ -177,5 +181,5 @@ def summarise(folder: Path, cells: list[Cell]) -> None:
         console.print(to_rich(tabulate(lines), "over seeds (mean ± standard deviation)"))
     console.print()
     console.print(f"run directory   {folder}", markup=False, soft_wrap=True)
-    console.print(f"page            holdfast report {folder}", markup=False, soft_wrap=True)
+    console.print(f"page            holdfast report {folder}{plugin_options(plugins or [])}", markup=False, soft_wrap=True)
     console.print(f'in Python       holdfast.load("{folder}")', markup=False, soft_wrap=True)

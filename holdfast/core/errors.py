@@ -14,6 +14,10 @@ class ConfigError(HoldfastError):
     """A setting that is wrong before anything has run."""
 
 
+class UnknownPart(ConfigError):
+    """A name that no registered part has; a plug-in might."""
+
+
 class DataError(HoldfastError):
     """Data that is missing, damaged, or cannot be divided as asked."""
 

@@ -16,15 +16,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.errors import ConfigError, UnknownPart, suggest
 
 KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
 
@@ -47,7 +49,7 @@ _entry_points_loaded = False
 class Part(BaseModel):
     """One configured part. Subclasses declare settings as fields and say what they are in the docstring's first line."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -94,7 +96,7 @@ def parts(kind: str) -> dict[str, type[Part]]:
 def find(kind: str, name: str) -> type[Part]:
     known = parts(kind)
     if name not in known:
-        raise ConfigError(f"unknown {kind} '{name}'{suggest(name, known)}")
+        raise UnknownPart(f"unknown {kind} '{name}'{suggest(name, known)}")
     return known[name]
 
 
@@ -127,6 +129,8 @@ def explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     if first["type"] == "extra_forbidden":
         owner = _owner(cls, first["loc"][:-1])
         known = list(owner.model_fields) if owner else []
+        if owner and issubclass(owner, Part) and not known:
+            return f"unknown key '{path}'; {owner.kind} '{owner.name}' has no settings"
         return f"unknown key '{path}'{suggest(str(first['loc'][-1]), known)}"
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
@@ -171,19 +175,43 @@ def describe(cls: type[Part]) -> dict[str, Any]:
         "paper": cls.paper,
         "text": text,
         "module": cls.__module__,
-        "settings": [_describe_setting(name, field) for name, field in cls.model_fields.items()],
+        "settings": settings_of(cls),
     }
 
 
-def _describe_setting(name: str, field: FieldInfo) -> dict[str, Any]:
-    kind = field.annotation
-    return {
-        "name": name,
-        "default": field.get_default(call_default_factory=True) if not field.is_required() else None,
-        "required": field.is_required(),
-        "type": kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", ""),
-        "help": field.description or "",
-    }
+def settings_of(model: Any, prefix: str = "") -> list[dict[str, Any]]:
+    """The settings of a part or a section, their types in a reader's words; a table inside a section is spelt with dots."""
+    out: list[dict[str, Any]] = []
+    for name, field in model.model_fields.items():
+        if is_section(field.annotation):
+            out += settings_of(field.annotation, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            about = {"type": type_words(field.annotation), "help": field.description or ""}
+            out.append({"name": prefix + name, "default": default, "required": field.is_required(), **about})
+    return out
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Part)
+
+
+def type_words(kind: Any) -> str:
+    """Literal['a', 'b'] | None -> a | b | none."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " | ".join(str(word) for word in inside)
+    if origin is Annotated:
+        return type_words(inside[0])
+    if origin in (Union, UnionType):
+        return " | ".join(type_words(one) for one in inside)
+    if origin in (tuple, list):
+        return f"list of {type_words(inside[0])}"
+    if origin is dict or kind is dict:
+        return "table"
+    if kind is Any or (isinstance(kind, type) and issubclass(kind, Part)):
+        return "part"
+    return "none" if kind is NoneType else getattr(kind, "__name__", str(kind))
 
 
 def load_plugin(file: str | Path) -> None:
@@ -207,6 +235,11 @@ def load_plugin(file: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}") from error
+
+
+def plugin_options(files: Iterable[str | Path]) -> str:
+    """What to add to a command that needs these plug-ins."""
+    return "".join(f" --plugin {shlex.quote(str(file))}" for file in files)
 
 
 def _load_entry_points() -> None:

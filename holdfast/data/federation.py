@@ -24,7 +24,7 @@ __all__ = ["DataSettings", "Federation", "Padded", "Samples", "Split", "Table", 
 class DataSettings(BaseModel):
     """The [data] section of a config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     name: str = Field(default="digits", description="the dataset, a source by name")
     options: dict[str, Any] = Field(default={}, description="settings of the source itself, such as normalise")
     dir: str | None = Field(default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA")

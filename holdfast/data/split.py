@@ -15,7 +15,7 @@ from holdfast.data.table import Table
 class Split(BaseModel):
     """Shares of a client's samples; they add up to 1."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     train: float = Field(default=0.75, gt=0, le=1, description="share of a client's samples for training")
     validation: float = Field(default=0.0, ge=0, le=1, description="share of a client's samples for validation")
     test: float = Field(default=0.25, ge=0, le=1, description="share of a client's samples for testing")

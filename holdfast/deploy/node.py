@@ -64,7 +64,7 @@ class Node:
         version = self.cell.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
-        simulator = Simulator({self.cell.network.signature: Plan("loop")})
+        simulator = Simulator({self.cell.plan_key: Plan("loop")})
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
         if state:
             write_tensors(self._file(version), state)

@@ -48,6 +48,11 @@ class Cell:
     norm_cap: float | None = None
     round: int = 0
 
+    @property
+    def plan_key(self) -> str:
+        """What a plan is chosen for: time and memory of a step depend on these."""
+        return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}"
+
     def wire(self) -> Wire:
         return Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
 

@@ -115,14 +115,13 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
         order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
         state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
         return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
-    if measure.unselected == "keep_own":
-        kept = outside & job.known
-        received = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
-    own = rule.personal(local, state, received)
-    newcomer = outside & ~job.known & received.has
-    if not state or not bool(newcomer.any()):
+    kept = outside & job.known
+    held = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
+    own = rule.personal(local, state, held)
+    taken = outside & received.has if measure.unselected == "deliver" else outside & received.has & ~job.known
+    if not state or not bool(taken.any()):
         return own
-    return torch.where(newcomer.to(own.device)[:, None], received.into(local.initial), own)
+    return torch.where(taken.to(own.device)[:, None], received.into(own), own)
 
 
 def pick(local: Local, rows: Tensor) -> Local:

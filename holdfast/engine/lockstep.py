@@ -18,38 +18,73 @@ class Engine(Protocol):
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A round is on the disk. Whoever drives calls `seal`, which makes it the truth, when all experiments of the round are ready: then a
+    killed process leaves them where they can go on together, and together means with the same bits."""
+
+    seal: Callable[[], None]
+
+
 @dataclass
 class Player:
     """One experiment in the middle of its run: its cell, its generator, and what it waits for."""
 
     cell: Cell
-    steps: Generator[Exchange, Uplink, Any]
-    waiting: Exchange | None = None
+    steps: Generator[Exchange | Ready, Any, Any]
+    waiting: Exchange | Ready | None = None
     result: Any = None
+    error: Exception | None = None
 
     def turn(self, up: Uplink | None) -> None:
-        """Go on to the next exchange, or to the end."""
+        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other with it."""
         try:
-            self.waiting = next(self.steps) if up is None else self.steps.send(up)
+            self.waiting = self.steps.send(up)
         except StopIteration as end:
             self.waiting, self.result = None, end.value
+        except Exception as error:
+            self.fail(error)
 
-    def place(self) -> tuple[int, bool, int]:
+    def fail(self, error: Exception) -> None:
+        self.waiting, self.error = None, error
+
+    def place(self) -> tuple[int, int, int]:
         """Where in its run it stands; those furthest behind go first, so that cells stay together and can be fused."""
+        if isinstance(self.waiting, Ready):
+            return self.cell.round, 2, 0
         assert self.waiting is not None
-        return self.cell.round, self.waiting.task == EVALUATE, self.waiting.step
+        return self.cell.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
-def drive(engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> list[Any]:
-    """Play all to the end; `after` is called whenever a player has moved on."""
+def drive(engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> None:
+    """Play all to the end, or to their error; `after` is called whenever a player has moved on."""
     for player in players:
         player.turn(None)
         after(player)
     while any(player.waiting is not None for player in players):
         behind = min(player.place() for player in players if player.waiting is not None)
         now = [player for player in players if player.waiting is not None and player.place() == behind]
-        calls = [Call(player.cell, player.waiting) for player in now if player.waiting is not None]
-        for player, up in zip(now, engine.exchange(calls), strict=True):
-            player.turn(up)
+        answers: list[Uplink | None] = _seal(now) if behind[1] == 2 else _exchange(engine, now)
+        for player, answer in zip(now, answers, strict=True):
+            if player.error is None:
+                player.turn(answer)
             after(player)
-    return [player.result for player in players]
+
+
+def _seal(now: list[Player]) -> list[Uplink | None]:
+    for player in now:
+        assert isinstance(player.waiting, Ready)
+        player.waiting.seal()
+    return [None] * len(now)
+
+
+def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
+    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind."""
+    calls = [Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]
+    try:
+        return list(engine.exchange(calls))
+    except Exception as error:
+        if len(now) == 1:
+            now[0].fail(error)
+            return [None]
+    return [answer for player in now for answer in _exchange(engine, [player])]

@@ -41,7 +41,7 @@ class Simulator:
     """One process that plays all clients."""
 
     plans: Mapping[str, Plan]
-    """How each network's stacks are trained, by the network's signature."""
+    """How stacks are trained, by the cells' plan keys."""
     device: torch.device = torch.device("cpu")
     seconds: float = 0.0
     """Time spent on clients so far."""
@@ -89,7 +89,7 @@ class Simulator:
         """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a name, which goes when the tensor
         goes and which the system may keep on disk meanwhile."""
         cell, shape = call.cell, (len(call.exchange.to), *like.shape[1:])
-        size, bound = math.prod(shape) * like.element_size(), self.plans[call.cell.network.signature].memory
+        size, bound = math.prod(shape) * like.element_size(), self.plans[cell.plan_key].memory
         if bound is None or size <= bound:
             return torch.empty(shape, dtype=like.dtype)
         with readable(cell.rows.path), tempfile.NamedTemporaryFile(dir=cell.rows.path, prefix=".", suffix=".writing") as file:
@@ -100,7 +100,7 @@ class Simulator:
         """Cut the joint cohort into runs that train at most `plan.rows` models, remembering which call each piece belongs to."""
         chunks: list[list[tuple[int, Call]]] = [[]]
         first = calls[0].cell
-        most = max(1, self.plans[first.network.signature].rows // first.rule.models_per_client)
+        most = max(1, self.plans[first.plan_key].rows // first.rule.models_per_client)
         room = most
         for place, call in enumerate(calls):
             start, n = 0, len(call.exchange.to)
@@ -143,7 +143,8 @@ class Simulator:
             first.recipe, lr=spread([c.lr() for c in cells]), epochs=spread([float(c.recipe.epochs) for c in cells]).long(), steps=steps,
             momentum=spread([float(c.recipe.momentum) for c in cells]), weight_decay=spread([float(c.recipe.weight_decay) for c in cells]),
         )  # fmt: skip
-        settings = {name: spread([c.method.row_settings()[name] for c in cells]) for name in first.method.row_settings()}
+        settings = {name: self._put(spread([c.method.row_settings()[name] for c in cells]).to(first.network.dtype))
+                    for name in first.method.row_settings()}  # fmt: skip
         selected = [p.exchange.extra.get("selected", torch.ones(n, dtype=torch.bool)) for p, n in zip(parts, sizes, strict=True)]
         return Local(
             network=first.network, wire=first.wire(), ids=torch.cat([p.exchange.to for p in parts]),
@@ -151,7 +152,7 @@ class Simulator:
             samples=self.on_device(first.federation.samples), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
             validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
             initial=self._put(_joined([c.initial.expand(n, -1) for c, n in zip(cells, sizes, strict=True)])),
-            recipe=recipe, plan=self.plans[first.network.signature], settings=SimpleNamespace(**settings),
+            recipe=recipe, plan=self.plans[first.plan_key], settings=SimpleNamespace(**settings),
             selected=torch.cat(selected), round=first.round,
         )  # fmt: skip
 

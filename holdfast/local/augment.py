@@ -18,7 +18,7 @@ from holdfast.core.registry import setting
 class Augment(BaseModel):
     """Random changes of training images, applied in the order crop, flip, rotation, jitter; a setting of 0 leaves a change out."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     crop: int = setting(0, "reflect-pad by this many pixels, then cut a random window of the old size", ge=0)
     flip: float = setting(0.0, "probability of a horizontal flip", ge=0, le=1)
     rotation: float = setting(0.0, "largest rotation in degrees, either way", ge=0, le=180)

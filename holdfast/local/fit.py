@@ -87,7 +87,7 @@ def fit(
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64)
     for part in np.array_split(ranking, -(-rows // most)):
         chosen = torch.from_numpy(part)
-        trained, loss = network.attempt(partial(train, stack, chosen))
+        trained, loss = network.attempt(partial(train, stack, chosen), stacked=plan.name != "loop")
         out[chosen.to(out.device)] = trained
         losses[chosen] = loss.double().cpu()
     steps = torch.from_numpy(order.steps).repeat(rows // clients)
@@ -171,11 +171,14 @@ class _Stack:
         real, mine = position >= 0, owner.to(device)[:, None]
         position = torch.where(real, position, position[..., :1])
         labels, mask, ready = self.data.labels[mine, position], real.to(self.network.dtype), self.fetch(owner)
-        place = torch.arange(len(rows), device=device)[:, None]
+        first = torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]  # of a row's samples among all that are ready
         aux = {name: value[rows.to(value.device)] for name, value in self.aux.items()}
         for t, m in enumerate(active):
             now = position[t, :m]
-            x = ready[place[:m], now] if ready is not None else self.samples.batch(self.data.rows[mine[:m], now], self.network.dtype)
+            if ready is not None:
+                x = ready.flatten(0, 1).index_select(0, (first[:m] + now).flatten()).unflatten(0, now.shape)
+            else:
+                x = self.samples.batch(self.data.rows[mine[:m], now], self.network.dtype)
             if self.recipe.augment.active:
                 x = self.recipe.augment(x, self.key[owner[:m]].to(device).fold("augment", t))
             yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
@@ -183,18 +186,19 @@ class _Stack:
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
-        rows, labels, ready = self.data.rows[owner], self.data.labels[owner], self.fetch(owner)
+        rows, ready, sizes = self.data.rows[owner], self.fetch(owner), self.order.size[:, owner].tolist()
         ready = ready if ready is None else self.network.ordered(ready)
         ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
         aux = {name: value[row] for name, value in self.aux.items()}
         index = self.order.index[:, owner].to(device)
+        labels = self.data.labels[owner][index]  # beyond a batch's size, where the index is -1, nobody looks
         for t in range(int(self.order.steps[owner])):
-            size = int(self.order.size[t, owner])
+            size = sizes[t]
             position = index[t, :size]
             x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
             if augment.active:
                 x = augment(x[None], self.key[owner : owner + 1].to(device).fold("augment", t))[0]
-            yield Batch(self.network.ordered(x), labels[position], ones[:size], aux)
+            yield Batch(self.network.ordered(x), labels[t, :size], ones[:size], aux)
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
         return self.key[self.owner(rows)].fold("dropout", t).bits.to(self.model.device)

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
@@ -76,13 +77,20 @@ class _Trial:
         model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
         trial = replace(self.recipe, steps=_STEPS, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
         started = time.perf_counter()
-        fit(self.network, model, self.samples, stack, key, trial, plan)
+        try:
+            fit(self.network, model, self.samples, stack, key, trial, plan)
+        except HoldfastError:
+            raise
+        except Exception as error:  # the first time that a user's module and loss are run at all
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            raise RunError(f"model: a first step on plan {plan.name} failed: {type(error).__name__}: {reason}") from error
         return (time.perf_counter() - started) / (rows * _STEPS)
 
 
 def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
     """Microseconds of a client's step under each plan. They take turns and the best turn counts, because another process may
-    slow any of them; a model of which one step takes long is tried on few rows and in few turns."""
+    slow any of them; a model of which one step takes long is tried on few rows and in few turns. Where there is a choice, a plan that
+    cannot run the model (vmap knows no LSTM) is no candidate."""
     began = time.perf_counter()
     step = trial.seconds(Plan("loop"), 1)
     slow = step > _SLOW
@@ -94,7 +102,12 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
             spent = time.perf_counter() - began
             if name in best and (spent > 1.0 or (turn >= least and spent > _ENOUGH)):
                 continue
-            best[name] = min(best.get(name, float("inf")), trial.seconds(plan, sizes[name]))
+            try:
+                best[name] = min(best.get(name, float("inf")), trial.seconds(plan, sizes[name]))
+            except RunError:
+                if "loop" not in best:
+                    raise
+                return {"loop": best["loop"] * 1e6}
     return {name: seconds * 1e6 for name, seconds in best.items()}
 
 

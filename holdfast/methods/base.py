@@ -16,6 +16,7 @@ from holdfast.methods.context import Context
 from holdfast.models.network import Network
 
 Fields = Mapping[str, Tensor]
+MOST_SAMPLES = 1e9  # that a client may say it has: the float32 sum of any cohort stays finite
 
 
 class ClientRule:
@@ -56,7 +57,7 @@ class ClientRule:
         return {
             "update": Field("update", (wire.parameters,)),
             "buffers": Field("buffer", (wire.buffers,)),
-            "count": Field("count", (), low=0),
+            "count": Field("count", (), low=0, high=MOST_SAMPLES),
             "loss": Field("scalar"),
         }
 

@@ -130,7 +130,8 @@ class Context(Guarded):
         n = len(up)
         count = up["count"] if self.weighting == "samples" and "count" in up.fields else torch.ones(n, dtype=self.initial.dtype)
         total = count.sum()
-        return count / total if bool(total > 0) else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
+        usable = bool(total > 0) and bool(torch.isfinite(total))
+        return count / total if usable else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> State:

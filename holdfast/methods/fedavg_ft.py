@@ -5,7 +5,6 @@ reading), or is scored with the undressed global model (`"deliver"`, what the Fe
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from holdfast.aggregators.mean import PAPER
@@ -27,8 +26,7 @@ class FedAvgFtClient(ClientRule):
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        overwritten = received.has & ~local.selected
-        return torch.where(overwritten[:, None].to(state["own"].device), received.into(local.initial), state["own"])
+        return state["own"]
 
 
 @register("method", "fedavg-ft", paper=PAPER)

@@ -1,4 +1,4 @@
-"""Local training: every client alone; nothing is sent. The yardstick that any federation has to beat."""
+"""Local training: every client alone; no model is sent, only the training loss. The yardstick that any federation has to beat."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Silent(ServerRule):
 
 @register("method", "local")
 class LocalTraining(Method):
-    """Every client trains alone and nothing travels: what one has without a federation."""
+    """Every client trains alone and no model travels, only its training loss: what one has without a federation."""
 
     Client = LocalClient
     Server = Silent

@@ -44,8 +44,8 @@ class Network:
             raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in original.named_children()])}")
         self.signature = signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
         self.module = _prepare(copy.deepcopy(original)).to(dtype)
-        self.innermost = True
-        """On a CPU, images may lie in memory with their channels innermost, which is quicker."""
+        self.innermost = self.folded = True
+        """On a CPU, images may lie in memory with their channels innermost, which is quicker: for one client, and for stacks."""
         self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
         self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
 
@@ -68,17 +68,21 @@ class Network:
         quick = self.innermost and x.ndim == 4 and x.device.type == "cpu"
         return x.to(memory_format=torch.channels_last) if quick else x
 
-    def attempt(self, work: Callable[[], T]) -> T:
+    def attempt(self, work: Callable[[], T], stacked: bool) -> T:
         """The result of some work with the module. If it fails and the order in memory may be why, it is done again in PyTorch's own
-        order, which is kept from then on: a user's `x.view(len(x), -1)` depends on it."""
+        order, which is kept from then on: a user's `x.view(len(x), -1)` depends on it. One client and stacks fall back separately, so
+        that the bits of one plan do not depend on whether the other was tried."""
         try:
             return work()
         except RuntimeError:
-            if not self.innermost:
+            if not (self.folded if stacked else self.innermost):
                 raise
-            self.innermost = False
-            for layer in self.module.modules():
-                unfolded(layer)
+            if stacked:
+                self.folded = False
+                for layer in self.module.modules():
+                    unfolded(layer)
+            else:
+                self.innermost = False
             return work()
 
     def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.results import Run
+from holdfast.results import Run, name_of
 from holdfast.session import run_folders
 
 Points = list[tuple[int, float]]  # round, value
@@ -39,14 +39,13 @@ class Cell:
         self.round, self.rounds = self.run.round, int(self.config["train"]["rounds"])
         self.parts = self.run.store.parts(self.round)
         self.result = self.run.store.read_json("result.json")
-        self.method = _name(self.config["method"])
+        self.method = name_of(self.config["method"]) or "?"
         grouped = len(self.manifest.get("group", [])) > 1
         self.label = self.manifest["label"] if grouped else self._described()
 
     def _described(self) -> str:
         """A single run is known by its method and by who acts on its updates."""
-        words = [self.method, *(_name(self.config[k]) for k in ("aggregator", "attack") if self.config[k] is not None)]
-        return " ".join(words)
+        return " ".join(filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"]))))
 
     @property
     def finished(self) -> bool:
@@ -157,7 +156,3 @@ def _told_apart(lines: list[Line]) -> list[Line]:
     """Two lines of one name get the folder of their first run beside it."""
     names = [line.label for line in lines]
     return [Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines]
-
-
-def _name(part: Any) -> str:
-    return str(part.get("name", "?")) if isinstance(part, dict) else str(part)

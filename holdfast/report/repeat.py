@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.config import Config, make_config
+from holdfast.config import PART_SECTIONS, Config, make_config
 from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import plugin_options
 from holdfast.report.gather import Cell
 from holdfast.report.toml import key, to_toml, value
-from holdfast.sweep import expand
+from holdfast.sweep import expand, flatten
 
 Flat = dict[str, Any]
 
@@ -36,8 +37,7 @@ def command(cells: Sequence[Cell]) -> str:
     """With the plan and the threads that the bits depend on."""
     manifest = cells[0].manifest
     words = ["holdfast run config.toml", f"--plan {manifest['plan']['name']}", f"--set engine.threads={manifest['threads']}"]
-    words += [f"--plugin {plugin}" for plugin in manifest.get("plugins", [])]
-    return " ".join(words)
+    return " ".join(words) + plugin_options(manifest.get("plugins", []))
 
 
 def without_defaults(config: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _table(configs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The config of one run, or a grid: keys that all have and that differ are its axes, what else differs becomes overrides."""
     if len(configs) == 1:
         return without_defaults(configs[0])
-    flats = [_flatten(config) for config in configs]
+    flats = [_spelt(config) for config in configs]
     paths = list(dict.fromkeys(path for flat in flats for path in flat))
     varying = [p for p in paths if len({_text(flat.get(p)) for flat in flats}) > 1]
     axes = {p: _distinct(flat[p] for flat in flats) for p in varying if all(flat.get(p) is not None for flat in flats)}
@@ -91,17 +91,10 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
     return text
 
 
-def _flatten(table: dict[str, Any], prefix: str = "") -> Flat:
-    """Dotted paths; a part given by its name alone is spelt as a table."""
-    out: Flat = {}
-    for name, given in table.items():
-        if name in ("method", "model", "aggregator", "attack", "partition") and isinstance(given, str):
-            given = {"name": given}
-        if isinstance(given, dict) and given:
-            out |= _flatten(given, f"{prefix}{name}.")
-        else:
-            out[prefix + name] = given
-    return out
+def _spelt(config: dict[str, Any]) -> Flat:
+    """Values by dotted path; a part given by its name alone is spelt as a table."""
+    named = {path for path, given in flatten(config).items() if path.rpartition(".")[2] in PART_SECTIONS and isinstance(given, str)}
+    return {f"{path}.name" if path in named else path: given for path, given in flatten(config).items()}
 
 
 def _without(table: dict[str, Any], paths: Sequence[str], prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.aggregators.mean import Mean
+from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import KINDS, Part, build, describe, find, load_plugin, parts, register, setting
 from holdfast.methods.ditto import Ditto
@@ -57,6 +58,20 @@ def test_build() -> None:
         build("method", {"name": "ditto", "lam": -1})
     with pytest.raises(ConfigError, match="needs a name"):
         build("method", {"lam": 2})
+
+
+def test_a_part_without_settings_says_so() -> None:
+    with pytest.raises(ConfigError, match="^unknown key 'method.lamm'; method 'fedavg' has no settings$"):
+        build("method", {"name": "fedavg", "lamm": 1})
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_numbers_are_finite(number: float) -> None:
+    with pytest.raises(ConfigError, match="method.lam: .*finite"):
+        build("method", {"name": "ditto", "lam": number})
+    for section in ({"data": {"split": {"train": number}}}, {"train": {"augment": {"rotation": number}}}):
+        with pytest.raises(ConfigError, match="finite"):
+            make_config(section)
 
 
 def test_a_part_is_frozen_and_comparable() -> None:

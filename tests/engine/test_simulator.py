@@ -76,7 +76,7 @@ def test_chunks_hold_no_more_rows_than_the_plan_says(stacks: list[tuple[str, int
     experiments = [Experiment(c, tmp_path / str(i), "", s) for i, (c, s) in enumerate(zip(configs, shared_samples(configs), strict=True))]
     for experiment in experiments:
         experiment.store.open()
-    plans = {experiments[0].network.signature: Plan("vmap", rows=4)}
+    plans = {experiments[0].cell.plan_key: Plan("vmap", rows=4)}
     drive(Simulator(plans), [Player(e.cell, e.play()) for e in experiments])
     trained = [clients for task, _, clients in stacks if task == "train"]
     assert trained == [2] * 10  # each client trains two models
@@ -120,7 +120,7 @@ def test_joined_tables_are_as_wide_as_the_widest() -> None:
 def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
     """Picks of the second bank are shifted behind the first; a narrower pick is filled with 'none'."""
     experiment = Experiment(tiny(), tmp_path / "x")
-    simulator = Simulator({experiment.network.signature: Plan("vmap")})
+    simulator = Simulator({experiment.cell.plan_key: Plan("vmap")})
     d = experiment.network.layout.size
     first = broadcast("train", torch.zeros(d), torch.tensor([0, 1]))
     second = Exchange("train", torch.tensor([1, 4]), torch.ones(3, d), torch.tensor([[2, 0, -1], [1, -1, -1]]))
@@ -139,7 +139,7 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
     experiments = [Experiment(c, tmp_path / str(i)) for i, c in enumerate(configs)]
     for experiment in experiments:
         experiment.cell.round = 3
-    simulator = Simulator({experiments[0].network.signature: Plan("vmap")})
+    simulator = Simulator({experiments[0].cell.plan_key: Plan("vmap")})
     model = experiments[0].initial
     local = simulator.local(
         [Call(e.cell, broadcast("train", model, torch.tensor(ids))) for e, ids in zip(experiments, ([0, 3], [1]), strict=True)]

@@ -433,7 +433,7 @@ class Spy(Attack):
 
 def poison(act: Callable[[Uplink, View], Mapping[str, Tensor]], task: str = "train", **settings: Any) -> Uplink:
     attack = Spy(act=act, clients=settings.pop("clients", (2, 6, 9)), **settings)
-    return Adversary(attack, 10, Key(0)).poison(task, SCHEMA, UP, Key(1))
+    return Adversary(attack, torch.arange(10), Key(0)).poison(task, SCHEMA, UP, Key(1))
 
 
 def test_an_attack_changes_only_its_own_rows() -> None:
@@ -450,7 +450,9 @@ def test_an_attack_sees_only_what_it_declares_to_know() -> None:
         return {}
 
     poison(look)
-    assert seen.pop() == ([2, 6], [2, 6], [[2, 3], [6, 7]])  # nothing of the others is within reach
+    assert seen == [([2], [2], [[2, 3]]), ([6], [6], [[6, 7]])]  # nothing of the others is within reach, not even of colluders
+    poison(look, knows="colluders")
+    assert seen.pop() == ([2, 6], [2, 6], [[2, 3], [6, 7]])
     poison(look, knows="everyone")
     assert seen.pop() == ([2, 6], [0, 2, 3, 6], [[2, 3], [6, 7]])
     with pytest.raises(RunError, match='reads what everyone sent but declares to know only own; set attack.knows = "everyone"'):
@@ -467,7 +469,7 @@ def test_an_attack_sees_only_what_it_declares_to_know() -> None:
 
 def test_an_attack_touches_only_the_declared_kinds_and_tasks() -> None:
     with pytest.raises(RunError, match="may not touch 'count', which is of kind count"):
-        poison(lambda up, view: {"count": torch.tensor([99.0, 99.0])})
+        poison(lambda up, view: {"count": torch.tensor([99.0])})
     with pytest.raises(RunError, match="sends 'updat', which task 'train' does not have; did you mean 'update'"):
         poison(lambda up, view: {"updat": torch.zeros(2, 2)})
     assert poison(lambda up, view: 1 / 0, task="score") is UP  # type: ignore[arg-type, return-value]
@@ -478,7 +480,7 @@ def test_an_attack_touches_only_the_declared_kinds_and_tasks() -> None:
 
         kinds = frozenset({"count"})
 
-    liar = Adversary(Liar(act=lambda up, view: {"count": torch.tensor([99.0, 99.0])}, clients=(2, 6)), 10, Key(0))
+    liar = Adversary(Liar(act=lambda up, view: {"count": torch.tensor([99.0])}, clients=(2, 6)), torch.arange(10), Key(0))
     assert liar.poison("train", SCHEMA, UP, Key(1))["count"].tolist() == [1, 99, 3, 99]
 
 
@@ -486,18 +488,20 @@ def test_an_attack_touches_only_the_declared_kinds_and_tasks() -> None:
     ("fraction", "clients", "many"), [(0.3, 10, 3), (0.29, 100, 29), (0.57, 100, 57), (0.0, 10, 0), (1.0, 7, 7), (0.3, 5, 1)]
 )
 def test_a_share_of_attackers_is_drawn_by_key(fraction: float, clients: int, many: int) -> None:
-    drawn = Adversary(Attack(fraction=fraction), clients, Key(0)).malicious
+    drawn = Adversary(Attack(fraction=fraction), torch.arange(clients), Key(0)).malicious
     assert len(drawn) == many and drawn.tolist() == sorted(set(drawn.tolist()))
-    assert torch.equal(Adversary(Attack(fraction=fraction), clients, Key(0)).malicious, drawn)
+    assert torch.equal(Adversary(Attack(fraction=fraction), torch.arange(clients), Key(0)).malicious, drawn)
     if 0 < many < clients and clients == 100:
-        assert not torch.equal(Adversary(Attack(fraction=fraction), clients, Key(1)).malicious, drawn)
+        assert not torch.equal(Adversary(Attack(fraction=fraction), torch.arange(clients), Key(1)).malicious, drawn)
 
 
 def test_attackers_by_id() -> None:
-    assert Adversary(Attack(clients=(3, 1, 3)), 5, Key(0)).malicious.tolist() == [1, 3]
-    with pytest.raises(ConfigError, match="attack.clients: no client 5; there are 5, from 0"):
-        Adversary(Attack(clients=(5,)), 5, Key(0))
-    assert len(Adversary(None, 5, Key(0)).malicious) == 0
+    assert Adversary(Attack(clients=(3, 1, 3)), torch.arange(5), Key(0)).malicious.tolist() == [1, 3]
+    with pytest.raises(ConfigError, match="attack.clients: no client 5 that trains; ids go from 0 to 4"):
+        Adversary(Attack(clients=(5,)), torch.arange(5), Key(0))
+    assert len(Adversary(None, torch.arange(5), Key(0)).malicious) == 0
+    members = torch.tensor([0, 3, 4, 8])  # the others are held out and never train
+    assert set(Adversary(Attack(fraction=0.5), members, Key(0)).malicious.tolist()) < {0, 3, 4, 8}
 
 
 def test_an_attack_in_a_run_by_hand(simulate: Simulate) -> None:
@@ -533,6 +537,101 @@ def test_an_attack_that_touches_the_data_of_others_is_refused(simulate: Simulate
 
     with pytest.raises(RunError, match="changed the data of client 0, which is not malicious"):
         simulate(attack=Vandal(clients=(1,)))
+
+
+class Tamper(Attack):
+    """Does to the data what the test says."""
+
+    act: Any = None
+
+    def data(self, federation: Any, malicious: Tensor, key: Key) -> Any:
+        return self.act(federation)
+
+
+def without_labels(federation: Any, table: str) -> Any:
+    old = getattr(federation, table)
+    return replace(federation, **{table: replace(old, label=torch.zeros_like(old.label))})
+
+
+def blank(federation: Any) -> Any:
+    """Blank pictures in place of everybody's."""
+    return replace(federation, samples=replace(federation.samples, x=torch.zeros_like(federation.samples.x)))
+
+
+def scribble(federation: Any) -> Any:
+    federation.test.label[0] = (federation.test.label[0] + 1) % 10
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        *((lambda f, t=t: without_labels(f, t), f"changed the table '{t}'") for t in ("test", "validation", "global_test", "root")),
+        (blank, "changed samples that were there before"),
+        (lambda f: replace(f, samples=replace(f.samples, y=9 - f.samples.y)), "changed samples that were there before"),
+        (lambda f: replace(f, samples=replace(f.samples, std=(2.0,))), "changed what the dataset says of itself"),
+        (scribble, "changed data in place"),
+    ],
+)
+def test_an_attack_cannot_touch_what_is_measured(act: Any, message: str, simulate: Simulate) -> None:
+    split = {"train": 0.5, "validation": 0.25, "test": 0.25}
+    with pytest.raises(RunError, match=message):
+        simulate(attack=Tamper(act=act, clients=(1,)), data={"root": 20, "split": split})
+
+
+def test_poisoned_inputs_are_scratch_rows(simulate: Simulate) -> None:
+    def noisy(federation: Any) -> Any:
+        """Client 1 trains on negatives of its pictures."""
+        samples, train = federation.samples, federation.train
+        begin, end = int(train.start[1]), int(train.start[2])
+        mine = train.row[begin:end]
+        row = train.row.clone()
+        row[begin:end] = len(samples) + torch.arange(end - begin)
+        more = replace(samples, x=torch.cat([samples.x, samples.x.max() - samples.x[mine]]), y=torch.cat([samples.y, samples.y[mine]]))
+        return replace(federation, samples=more, train=replace(train, row=row))
+
+    honest, attacked = (simulate(method="local", attack=attack) for attack in (None, Tamper(act=noisy, clients=(1,))))
+    for client in range(5):
+        assert torch.equal(honest.vector(client), attacked.vector(client)) == (client != 1)
+    simulate(attack=Tamper(act=noisy, clients=(1,)))
+
+
+def test_an_attacker_that_knows_only_itself_has_randomness_of_its_own() -> None:
+    class Noise(Attack):
+        """Sends noise."""
+
+        def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+            return {"update": key.normal(len(up), 2)}
+
+    def sent(*clients: int) -> Tensor:
+        return Adversary(Noise(clients=clients), torch.arange(10), Key(0)).poison("train", SCHEMA, UP, Key(1))["update"]
+
+    both = sent(2, 6)
+    assert not torch.equal(both[1], both[3]) and torch.equal(sent(2)[1], both[1])  # nor does it depend on who else attacks
+
+
+class Boast(Attack):
+    """Says it has a great many samples."""
+
+    kinds = frozenset({"count"})
+    count: float = 0.0
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        return {"count": torch.full_like(up["count"], self.count)}
+
+
+def test_boasted_counts_cannot_overflow(simulate: Simulate) -> None:
+    absurd, bold = (simulate(attack=Boast(clients=(1, 2), count=count), train={"dtype": "float32"}) for count in (2e38, 1e9))
+    assert absurd.final["refused"] == 4 and bold.final["refused"] == 0
+    for run in (absurd, bold):
+        weights = run.store.arrays(2)["verdict/weights"]
+        assert bool(torch.isfinite(run.vector()).all()) and float(weights.sum()) == pytest.approx(1)
+
+
+def test_counts_whose_sum_is_no_number_weigh_equally(simulate: Simulate) -> None:
+    ctx = simulate(train={"dtype": "float32"})._experiment.context()
+    for count in ([3e38, 3e38, 1.0], [0.0, 0.0, 0.0]):
+        assert ctx.priors(Uplink(torch.arange(3), {"count": torch.tensor(count)})).tolist() == pytest.approx([1 / 3] * 3)
 
 
 # ---- a user's own network and loss

@@ -95,11 +95,14 @@ def test_work_that_needs_pytorchs_order_is_done_again_in_it() -> None:
     network = Network(lambda: nn.Conv2d(2, 3, 3), head=None)
     x = torch.randn(4, 2, 5, 5)
     assert network.ordered(x).is_contiguous(memory_format=torch.channels_last)
-    seen = network.attempt(lambda: network.module(network.ordered(x)).view(4, -1).shape)
+    seen = network.attempt(lambda: network.module(network.ordered(x)).view(4, -1).shape, stacked=False)
     assert seen == (4, 27)
-    assert not network.innermost and network.ordered(x).is_contiguous() and type(network.module) is nn.Conv2d
-    with pytest.raises(RuntimeError, match="for good"):
-        network.attempt(_fail)
+    assert not network.innermost and network.ordered(x).is_contiguous()
+    assert network.folded and type(network.module) is FoldedConv2d  # stacks are another matter
+    for stacked in (False, True):
+        with pytest.raises(RuntimeError, match="for good"):
+            network.attempt(_fail, stacked)
+    assert not network.folded and type(network.module) is nn.Conv2d
 
 
 def _fail() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import main
-from holdfast.experiment import Experiment
 from holdfast.report.charts import nice_ticks, round_ticks, shorten, spread_out, thin_out
 from holdfast.report.gather import Dot, read_cells
 from holdfast.report.page import render, write_page
 from holdfast.report.sections import verdict
+from holdfast.store import RowStore, Store
 from tests.report.conftest import sweep
 
 
@@ -78,15 +78,15 @@ def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Experiment._commit
+    plain = Store.seal
 
-    def stop(self: Experiment, *args: object) -> None:
-        plain(self, *args)  # type: ignore[arg-type]
-        if self.cell.round == 2:
+    def stop(self: Store, round: int, rows: RowStore) -> None:
+        plain(self, round, rows)
+        if round == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Experiment, "_commit", stop)
+        patch.setattr(Store, "seal", stop)
         with pytest.raises(KeyboardInterrupt):
             sweep(tmp_path / "s")
     text = render(read_cells(tmp_path / "s"))
