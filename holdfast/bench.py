@@ -9,8 +9,7 @@ import datetime
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.forecast import choose
-from holdfast.local.plan import Plan
+from holdfast.local.plan import Plan, on_threads
 from holdfast.models.network import Network
 
 _MEMORY = 2 * 10**9  # of a stack: the default of engine.memory
@@ -115,15 +114,15 @@ class Bench:
         return trained
 
     def measure(self, budget: float) -> None:
-        """Let the plans take turns for so many seconds, and three times at least; a first turn only warms up."""
+        """Let the plans take turns for so many seconds, and three times if that takes less than twice as long; a first turn warms up."""
         plans = {name: self.choose(name) for name in ("loop", "vmap")}
         self._turn(plans)
         self.seconds.clear()
         self.picks.clear()
-        turns, began = 0, time.perf_counter()
-        while turns < 3 or time.perf_counter() - began < budget:
+        turns, began, spent = 0, time.perf_counter(), 0.0
+        while not turns or spent < budget or (turns < 3 and spent < 2 * budget):
             self._turn(plans)
-            turns += 1
+            turns, spent = turns + 1, time.perf_counter() - began
 
     def _turn(self, plans: dict[str, Plan]) -> None:
         """Every plan once, and the choice of `auto` once more, because under noise it may fall differently."""
@@ -160,7 +159,7 @@ def run_bench(
     """Measure the named works, by default all. `quick` takes fewer turns: under a minute in all on an idle machine, with more noise."""
     works = find_works(names)
     rows: list[dict[str, Any]] = []
-    with _threads(threads):
+    with on_threads(threads):
         for work in works:
             bench = Bench.of(work)
             bench.measure(_BUDGET[quick])
@@ -184,16 +183,6 @@ def _sentence(rows: list[dict[str, Any]]) -> str:
 
 def _machine() -> dict[str, Any]:
     return {
-        "device": f"cpu ({platform.processor() or platform.machine()})", "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "device": f"cpu ({platform.processor() or platform.machine()})", "torch": torch.__version__, "threads": torch.get_numon_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -17,12 +17,12 @@ import torch
 from holdfast import __version__
 from holdfast.config import Config, make_config, parse_memory, unnamed
 from holdfast.core.errors import ConfigError, HoldfastError, RunError, UnknownPart
-from holdfast.core.registry import load_plugin
+from holdfast.core.registry import load_plugin, loaded_plugins
 from holdfast.engine.lockstep import Engine, Player, drive
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment, shared_samples
 from holdfast.local.forecast import Forecast, choose
-from holdfast.local.plan import Plan
+from holdfast.local.plan import Plan, on_threads
 from holdfast.store import read_json
 
 _CLEARLY = 0.9  # how much faster more threads have to be
@@ -60,7 +60,7 @@ def start(
     threads, forecasts = _tried(experiments, device, settings.threads)  # before anything is written: a model that fails leaves nothing
     for name, forecast in forecasts.items():
         watch.say(_sentence(forecast, [e for e in experiments if e.cell.plan_key == name], threads))
-    with _threads(threads):
+    with on_threads(threads):
         fresh = [folder for folder in (out, *(e.out for e in experiments)) if not folder.exists()]
         with _locked(experiments), _tidied(experiments, fresh):
             _refuse_taken(out)  # somebody may have been quicker
@@ -107,7 +107,7 @@ def resume(
     plans = {e.cell.plan_key: Plan(**m["plan"]) for e, m in zip(experiments, manifests, strict=True)}
     if len(experiments) == 1 and len(manifests[0]["group"]) > 1:
         watch.say("a cell of a sweep, played on alone: on plan vmap its last bits may differ; resume the sweep's folder for the same bits")
-    with _threads(int(manifests[0]["threads"])), _locked(experiments):
+    with on_threads(int(manifests[0]["threads"])), _locked(experiments):
         newest = max((head[0] for e in experiments if (head := e.store.head()) is not None), default=0)
         for experiment in experiments:
             experiment.store.catch_up(newest)
@@ -150,7 +150,7 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
         if not files:
             raise
         unknown, names = str(error).partition(";")[0], ", ".join(map(str, files))
-        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}): if you trust them, pass --plugin FILE for each") from None
+        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE") from None
     return config
 
 
@@ -185,6 +185,8 @@ def pick_device(name: str) -> torch.device:
 
 def _play(experiments: list[Experiment], engine: Engine, device: torch.device, watch: Watch) -> list[dict[str, Any]]:
     watch.planned(experiments)
+    if device.type == "cuda":  # by default cuDNN may choose algorithms whose bits differ from call to call
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     by_cell = {id(e.cell): e for e in experiments}
     for experiment in experiments:
         experiment.network.module.to(device)
@@ -207,10 +209,10 @@ def _play(experiments: list[Experiment], engine: Engine, device: torch.device, w
 def _tried(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
     wait for each other, so one thread is taken unless more are clearly faster."""
-    most = torch.get_num_threads()
+    most = torch.get_numon_threads()
     tried: dict[int, dict[str, Forecast]] = {}
     for threads in [asked or most] if asked or device.type != "cpu" else sorted({1, most}):
-        with _threads(threads):
+        with on_threads(threads):
             tried[threads] = _forecasts(experiments, device)
 
     def seconds(threads: int) -> float:
@@ -269,7 +271,7 @@ def _manifest(
         "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
         "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": str(device), "group": group,
         "partition": experiment.federation.digest, "initial": _digest(experiment.initial),
-        "plugins": [str(Path(p).resolve()) for p in plugins],
+        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *loaded_plugins()}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
         "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
@@ -310,14 +312,3 @@ def _tidied(experiments: list[Experiment], fresh: list[Path]) -> Iterator[None]:
             for folder in fresh:
                 shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Bits may depend on the number of threads, so it is part of a run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -64,7 +64,7 @@ class StumblingMethod(Method):
 def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype: str) -> None:
     """Also: a method's settings are tensors of the network's own dtype, so they can be multiplied with models."""
     train = {"rounds": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype}
-    cells = [("good", tiny(method="fedavg", train=train)), ("bad", tiny(method=name, train=train)), ("fine", tiny(method="ditto", train=train))]
+    cells = [(label, tiny(method=method, train=train)) for label, method in (("good", "fedavg"), ("bad", name), ("fine", "ditto"))]
     with pytest.raises(RunError, match="1 of 3 experiments failed, the others are finished: 'bad' in round 2: ZeroDivisionError"):
         session.start(cells, tmp_path / "sweep")
     good, bad, fine = (Run(folder, config) for folder, (_, config) in zip(session.run_folders(tmp_path / "sweep"), cells, strict=True))

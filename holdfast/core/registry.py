@@ -44,6 +44,7 @@ _HOMES = {
 }
 _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
+_plugins: list[str] = []
 
 
 class Part(BaseModel):
@@ -235,6 +236,12 @@ def load_plugin(file: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}") from error
+    _plugins.append(str(path))
+
+
+def loaded_plugins() -> list[str]:
+    """The plug-in files of this process."""
+    return list(_plugins)
 
 
 def plugin_options(files: Iterable[str | Path]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,3 +65,14 @@ def bounded(plan: Plan, memory: int, row_bytes: int, device: torch.device = _CPU
     rows = max(1, min(plan.rows, memory // max(row_bytes, 1)))
     cached = max(1, min(rows, _CACHED // max(row_bytes, 1)))
     return replace(plan, rows=rows, memory=memory, stack=cached if plan.name == "vmap" and device.type == "cpu" else None)
+
+
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """Work with this many threads (None: as many as now). Bits may depend on it, so it is part of a run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
