@@ -183,6 +183,6 @@ def _sentence(rows: list[dict[str, Any]]) -> str:
 
 def _machine() -> dict[str, Any]:
     return {
-        "device": f"cpu ({platform.processor() or platform.machine()})", "torch": torch.__version__, "threads": torch.get_numon_threads(),
+        "device": f"cpu ({platform.processor() or platform.machine()})", "torch": torch.__version__, "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip

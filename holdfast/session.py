@@ -209,7 +209,7 @@ def _play(experiments: list[Experiment], engine: Engine, device: torch.device, w
 def _tried(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
     wait for each other, so one thread is taken unless more are clearly faster."""
-    most = torch.get_numon_threads()
+    most = torch.get_num_threads()
     tried: dict[int, dict[str, Forecast]] = {}
     for threads in [asked or most] if asked or device.type != "cpu" else sorted({1, most}):
         with on_threads(threads):
