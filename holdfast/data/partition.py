@@ -20,7 +20,7 @@ class Partition(Part):
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
         """Positions into labels, one array per client."""
-        raise NotImplementedError(f"partition '{self.name}' does not say how to deal")
+        raise TypeError(f"partition '{self.name}' does not say how to deal")
 
     def _check(self, total: int, clients: int) -> None:
         """Refuse what no way of dealing can give."""

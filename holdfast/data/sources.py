@@ -32,7 +32,7 @@ class Source(Part):
     )
 
     def load(self, dir: Path | None) -> Samples:
-        raise NotImplementedError(f"source '{self.name}' does not say how to load")
+        raise TypeError(f"source '{self.name}' does not say how to load")
 
     def _samples(self, x: np.ndarray, y: np.ndarray, classes: int, train_rows: int) -> Samples:
         mean, std = {"dataset": (self.mean, self.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}[self.normalise]
