@@ -17,7 +17,7 @@ import torch
 from holdfast import __version__
 from holdfast.config import Config, make_config, parse_memory, unnamed
 from holdfast.core.errors import ConfigError, HoldfastError, RunError, UnknownPart
-from holdfast.core.registry import load_plugin, loaded_plugins
+from holdfast.core.registry import load_plugin, plugin_of
 from holdfast.engine.lockstep import Engine, Player, drive
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment, shared_samples
@@ -271,7 +271,7 @@ def _manifest(
         "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
         "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": str(device), "group": group,
         "partition": experiment.federation.digest, "initial": _digest(experiment.initial),
-        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *loaded_plugins()}),
+        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
         "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
@@ -280,6 +280,13 @@ def _manifest(
 def _digest(initial: torch.Tensor) -> str:
     """Names the start weights, which a user's own module brings along."""
     return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
+
+
+def _plugins_of(experiment: Experiment) -> set[str]:
+    """The plug-in files behind its parts, however they were loaded."""
+    parts = experiment.parts
+    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss)
+    return {file for file in map(plugin_of, chosen) if file is not None}
 
 
 def _folder(place: int, cells: int, label: str) -> str:

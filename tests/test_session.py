@@ -234,7 +234,7 @@ def test_plugins_are_named_but_never_loaded_by_themselves(tmp_path: Path, forget
     from holdfast.core import registry
 
     load_plugin(plugin)
-    session.start([("", config(method="mine-of-session"))], tmp_path / "run", plugins=[str(plugin)])
+    session.start([("", config(method="mine-of-session"))], tmp_path / "run")
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["plugins"] == [str(plugin)]
     assert Run(tmp_path / "run").config.parts().method.name == "mine-of-session"
     del registry._PARTS["method"]["mine-of-session"]  # as in a new process

@@ -44,7 +44,7 @@ _HOMES = {
 }
 _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
-_plugins: list[str] = []
+_PLUGIN = "holdfast_plugin_"
 
 
 class Part(BaseModel):
@@ -220,7 +220,7 @@ def load_plugin(file: str | Path) -> None:
     path = Path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"plugin file not found: {file}")
-    name = f"holdfast_plugin_{path.stem}_{abs(hash(str(path))):x}"
+    name = f"{_PLUGIN}{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -236,12 +236,12 @@ def load_plugin(file: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}") from error
-    _plugins.append(str(path))
 
 
-def loaded_plugins() -> list[str]:
-    """The plug-in files of this process."""
-    return list(_plugins)
+def plugin_of(part: object) -> str | None:
+    """The plug-in file that a part comes from, if it comes from one."""
+    module = type(part).__module__
+    return sys.modules[module].__file__ if module.startswith(_PLUGIN) and module in sys.modules else None
 
 
 def plugin_options(files: Iterable[str | Path]) -> str:
