@@ -92,8 +92,8 @@ def was_killed(status: int) -> bool:
 
 
 STAGES = [
-    (Simulator, "exchange"), (RowStore, "stage"), (RowStore, "flush"), (RowStore, "settle"), (Store, "commit"), (Store, "write_json"),
-    (os, "fsync"), (os, "replace"), (Path, "unlink"),
+    (Simulator, "exchange"), (RowStore, "stage"), (RowStore, "flush"), (RowStore, "settle"), (Store, "prepare"), (Store, "seal"),
+    (Store, "write_json"), (os, "fsync"), (os, "replace"), (Path, "unlink"),
 ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def begin(given: Config, out: Path) -> None:
     session.start([("", given)], out)
 
 
-def die_at(event: int, given: Config, out: Path) -> None:
+def die_at(event: int, given: Config | list[tuple[str, Config]], out: Path) -> None:
     count = 0
 
     def strike(_name: str) -> None:
@@ -126,7 +126,7 @@ def die_at(event: int, given: Config, out: Path) -> None:
         count += 1
 
     with watched(strike):
-        begin(given, out)
+        session.start([("", given)] if isinstance(given, Config) else given, out)
 
 
 def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +389,28 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
     assert [Path(result["run_dir"]).name for result in results] == folders == ["000-a", "001-b", "002-c"]
     for folder in folders:
         assert bits(tmp_path / "cut" / folder) == bits(tmp_path / "whole" / folder)
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    """Cells whose batches are even, ragged and of another method, with BatchNorm, whose bits depend on who else is in the stack."""
+    norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
+    ragged = {"data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}}  # 12 to train on, in batches of 5
+    tables = {"even": table("ditto", plan), "ragged": {**table("ditto", plan), **ragged}, "other": table("fedavg", plan)}
+    cells = [(label, make_config({**given, **norm})) for label, given in tables.items()]
+    seen: list[str] = []
+    with watched(seen.append):
+        session.start(cells, tmp_path / "whole")
+    folders = [folder.name for folder in session.run_folders(tmp_path / "whole")]
+    wanted = [bits(tmp_path / "whole" / folder) for folder in folders]
+    commits = [place for place, name in enumerate(seen) if name == "RowStore.settle"]
+    assert len(commits) == 3 * 4
+    for event in range(commits[5], commits[8] + 3):  # from the last commit of round 1 to that of round 2
+        out = tmp_path / f"{event}"
+        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (event, seen[event])  # type: ignore[misc]
+        resume(out, monkeypatch)
+        for folder, expected in zip(folders, wanted, strict=True):
+            assert bits(out / folder) == expected, f"{folder}, killed before event {event}, {seen[event]}"
 
 
 def test_only_a_whole_sweep_is_resumed_as_one(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import ctypes
 import math
 import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -43,22 +42,18 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the cells' plan keys."""
     device: torch.device = torch.device("cpu")
-    seconds: float = 0.0
-    """Time spent on clients so far."""
 
     def __post_init__(self) -> None:
         self._stores: dict[int, Samples] = {}
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
-        started = time.perf_counter()
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
             groups.setdefault((*call.cell.group(call.exchange.task), call.exchange.rehearsal), []).append(place)
         answers: dict[int, Uplink] = {}
         for places in groups.values():
             answers.update(zip(places, self._fused([calls[p] for p in places]), strict=True))
-        self.seconds += time.perf_counter() - started
         return [answers[place] for place in range(len(calls))]
 
     def _fused(self, calls: list[Call]) -> list[Uplink]:
