@@ -21,7 +21,7 @@ from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
-from holdfast.session import config_of, read_manifest, run_folders
+from holdfast.manifest import config_of, read_manifest, run_folders
 from holdfast.store import RowStore, Store
 
 

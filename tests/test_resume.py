@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from holdfast import experiment as experiment_module
-from holdfast import session
+from holdfast import manifest, planning, session
 from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.data.federation import load_samples
@@ -132,7 +132,7 @@ def die_at(event: int, given: Config | list[tuple[str, Config]], out: Path) -> N
 def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the manifest alone; measuring a plan again would be a mistake."""
     with monkeypatch.context() as patch:
-        patch.setattr(session, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
         session.resume(out)
 
 
@@ -383,7 +383,7 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
         sweep(tmp_path / "cut", plan)
 
     assert was_killed(in_child(die))
-    folders = [folder.name for folder in session.run_folders(tmp_path / "cut")]
+    folders = [folder.name for folder in manifest.run_folders(tmp_path / "cut")]
     assert [Run(tmp_path / "cut" / folder).round for folder in folders] == [2, 2, 1]
     results = session.resume(tmp_path / "cut")
     assert [Path(result["run_dir"]).name for result in results] == folders == ["000-a", "001-b", "002-c"]
@@ -401,7 +401,7 @@ def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.Monke
     seen: list[str] = []
     with watched(seen.append):
         session.start(cells, tmp_path / "whole")
-    folders = [folder.name for folder in session.run_folders(tmp_path / "whole")]
+    folders = [folder.name for folder in manifest.run_folders(tmp_path / "whole")]
     wanted = [bits(tmp_path / "whole" / folder) for folder in folders]
     commits = [place for place, name in enumerate(seen) if name == "RowStore.settle"]
     assert len(commits) == 3 * 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import session
+from holdfast import manifest, session
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import register, setting
 from holdfast.methods import ClientRule, Method
@@ -67,7 +67,7 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype:
     cells = [(label, tiny(method=method, train=train)) for label, method in (("good", "fedavg"), ("bad", name), ("fine", "ditto"))]
     with pytest.raises(RunError, match="1 of 3 experiments failed, the others are finished: 'bad' in round 2: ZeroDivisionError"):
         session.start(cells, tmp_path / "sweep")
-    good, bad, fine = (Run(folder, config) for folder, (_, config) in zip(session.run_folders(tmp_path / "sweep"), cells, strict=True))
+    good, bad, fine = (Run(folder, config) for folder, (_, config) in zip(manifest.run_folders(tmp_path / "sweep"), cells, strict=True))
     assert good.round == 3 and fine.round == 3 and bad.round == 1
     alone = session.start([("", cells[0][1])], tmp_path / "alone")[0]
     assert alone["final"]["accuracy"] == good.final["accuracy"]
@@ -91,12 +91,12 @@ def test_every_batch_size_has_its_own_plan(tmp_path: Path) -> None:
     sizes = {"small": 2, "large": 200}
     cells = [(n, tiny(train={"batch_size": b}, engine={"memory": "200kB"})) for n, b in sizes.items()]
     session.start(cells, tmp_path / "sweep")
-    rows = [json.loads((f / "manifest.json").read_text())["plan"]["stack"] for f in session.run_folders(tmp_path / "sweep")]
+    rows = [json.loads((f / "manifest.json").read_text())["plan"]["stack"] for f in manifest.run_folders(tmp_path / "sweep")]
     assert rows[0] > rows[1] >= 1
 
 
 def test_folders_of_a_thousand_cells_sort_as_cells_do() -> None:
-    names = [session._folder(place, 1001, "x") for place in (0, 9, 101, 1000)]
+    names = [manifest.folder_name(place, 1001, "x") for place in (0, 9, 101, 1000)]
     assert names == sorted(names) and len({len(name) for name in names}) == 1
 
 

@@ -72,7 +72,7 @@ def resume(
       holdfast resume runs/mine --plugin mine.py
     """
     with only_json(as_json):
-        from holdfast.session import read_manifest, run_folders
+        from holdfast.manifest import read_manifest, run_folders
         from holdfast.session import resume as continue_runs
 
         with Follow(to_stderr()) as follow, resumable(folder, plugin):
@@ -146,7 +146,7 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         yield
     except KeyboardInterrupt:
         from holdfast.core.registry import plugin_options
-        from holdfast.session import run_folders
+        from holdfast.manifest import run_folders
 
         again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
         kept = f"`{again}` continues it" if run_folders(folder) else "it had not begun, and nothing was kept"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.manifest import run_folders
 from holdfast.results import Run, name_of
-from holdfast.session import run_folders
 
 Points = list[tuple[int, float]]  # round, value
 

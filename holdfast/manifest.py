@@ -1,0 +1,92 @@
+"""A run directory's manifest: what was asked for, and what the bits depend on."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import __version__
+from holdfast.config import Config, make_config, unnamed
+from holdfast.core.errors import ConfigError, RunError, UnknownPart
+from holdfast.core.registry import plugin_of
+from holdfast.experiment import Experiment
+from holdfast.local.plan import Plan
+from holdfast.store import read_json
+
+
+def run_folders(out: Path) -> list[Path]:
+    """The runs in a directory: itself, or its folders."""
+    out = Path(out)
+    if (out / "manifest.json").exists():
+        return [out]
+    return sorted(file.parent for file in out.glob("*/manifest.json"))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    manifest = read_json(folder / "manifest.json")
+    if manifest is None:
+        raise ConfigError(f"no run in {folder}: it has no manifest.json")
+    expected = {"config": dict, "plan": dict, "threads": int, "device": str, "label": str, "group": list, "partition": str, "initial": str}
+    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)]
+    if broken or manifest["plan"].keys() - Plan.__dataclass_fields__.keys():
+        raise RunError(f"{folder / 'manifest.json'} is damaged: '{broken[0] if broken else 'plan'}' cannot be read")
+    return manifest
+
+
+def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
+    """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
+    if given is not None:
+        if given.plain() != manifest["config"]:
+            raise ConfigError(f"{folder} began with another config than the one given")
+        return given
+    objects = unnamed(manifest["config"])
+    if objects:
+        raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
+    try:
+        config = make_config(manifest["config"])
+        config.parts()
+    except UnknownPart as error:  # what a run directory names is not run unasked: the files may not be the reader's own
+        files = manifest.get("plugins", [])
+        if not files:
+            raise
+        unknown, names = str(error).partition(";")[0], ", ".join(map(str, files))
+        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE") from None
+    return config
+
+
+def manifest_of(
+    experiment: Experiment, plan: Plan, threads: int, device: torch.device, group: list[str], plugins: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
+        "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": str(device), "group": group,
+        "partition": experiment.federation.digest, "initial": digest_of(experiment.initial),
+        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
+        "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
+        "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+
+
+def digest_of(initial: torch.Tensor) -> str:
+    """Names the start weights, which a user's own module brings along."""
+    return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
+
+
+def _plugins_of(experiment: Experiment) -> set[str]:
+    """The plug-in files behind its parts, however they were loaded."""
+    parts = experiment.parts
+    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss)
+    return {file for file in map(plugin_of, chosen) if file is not None}
+
+
+def folder_name(place: int, cells: int, label: str) -> str:
+    safe = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)[:80]
+    number = f"{place:0{max(3, len(str(cells - 1)))}d}"  # as wide as the largest, so that folders sort as cells do
+    return f"{number}-{safe}" if safe else number
