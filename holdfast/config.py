@@ -71,15 +71,19 @@ class EvaluateSettings(Section):
 class EngineSettings(Section):
     """The [engine] section: where and how, never what."""
 
-    plan: Literal["auto", "loop", "vmap"] = setting("auto", "clients one by one, stacked, or whichever a short trial finds faster")
+    plan: Literal["auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled"] = setting(
+        "auto", "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial finds faster"
+    )
+    precision: Literal["fp32", "tf32", "bf16"] = setting("tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU")
     device: str = setting("cpu", "cpu, cuda or cuda:1")
-    memory: str = setting("2GB", "bound on what a stack of training clients may take")
+    memory: str = setting("auto", "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on a GPU")
     threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
 
     @field_validator("memory")
     @classmethod
     def _amount(cls, text: str) -> str:
-        parse_memory(text)
+        if text != "auto":
+            parse_memory(text)
         return text
 
 

@@ -54,13 +54,13 @@ def _score(
     # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
-    stacked = plan.name != "loop" and not few and not large
+    stacked = plan.stacked and not few and not large
 
     def work() -> Score:
         correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
         if stacked:
             _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
-        elif plan.name != "loop" and few:
+        elif plan.stacked and few:
             _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
         else:
             _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)

@@ -11,6 +11,8 @@ from holdfast.experiment import Experiment
 from holdfast.local.forecast import Forecast, choose
 from holdfast.local.plan import on_threads
 
+_ON_CPU = 2 * 10**9  # bytes for a stack, where nothing else is asked for
+_SHARE = 0.8  # of what is free on a GPU
 _CLEARLY = 0.9  # how much faster more threads have to be
 
 
@@ -26,6 +28,13 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"engine.device: there is no {name}; the last one is cuda:{torch.cuda.device_count() - 1}")
     return device
+
+
+def memory_bound(text: str, device: torch.device) -> int:
+    """Bytes for a stack of training clients."""
+    if text != "auto":
+        return parse_memory(text)
+    return int(torch.cuda.mem_get_info(device)[0] * _SHARE) if device.type == "cuda" else _ON_CPU
 
 
 def plan_together(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
@@ -56,8 +65,8 @@ def _forecasts(experiments: list[Experiment], device: torch.device) -> dict[str,
         rows = sum(_cohort_size(e) * e.rule.models_per_client for e in alike)
         data = simulator.table([cell.data(experiment.roster.clients)])
         forecast = choose(
-            engine.plan, cell.network, cell.initial, simulator.on_device(cell.federation.samples), data, cell.recipe, rows,
-            parse_memory(engine.memory),
+            engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe, rows,
+            memory_bound(engine.memory, device), engine.precision,
         )  # fmt: skip
         out[experiment.cell.plan_key] = forecast
     return out

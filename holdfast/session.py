@@ -127,8 +127,6 @@ def _refuse_taken(out: Path) -> None:
 
 def _play(experiments: list[Experiment], engine: Engine, device: torch.device, watch: Watch) -> list[dict[str, Any]]:
     watch.planned(experiments)
-    if device.type == "cuda":  # by default cuDNN may choose algorithms whose bits differ from call to call
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     by_cell = {id(e.cell): e for e in experiments}
     for experiment in experiments:
         experiment.network.module.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from holdfast.results import Run
 from holdfast.session import start
 
 LOOP, VMAP = Plan("loop"), Plan("vmap")
-PLANS = {"loop": LOOP, "vmap": VMAP}
+PLANS = {
+    "loop": LOOP, "vmap": VMAP, "captured-loop": Plan("captured-loop"), "compiled": Plan("compiled"),
+    "sizes": Plan("compiled", sizes=(2, 4, 9)),
+}  # fmt: skip
+_counter = itertools.count()
 RAGGED: dict[str, Any] = {"name": "dirichlet", "beta": 0.5, "min_samples": 4, "samples_per_client": 24}
 
 TINY: dict[str, Any] = {
@@ -99,7 +104,7 @@ def client_keys(n: int, seed: int = 0) -> Key:
 
 
 def network_of(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Network:
-    return Network(make, head=None, signature="test", dtype=dtype)
+    return Network(make, head=None, signature=f"test {next(_counter)}", dtype=dtype)  # compiled programs are found by signature
 
 
 def starts(network: Network, rows: int, seed: int = 0) -> Tensor:

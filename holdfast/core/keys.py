@@ -41,7 +41,10 @@ def mix_number(x: int) -> int:
 
 def combine(bits: Tensor, part: Tensor | int) -> Tensor:
     """Mix one more number into a key; the order of parts matters."""
-    return mix(bits * 3 + (mix(part + _GOLDEN) if isinstance(part, Tensor) else mix_number(part + _GOLDEN)))
+    if not isinstance(part, Tensor):
+        return mix(bits * 3 + mix_number(part + _GOLDEN))
+    # & -1 changes no bit, but tells Triton, which computes positions with 32 bits, that this one is a 64-bit number
+    return mix(bits * 3 + mix((part & -1) + _GOLDEN))
 
 
 class Key:

@@ -26,6 +26,7 @@ class Samples:
     # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
+    _moved: dict[torch.device, Samples] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -45,6 +46,14 @@ class Samples:
         flat = self.x.index_select(0, rows.reshape(-1)).to(dtype)
         flat = (flat - self._shift.to(dtype)) / self._scale.to(dtype)
         return flat.reshape(*rows.shape, *self.sample_shape)
+
+    def on(self, device: torch.device) -> Samples:
+        """The store on a device: moved once, so that all who ask share one copy."""
+        if device == self.x.device:
+            return self
+        if device not in self._moved:
+            self._moved[device] = self.to(device)
+        return self._moved[device]
 
     def to(self, device: torch.device | str) -> Samples:
         user = None if self.user is None else self.user.to(device)

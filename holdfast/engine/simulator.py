@@ -16,10 +16,11 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from holdfast.core.device import counting, put
 from holdfast.core.keys import Key
 from holdfast.core.screen import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
-from holdfast.data.federation import Padded, Samples
+from holdfast.data.federation import Padded
 from holdfast.engine.cell import Cell, join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
 from holdfast.local.client import Local, Received, stack_states
@@ -42,9 +43,6 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the cells' plan keys."""
     device: torch.device = torch.device("cpu")
-
-    def __post_init__(self) -> None:
-        self._stores: dict[int, Samples] = {}
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
@@ -121,7 +119,8 @@ class Simulator:
             known, {k: self._put(v) for k, v in stored.items()},
             self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None, first.measure,
         )  # fmt: skip
-        state, fields = perform(first.rule, local, job)
+        with counting(self.device, local.plan.precision):
+            state, fields = perform(first.rule, local, job)
         return None if parts[0].exchange.rehearsal else state, fields
 
     def local(self, parts: list[Call]) -> Local:
@@ -144,7 +143,7 @@ class Simulator:
         return Local(
             network=first.network, wire=first.wire(), ids=torch.cat([p.exchange.to for p in parts]),
             key=Key(torch.cat([client_key(p.cell.key, p.cell.round, p.exchange).bits for p in parts])),
-            samples=self.on_device(first.federation.samples), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
+            samples=first.federation.samples.on(self.device), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
             validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
             initial=self._put(_joined([c.initial.expand(n, -1) for c, n in zip(cells, sizes, strict=True)])),
             recipe=recipe, plan=self.plans[first.plan_key], settings=SimpleNamespace(**settings),
@@ -175,18 +174,12 @@ class Simulator:
         up = cell.adversary.poison(ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step))
         return screen(up, schema, cell.norm_cap)
 
-    def on_device(self, samples: Samples) -> Samples:
-        """The store on the device, moved once."""
-        if self.device.type == "cpu":
-            return samples
-        return self._stores.setdefault(id(samples), samples.to(self.device))
-
     def table(self, parts: list[Padded]) -> Padded:
         whole = join(parts)
         return Padded(self._put(whole.rows), self._put(whole.labels), whole.count)
 
     def _put(self, value: Tensor) -> Tensor:
-        return value.to(self.device)
+        return put(value, self.device)
 
 
 def give_back_memory() -> None:

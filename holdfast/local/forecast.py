@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
+from holdfast.core.device import Precision, counting
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
-from holdfast.local.plan import Plan, PlanName, bounded, bytes_per_row
+from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
+from holdfast.local.programs import refusals
 from holdfast.models.network import Network
 
 _STEPS = 2
@@ -21,6 +23,8 @@ _ENOUGH = 0.5  # seconds of trials after which a choice is sound
 _TURNS = (3, 12)  # at least and at most, while they last less than a second in all
 _LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
 _SLOW = 0.1  # seconds of a step
+_DEVICE_STEPS = (2, 22)  # on a GPU the difference counts
+_WORTH_COMPILING = 40.0  # seconds of captured training: compiling halves them, and takes 10 to 20
 _CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan, which a real client runs too
 
 
@@ -38,24 +42,41 @@ class Forecast:
 
 
 def choose(
-    asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int
-) -> Forecast:
-    """`asked` is a plan's name or auto; `rows` is how many models a round trains at once. Auto takes the faster plan."""
+    asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int,
+    precision: Precision = "fp32", client_steps: float = 0.0,
+) -> Forecast:  # fmt: skip
+    """`asked` is a plan's name or auto; `rows` is how many models a round trains at once, `client_steps` how many steps the whole run
+    has. Auto takes the faster plan; one that has to be compiled first only where that pays."""
     device = data.rows.device
     sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=device), dtype=network.dtype)[0]
     network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
-    plans = {name: bounded(Plan(cast(PlanName, name)), memory, per_row, device) for name in ("loop", "vmap")}
-    names = [asked] if asked != "auto" else ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
+    plans = {name: _plan(name, rows, memory, per_row, precision, device) for name in get_args(PlanName)}
+    if asked != "auto":
+        names = [asked]
+    elif device.type == "cuda":
+        names = ["captured-loop", "captured-vmap", "compiled"]
+    else:
+        names = ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
     if int(data.count.max()) == 0:
         return Forecast(plans[names[0]], {}, 0)
-    times = _compare({name: plans[name] for name in names}, _Trial(network, initial, samples, data, recipe), rows)
-    best = "vmap" if "loop" not in times or times.get("vmap", float("inf")) < _CLEARLY * times["loop"] else "loop"
+    trial = _Trial(network, initial, samples, data, recipe)
+    with counting(device, precision):
+        candidates = {name: plans[name] for name in names}
+        times = _compare(candidates, trial, rows) if device.type == "cpu" else _compare_on_device(candidates, trial, rows, client_steps)
+    best = min(times, key=lambda name: times[name])
+    if "loop" in times and times[best] >= _CLEARLY * times["loop"]:
+        best = "loop"
     plan = replace(plans[best], microseconds=round(times[best], 2))
     held = min(rows, plan.rows)
-    together = 1 if best == "loop" else min(held, plan.stack or held)
+    together = min(held, plan.together) if plan.stacked else 1
     waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
     return Forecast(plan, times, per_row * together + waiting * (held - together))
+
+
+def _plan(name: str, rows: int, memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
+    plan = bounded(Plan(cast(PlanName, name), precision=precision), memory, per_row, device)
+    return replace(plan, sizes=(min(rows, plan.rows),)) if name in REPLAYED and plan.stacked else plan
 
 
 @dataclass(frozen=True)
@@ -68,14 +89,14 @@ class _Trial:
     data: Padded
     recipe: Recipe
 
-    def seconds(self, plan: Plan, rows: int) -> float:
+    def seconds(self, plan: Plan, rows: int, steps: int = _STEPS) -> float:
         """Of one client's step."""
         data = self.data
         busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
         where = busiest.to(data.rows.device)
         stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
         model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
-        trial = replace(self.recipe, steps=_STEPS, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
+        trial = replace(self.recipe, steps=steps, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
         started = time.perf_counter()
         try:
             fit(self.network, model, self.samples, stack, key, trial, plan)
@@ -84,7 +105,9 @@ class _Trial:
         except Exception as error:  # the first time that a user's module and loss are run at all
             reason = (str(error).strip() or "no reason given").splitlines()[0]
             raise RunError(f"model: a first step on plan {plan.name} failed: {type(error).__name__}: {reason}") from error
-        return (time.perf_counter() - started) / (rows * _STEPS)
+        if model.is_cuda:
+            torch.cuda.synchronize(model.device)
+        return (time.perf_counter() - started) / (rows * steps)
 
 
 def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
@@ -109,6 +132,27 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
                     raise
                 return {"loop": best["loop"] * 1e6}
     return {name: seconds * 1e6 for name, seconds in best.items()}
+
+
+def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float) -> dict[str, float]:
+    """The same on a GPU: what a step takes once it is captured, without what loading rows takes. Compiling takes a quarter of a minute,
+    so it is tried last, and only where the run is long and stacks are the way."""
+    times: dict[str, float] = {}
+    for name, plan in plans.items():
+        best = min(times, key=lambda known: times[known], default=None)
+        pays = best == "captured-vmap" and times[best] * client_steps > _WORTH_COMPILING
+        if name == "compiled" and len(plans) > 1 and not pays:
+            continue
+        before = refusals()
+        together = min(rows, plan.together) if plan.stacked else 1
+        trial.seconds(plan, together, 1)
+        if len(plans) > 1 and refusals() > before:  # the log has said why
+            continue
+        short, long = (min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS)
+        times[name] = (long - short) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
+    if not times:  # neither can be captured
+        times = {name: trial.seconds(Plan(cast(PlanName, name)), min(rows, 2)) for name in ("loop", "vmap")}
+    return {name: seconds * 1e6 for name, seconds in times.items()}
 
 
 def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:

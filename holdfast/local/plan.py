@@ -10,9 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.device import Precision
 from holdfast.models.network import Network
 
-PlanName = Literal["loop", "vmap"]
+PlanName = Literal["loop", "vmap", "captured-loop", "captured-vmap", "compiled"]
+"""One client after the other, or a stack of them; each step asked for anew, replayed as it was captured, or compiled and replayed."""
+STACKED = frozenset({"vmap", "captured-vmap", "compiled"})
+REPLAYED = frozenset({"captured-loop", "captured-vmap", "compiled"})
+_NEXT_BEST: dict[str, tuple[PlanName, ...]] = {
+    "loop": ("loop",),
+    "vmap": ("vmap",),
+    "captured-loop": ("captured-loop", "loop"),
+    "captured-vmap": ("captured-vmap", "vmap"),
+    "compiled": ("compiled", "captured-vmap", "vmap"),
+}
+_TOO_FEW = 4  # a stack that fills less than one part in so many of a fixed size is better off without the padding
 # Bytes of a stack on a CPU. Larger ones are 10 to 40 % slower: every layer waits for memory, and freed pages are cleared again each step.
 _CACHED = 48 * 10**6
 _CPU = torch.device("cpu")
@@ -30,6 +42,32 @@ class Plan:
     """Measured time of one step of one client, where it was measured."""
     memory: int | None = None
     """The bound in bytes that `rows` follows from, where there is one; what a whole cohort sends stays in memory only within it."""
+    precision: Precision = "fp32"
+    sizes: tuple[int, ...] = ()
+    """Numbers of rows that a replayed stack is padded to, so that few programs serve all cohorts; none: each its own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(sorted(self.sizes)))  # a manifest holds a list
+
+    @property
+    def stacked(self) -> bool:
+        return self.name in STACKED
+
+    @property
+    def together(self) -> int:
+        """The most rows that are handed to one training."""
+        most = min(self.rows, self.stack or self.rows) if self.stacked else self.rows
+        return min(most, self.sizes[-1]) if self.name in REPLAYED and self.stacked and self.sizes else most
+
+    def attempts(self, rows: int) -> tuple[PlanName, ...]:
+        """This plan for so many rows, and what stands in for it where it cannot run. Only a number decides: bits depend on it."""
+        order = _NEXT_BEST[self.name]
+        padded = self.stacked and self.size(rows) > _TOO_FEW * rows
+        return order[-1:] if padded else order
+
+    def size(self, rows: int) -> int:
+        """How many rows a program for these has."""
+        return 1 if not self.stacked else min((size for size in self.sizes if size >= rows), default=rows)
 
 
 def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
@@ -64,7 +102,7 @@ def bounded(plan: Plan, memory: int, row_bytes: int, device: torch.device = _CPU
     """The same plan within a memory bound, and on a CPU with stacks that its caches can bear."""
     rows = max(1, min(plan.rows, memory // max(row_bytes, 1)))
     cached = max(1, min(rows, _CACHED // max(row_bytes, 1)))
-    return replace(plan, rows=rows, memory=memory, stack=cached if plan.name == "vmap" and device.type == "cpu" else None)
+    return replace(plan, rows=rows, memory=memory, stack=cached if plan.stacked and device.type == "cpu" else None)
 
 
 @contextmanager

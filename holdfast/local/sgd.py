@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from holdfast.core.device import put
+
 PerRow = float | Tensor
-"""A number for all rows, or a tensor with one number per row."""
+"""A number for all rows, or a tensor with one number per row; a tensor without an axis is one number that a device knows."""
 
 
 @dataclass
@@ -76,6 +78,8 @@ def _plus(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
 
 
 def _times(tensors: list[Tensor], value: PerRow) -> list[Tensor]:
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return list(torch._foreach_mul(tensors, value.to(tensors[0].dtype)))
     if isinstance(value, Tensor):
         return [t * value.to(t.dtype).view(-1, *[1] * (t.ndim - 1)) for t in tensors]
     return list(torch._foreach_mul(tensors, value))
@@ -95,6 +99,6 @@ def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
     if not isinstance(value, Tensor):
         return float(value)
     flat = value.reshape(-1).double()
-    if bool((flat == flat[0]).all()):
+    if flat.device.type == "cpu" and bool((flat == flat[0]).all()):  # asking a device would mean to wait for it
         return float(flat[0])
-    return flat.repeat(rows // flat.shape[0]).to(device)
+    return put(flat.repeat(rows // flat.shape[0]), device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from holdfast.core.device import Precision, halved
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.local.losses import Batch, Loss
 from holdfast.models.network import Network
@@ -25,7 +26,7 @@ Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], T
 
 def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
     """The mean over the real samples of the batch; `full` says that all of them are."""
-    values = loss(net, batch)
+    values = loss(net, batch).to(batch.mask.dtype)
     if values.shape != batch.mask.shape:
         raise ConfigError(
             f"loss must return one value per sample (shape {tuple(batch.mask.shape)}), got {tuple(values.shape)}: use reduction='none'"
@@ -55,8 +56,8 @@ class _LossModule(nn.Module):
 class Single:
     """Plan `loop`: one client at a time, its tensors bound into the module."""
 
-    def __init__(self, network: Network, loss: Loss):
-        self.network, self.loss = network, loss
+    def __init__(self, network: Network, loss: Loss, precision: Precision = "fp32"):
+        self.network, self.loss, self.precision = network, loss, precision
         self.module = network.module.train()
         self.params = dict(self.module.named_parameters())
         modules = dict(self.module.named_modules())
@@ -75,15 +76,16 @@ class Single:
         """Gradients of the wanted parameters and the loss; buffers change in place, as PyTorch does it."""
         for module in self.keyed:
             module.dropout_key = key
-        value = mean_loss(self.loss, self.module, batch, full=True)
+        with halved(batch.mask.device, self.precision):
+            value = mean_loss(self.loss, self.module, batch, full=True)
         return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
 
 class Stacked:
     """Plan `vmap`: all rows of a chunk at once."""
 
-    def __init__(self, network: Network, loss: Loss):
-        self.network = network
+    def __init__(self, network: Network, loss: Loss, precision: Precision = "fp32"):
+        self.network, self.precision = network, precision
         self.wrapped = _LossModule(network.module.train(), loss)
         self.padded, self.full = vmap(partial(self._one, full=False)), vmap(partial(self._one, full=True))
 
@@ -95,11 +97,14 @@ class Stacked:
         return functional_call(self.wrapped, tensors, (batch, full)), fresh
 
     def gradients(
-        self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool = False
+        self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool = False, alone: bool = False
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones. `full`: no batch is padded."""
+        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones. `full`: no batch is padded;
+        `alone`: one client, whose tensors have no leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        losses, fresh = self.run(self.full if full else self.padded, params | leaves, buffers, batch, key)
+        with halved(key.device, self.precision):
+            step = partial(self._one, full=full) if alone else self.full if full else self.padded
+            losses, fresh = self.run(step, params | leaves, buffers, batch, key)
         grads = _gradients(losses.sum(), list(leaves.values()))
         for name, tensor in buffers.items():
             tensor.copy_(fresh[name].detach())
@@ -115,7 +120,7 @@ class Stacked:
             raise
 
 
-def apply_step(network: Network, loss: Loss, step: Step) -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
+def apply_step(network: Network, loss: Loss, step: Step, precision: Precision = "fp32") -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
     """A user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) -> (params, buffers, loss)."""
     wrapped = _LossModule(network.module.train(), loss)
 
@@ -125,7 +130,8 @@ def apply_step(network: Network, loss: Loss, step: Step) -> Callable[..., tuple[
         def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
             fresh = {name: tensor.clone() for name, tensor in seen["buffers"].items()}
             tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(b.mask, key, "net.")
-            out = functional_call(wrapped, tensors, (b,))
+            with halved(key.device, precision):
+                out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
 
         def gradient(p: Tensors, b: Batch) -> Tensors:
@@ -136,3 +142,18 @@ def apply_step(network: Network, loss: Loss, step: Step) -> Callable[..., tuple[
         return params, seen["buffers"], seen["loss"]
 
     return run
+
+
+def no_luck(device: torch.device) -> Callable[[], None]:
+    """Call the result when work is done: it complains if PyTorch's own random state has moved, which a keyed training leaves alone."""
+
+    def state() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+    before = state()
+
+    def check() -> None:
+        if not all(map(torch.equal, before, state())):
+            raise RunError(OWN_LUCK)
+
+    return check

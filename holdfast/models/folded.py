@@ -6,6 +6,9 @@ pooling are quick and nothing has to be copied. Values are the same but for the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,9 +23,11 @@ except ImportError:  # a PyTorch that names them otherwise: vmap's own rules do,
 
 
 class FoldedConv2d(nn.Conv2d):
-    """A Conv2d; a stack of clients becomes groups."""
+    """A Conv2d; a stack of clients becomes groups, or where a compiler asks for it, matrix products of patches."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if _products and self.groups == 1 and not isinstance(self.padding, str):
+            return _product(self, x)
         if not _foldable(x):
             return super().forward(x)
         level, images, n = _fold(x)
@@ -45,6 +50,74 @@ class UnfoldedGroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
+
+
+_products: list[bool] = []
+_ALIGNED = 8  # a GPU multiplies matrices of other widths several times slower
+
+
+@contextmanager
+def as_products() -> Iterator[None]:
+    """While a step is traced for a compiler: convolutions of different weights as one batched matrix product, which it makes quick.
+    Run as they stand they are slow."""
+    _products.append(True)
+    try:
+        yield
+    finally:
+        _products.pop()
+
+
+def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """One matrix product per client over all samples of its batch, not one per sample: its weight gradient then needs no further sum."""
+    (h, w), padding = x.shape[-2:], conv.padding
+    assert not isinstance(padding, str)
+    patches = F.unfold(x, conv.kernel_size, conv.dilation, padding, conv.stride).transpose(0, 1).flatten(1)
+    weight = conv.weight.flatten(1)
+    odd = -weight.shape[1] % _ALIGNED
+    if odd:
+        patches, weight = F.pad(patches, (0, 0, 0, odd)), F.pad(weight, (0, odd))
+    out = weight @ patches
+    if conv.bias is not None:
+        out = out + conv.bias[:, None]
+    sides = [
+        (side + 2 * p - d * (k - 1) - 1) // s + 1
+        for side, p, d, k, s in zip((h, w), padding, conv.dilation, conv.kernel_size, conv.stride, strict=True)
+    ]
+    return out.unflatten(1, (x.shape[0], *sides)).transpose(0, 1).contiguous()
+
+
+def _fold_back(
+    patches: Tensor, size: list[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
+) -> Tensor:
+    """Sums of patches back into images: the gradient of F.unfold. A compiler's own way adds with atomics, whose order, and so whose last
+    bits, change from run to run, or else is slow; this way every pixel gathers what belongs to it, in a fixed order."""
+    out = [(side + 2 * p - d * (k - 1) - 1) // s + 1 for side, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)]
+    pieces = patches.reshape(patches.shape[0], -1, *kernel, *out)
+    total = None
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            start = (i * dilation[0], j * dilation[1])
+            piece = _spread(pieces[:, :, i, j], stride)
+            after = [side + 2 * p - piece.shape[axis] - first
+                     for axis, (side, p, first) in zip((-2, -1), zip(size, padding, start, strict=True), strict=True)]  # fmt: skip
+            here = F.pad(piece, (start[1], after[1], start[0], after[0]))
+            total = here if total is None else total + here
+    assert total is not None
+    return total[..., padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def _spread(images: Tensor, stride: list[int]) -> Tensor:
+    """Images with stride - 1 zeros between their pixels."""
+    if stride[0] == stride[1] == 1:
+        return images
+    h, w = images.shape[-2:]
+    out = images.new_zeros(*images.shape[:-2], (h - 1) * stride[0] + 1, (w - 1) * stride[1] + 1)
+    out[..., :: stride[0], :: stride[1]] = images
+    return out
+
+
+DECOMPOSITIONS = {torch.ops.aten.col2im.default: _fold_back}
+"""What a step is traced with, so that its compiled form is quick and has the same bits every time."""
 
 
 def batch_norm(

@@ -34,6 +34,7 @@ def count(module: nn.Module) -> int:
         ({"name": "mlp", "batch_norm": True, "dropout": 0.5}, DIGITS, 10, 65 * 64 + 128 + 65 * 10),
         ({"name": "mlp"}, (9, 128), 6, (9 * 128 + 1) * 64 + 65 * 6),
         ({"name": "cnn-bn"}, DIGITS, 10, 160 + 32 + 4_640 + 64 + (32 * 4 + 1) * 64 + 650),
+        ({"name": "resnet18"}, (3, 32, 32), 10, 11_173_962),
         ({"name": "cnn-bn", "channels": 4, "hidden": 8}, DIGITS, 10, 40 + 8 + (4 * 16 + 1) * 8 + 90),
     ],
 )

@@ -1,0 +1,56 @@
+"""Moving tensors to a device without waiting for it, and how a device counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch up."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def halved(device: torch.device, precision: Precision) -> torch.autocast:
+    """Where a model and its loss run: matrix products in bfloat16 if so asked; parameters, updates and sums keep their numbers."""
+    # without a cache of cast weights: in a captured step it would outlive the weights it was made from
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+@contextmanager
+def counting(device: torch.device, precision: Precision) -> Iterator[None]:
+    """How a CUDA device multiplies (TF32 unless fp32 is asked for), and the same bits for the same work. A CPU does both anyway."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn = torch.backends.cudnn
+    before = (
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )  # fmt: skip
+    try:
+        _count(True, False, precision != "fp32", "highest" if precision == "fp32" else "high", True, True, False)
+        yield
+    finally:
+        _count(*before)
+
+
+def _count(
+    deterministic: bool, benchmark: bool, tf32: bool, matmul: str, algorithms: bool, warn_only: bool, fill: bool
+) -> None:
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.set_float32_matmul_precision(matmul)
+    torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

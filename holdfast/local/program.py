@@ -1,0 +1,225 @@
+"""One training step of a stack as a program of fixed shape: traced once, compiled or captured once, replayed for every step.
+
+A GPU computes the small step of a client faster than Python can ask for it. So everything a step reads and writes lies at a fixed place:
+the rows' tensors, their numbers, and one tensor that tells this step from the last. On a CPU, where nothing is captured, the same step
+runs as plain Python, which is how it is tested there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from holdfast.core.device import Precision
+from holdfast.core.keys import Key
+from holdfast.data.federation import Samples
+from holdfast.local.augment import Augment
+from holdfast.local.losses import Batch, Loss
+from holdfast.local.sgd import Sgd
+from holdfast.local.stack import Stack
+from holdfast.local.steps import Stacked, Step, Tensors, apply_step
+from holdfast.models.folded import DECOMPOSITIONS, as_products
+from holdfast.models.network import Network
+
+_WARM_UP = 3  # runs before a capture: libraries choose their kernels and buffers in the first ones
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a program depends on: two stacks with equal structures are trained by the same one."""
+
+    signature: str
+    dtype: torch.dtype
+    device: torch.device
+    store: int
+    loss: Loss
+    step: Step | None
+    augment: Augment
+    batch_size: int
+    full: bool
+    """No batch is padded."""
+    wanted: tuple[str, ...]
+    partly: bool
+    momentum: bool
+    decay: bool
+    pull: bool
+    aux: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    size: int
+    alone: bool
+    compiled: bool
+    precision: Precision
+
+    @classmethod
+    def of(cls, stack: Stack, size: int, name: str, precision: Precision) -> Structure:
+        network, recipe = stack.network, stack.recipe
+        wanted, partly = stack.trained()
+        sgd, alone = stack.sgd, name == "captured-loop"
+        # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many methods
+        momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
+        pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
+        aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
+        return cls(
+            network.signature, network.dtype, stack.model.device, id(stack.samples), recipe.loss, stack.step, recipe.augment,
+            recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone, name == "compiled", precision,
+        )  # fmt: skip
+
+
+class Program:
+    """`load` some rows, `run` their steps, `unload` them."""
+
+    def __init__(self, structure: Structure, network: Network, samples: Samples, pool: Any = None):
+        """`pool`: scratch memory of another program. They run one after the other and leave nothing behind in it, so they can share."""
+        self.structure, self.network, self.samples = structure, network, samples
+        s, slots = structure, {slot.name: slot for slot in network.layout.slots}
+
+        def room(*shape: int, dtype: torch.dtype = s.dtype) -> Tensor:
+            return torch.zeros(s.size, *shape, dtype=dtype, device=s.device)
+
+        self.memory: Tensors = {}
+        for slot in slots.values():
+            whole = slot.dtype if not slot.dtype.is_floating_point else s.dtype
+            self.memory[f"{'buffers' if slot.buffer else 'params'}.{slot.name}"] = room(*slot.shape, dtype=whole)
+        for name in s.wanted:
+            if s.pull:
+                self.memory[f"targets.{name}"] = room(*slots[name].shape)
+            if s.momentum:
+                self.memory[f"momenta.{name}"] = room(*slots[name].shape)
+            if s.partly:
+                self.memory[f"masks.{name}"] = room(*slots[name].shape, dtype=torch.bool)
+        self.memory |= {f"aux.{name}": room(*shape, dtype=dtype) for name, shape, dtype in s.aux}
+        self.memory |= {f"number.{name}": room() for name in ("lr", "momentum", "decay", "pull")} | {"losses": room()}
+        self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
+        self._stepper = Stacked(network, s.loss, s.precision)
+        self._run = apply_step(network, s.loss, s.step, s.precision) if s.step else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if s.device.type == "cuda":
+            self.graph = _captured(self._advance(), s.device, pool)
+            self.replay: Callable[[], None] = self.graph.replay
+        else:
+            self.replay = self._advance()
+
+    def load(self, rows: int, tensors: Tensors) -> None:
+        """Take over these rows' tensors; further places are not in use and never active."""
+        self.memory["losses"].zero_()
+        self.memory["now"].zero_()
+        for name, value in tensors.items():
+            if name in self.memory:
+                self.memory[name][:rows].copy_(value, non_blocking=True)
+
+    def step(self, now: Tensor) -> None:
+        self.memory["now"][: len(now)].copy_(now)
+        self.replay()
+
+    def unload(self, rows: int) -> Tensors:
+        """What may have changed."""
+        return {name: self.memory[name][:rows].clone() for name in self._written}
+
+    @cached_property
+    def _written(self) -> list[str]:
+        changed = ("params.", "buffers.", "momenta.", "losses")
+        return [name for name in self.memory if name.startswith(changed) and (name[7:] in self.structure.wanted or name[:7] != "params.")]
+
+    def traced(self) -> torch.fx.GraphModule:
+        """The step as a list of tensor operations: whatever Python did in the model, the loss and the update is gone from it."""
+        with as_products():
+            return make_fx(lambda memory: self._step(memory), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(self.memory)
+
+    def _advance(self) -> Callable[[], None]:
+        if self.structure.alone:
+            return self._step_alone
+        step: Callable[[Tensors], Tensors] = self._step
+        if self.structure.compiled and self.structure.device.type == "cuda":
+            step = torch.compile(self.traced(), dynamic=False)
+
+        def run() -> None:
+            fresh = step(self.memory)
+            torch._foreach_copy_([self.memory[name] for name in fresh], list(fresh.values()))
+
+        return run
+
+    def _step(self, memory: Tensors) -> Tensors:
+        """A whole step as a pure function: all that changes, new; rows that are done keep what they have."""
+        s = self.structure
+        batch, active, dropout = self._batch(memory)
+        params, buffers = _under(memory, "params."), {name: value.clone() for name, value in _under(memory, "buffers.").items()}
+        momenta, masks = _under(memory, "momenta."), _under(memory, "masks.")
+        old = [params[name] for name in s.wanted]
+        if self._run is not None:
+            new, buffers, value = torch.func.vmap(self._run)(params, buffers, batch, dropout, memory["number.lr"])
+            fresh = [torch.where(masks[name], new[name], params[name]) if s.partly else new[name] for name in s.wanted]
+            momenta = {}
+        else:
+            grads, value = self._stepper.gradients(list(s.wanted), params, buffers, batch, dropout, s.full)
+            momenta = {name: tensor.clone() for name, tensor in momenta.items()}
+            fresh = [tensor.clone() for tensor in old]
+            self._sgd(memory, momenta).apply(fresh, grads)
+        out = {f"params.{name}": tensor for name, tensor in zip(s.wanted, fresh, strict=True)}
+        out |= {f"buffers.{name}": tensor for name, tensor in buffers.items()} | {f"momenta.{k}": v for k, v in momenta.items()}
+        out["losses"] = memory["losses"] + value
+        return {k: torch.where(active.view(-1, *[1] * (v.ndim - 1)), v.detach().to(memory[k].dtype), memory[k]) for k, v in out.items()}
+
+    def _step_alone(self) -> None:
+        """The step of a single row, in place: a replay is only asked for while it trains."""
+        s = self.structure
+        batch, _, dropout = self._batch(self.memory)
+        own = {name: value[0] for name, value in self.memory.items()}
+        params, buffers = _under(own, "params."), _under(own, "buffers.")
+        batch = Batch(batch.x[0], batch.y[0], batch.mask[0], {name: value[0] for name, value in batch.aux.items()})
+        if self._run is not None:
+            new, fresh, value = self._run(params, buffers, batch, dropout[0], own["number.lr"])
+            for name in s.wanted:
+                params[name].copy_(torch.where(own[f"masks.{name}"], new[name], params[name]) if s.partly else new[name])
+            for name, tensor in fresh.items():
+                buffers[name].copy_(tensor)
+        else:
+            grads, value = self._stepper.gradients(list(s.wanted), params, buffers, batch, dropout[0], s.full, alone=True)
+            self._sgd(own, _under(own, "momenta.")).apply([params[name] for name in s.wanted], grads)
+        self.memory["losses"][0].add_(value.detach())
+
+    def _batch(self, memory: Tensors) -> tuple[Batch, Tensor, Tensor]:
+        """The samples of this step, which rows are still training, and their keys for Dropout."""
+        s, size = self.structure, self.structure.batch_size
+        now = memory["now"]
+        count, active, dropout, augment = now[:, 2 * size :].unbind(1)
+        x = self.samples.batch(now[:, :size], dtype=s.dtype)
+        if s.augment.active:
+            x = s.augment(x, Key(augment))
+        mask = (torch.arange(size, device=now.device) < count[:, None]).to(s.dtype)
+        return Batch(x, now[:, size : 2 * size], mask, _under(memory, "aux.")), active > 0, dropout
+
+    def _sgd(self, memory: Tensors, momenta: Tensors) -> Sgd:
+        s, number = self.structure, _under(memory, "number.")
+        targets, masks = _under(memory, "targets."), _under(memory, "masks.")
+        return Sgd(
+            number["lr"], number["momentum"], number["decay"] if s.decay else 0.0, number["pull"] if s.pull else 0.0,
+            [momenta[name] for name in s.wanted] if s.momentum else None, [targets[name] for name in s.wanted] if s.pull else None,
+            [masks[name] for name in s.wanted] if s.partly else None,
+        )  # fmt: skip
+
+
+def _captured(run: Callable[[], None], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    """The kernels of one run as a CUDA graph."""
+    with torch.cuda.device(device):
+        aside, now = torch.cuda.Stream(), torch.cuda.current_stream()
+        aside.wait_stream(now)
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                run()
+        now.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run()
+    return graph
+
+
+def _under(memory: Tensors, prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in memory.items() if name.startswith(prefix)}
+
+
+def _is_zero(value: float | Tensor) -> bool:
+    return not isinstance(value, Tensor) and value == 0.0

@@ -1,0 +1,139 @@
+"""Training by replaying programs: which program trains which rows, and how rows move between programs of different sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.local.plan import Plan
+from holdfast.local.program import Program, Structure
+from holdfast.local.sgd import PerRow
+from holdfast.local.stack import Stack
+from holdfast.local.steps import Tensors, no_luck
+
+_log = logging.getLogger("holdfast.local")
+_MOST = 12  # programs that are kept; each holds its rows' tensors
+_programs: OrderedDict[Structure, Program] = OrderedDict()
+_refused: dict[Structure, str] = {}
+
+
+class CannotReplay(Exception):
+    """A step that cannot be traced, compiled or captured."""
+
+
+def replay(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Train these rows, those with the most steps first: models [m, size] and summed losses [m]."""
+    tensors = _tensors(stack, rows)
+    train = _train_together if plan.stacked else _train_each
+    out = train(stack, rows, plan, tensors)
+    layout = stack.network.layout
+    named = {slot.name: out[f"{'buffers' if slot.buffer else 'params'}.{slot.name}"] for slot in layout.slots}
+    return layout.flatten(named), out["losses"]
+
+
+def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
+    """All rows in one program, and those that train longer go on in a smaller one where the plan has one."""
+    steps = stack.order.steps[stack.owner(rows).numpy()]
+    now = stack.written_out(rows)
+    out, before = tensors | {"losses": torch.zeros(len(rows), dtype=stack.network.dtype, device=stack.model.device)}, 0
+    for m, until in _segments(steps.tolist(), plan):
+        program = _program(stack, plan.size(m), plan)
+        program.load(m, {name: value[:m] for name, value in out.items()})
+        for _ in range(until - before):
+            program.step(next(now)[:m])
+        before = until
+        for name, value in program.unload(m).items():
+            out[name] = torch.cat([value, out[name][m:]]) if m < len(rows) else value
+    return out
+
+
+def _segments(steps: list[int], plan: Plan) -> Iterator[tuple[int, int]]:
+    """(rows, last step): so many of the rows train together until that step; only a smaller size is worth a break."""
+    if not steps or not steps[0]:
+        return
+    m, size = len(steps), plan.size(len(steps))
+    for t in range(1, steps[0]):
+        active = sum(1 for count in steps if count > t)
+        smaller = plan.size(active) if plan.sizes else size
+        if smaller < size:
+            yield m, t
+            m, size = active, smaller
+    yield m, steps[0]
+
+
+def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Tensors:
+    """One row after the other in a program of one."""
+    own_luck = no_luck(stack.model.device)
+    program = _program(stack, 1, plan)
+    steps = stack.order.steps[stack.owner(rows).numpy()].tolist()
+    trained = []
+    for i, count in enumerate(steps):
+        program.load(1, {name: value[i : i + 1] for name, value in tensors.items()})
+        now = stack.written_out(rows[i : i + 1])
+        for _ in range(count):
+            program.step(next(now))
+        trained.append(program.unload(1))
+    own_luck()
+    return tensors | {name: torch.cat([part[name] for part in trained]) for name in trained[0]}
+
+
+def _tensors(stack: Stack, rows: Tensor) -> Tensors:
+    """Everything a program is loaded with. Where nothing pulls, a row's own start stands for the target and the pull is 0, so that one
+    program serves methods with and without."""
+    params, buffers = stack.tensors(rows)
+    wanted, partly = stack.trained()
+    sgd = stack.optimiser(rows, wanted, params, partly)
+    out = {f"params.{name}": value for name, value in params.items()} | {f"buffers.{name}": value for name, value in buffers.items()}
+    targets = sgd.targets or [params[name] for name in wanted]
+    for place, name in enumerate(wanted):
+        out[f"targets.{name}"] = targets[place]
+        if sgd.momenta is not None:
+            out[f"momenta.{name}"] = sgd.momenta[place]
+        if sgd.masks is not None:
+            out[f"masks.{name}"] = sgd.masks[place]
+    out |= {f"aux.{name}": value for name, value in stack.aux_of(rows).items()}
+    numbers: dict[str, PerRow] = {"lr": sgd.lr, "momentum": sgd.momentum, "decay": sgd.weight_decay, "pull": sgd.pull}
+    device = stack.model.device
+    for name, value in numbers.items():
+        out[f"number.{name}"] = value if isinstance(value, Tensor) else torch.full((len(rows),), value, dtype=torch.float64, device=device)
+    return out
+
+
+def _program(stack: Stack, size: int, plan: Plan) -> Program:
+    """Made once for each structure; the ones that were used last are kept."""
+    structure = Structure.of(stack, size, plan.name, plan.precision)
+    if structure in _refused:
+        raise CannotReplay(_refused[structure])
+    if structure not in _programs:
+        try:
+            alive = (p.graph.pool() for s, p in _programs.items() if p.graph is not None and s.device == structure.device)
+            _programs[structure] = Program(structure, stack.network, stack.samples, next(alive, None))
+        except HoldfastError:
+            raise
+        except Exception as error:  # compilers fail in many ways; whatever it was, another plan can do the work
+            reason = (str(error).strip() or "no reason given").splitlines()[0][:300]
+            _refused[structure] = f"{type(error).__name__}: {reason}"
+            forget()
+            _log.warning("plan %s cannot run this model (%s); the next best plan does", plan.name, _refused[structure])
+            raise CannotReplay(_refused[structure]) from error
+        if len(_programs) > _MOST:
+            _programs.popitem(last=False)
+    _programs.move_to_end(structure)
+    return _programs[structure]
+
+
+def refusals() -> int:
+    """How many structures could not be made into programs so far."""
+    return len(_refused)
+
+
+def forget() -> None:
+    """Give back the memory of all programs."""
+    _programs.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,191 @@
+"""A training to be done: models, data, batches and update rule of all rows; a plan cuts the rows it trains together out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from holdfast.core.device import put
+from holdfast.core.flat import Layout
+from holdfast.core.keys import Key
+from holdfast.data.federation import Padded, Samples
+from holdfast.local.augment import Augment
+from holdfast.local.losses import Batch, Loss, cross_entropy
+from holdfast.local.schedule import Schedule
+from holdfast.local.sgd import PerRow, Sgd, per_row
+from holdfast.local.steps import Step
+from holdfast.models.network import Network
+
+_FETCH_AT_ONCE = 1 << 24  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)
+_WRITTEN_AT_ONCE = 1 << 23  # numbers of the steps that are written out ahead (64 MiB)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a local training runs. Numbers may be tensors with one value per client."""
+
+    lr: PerRow = 0.01
+    epochs: int | Tensor = 1
+    steps: int | Tensor | None = None
+    """Local steps instead of epochs, where given."""
+    batch_size: int = 10
+    momentum: PerRow = 0.0
+    weight_decay: PerRow = 0.0
+    shuffle: bool = True
+    drop_last: bool = False
+    augment: Augment = field(default_factory=Augment)
+    loss: Loss = cross_entropy
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Everything a chunk of rows is cut from."""
+
+    network: Network
+    model: Tensor
+    samples: Samples
+    data: Padded
+    key: Key
+    recipe: Recipe
+    order: Schedule
+    sgd: Sgd
+    target: Tensor | None
+    mask: Tensor
+    aux: Mapping[str, Tensor]
+    step: Step | None
+
+    @classmethod
+    def of(
+        cls, network: Network, model: Tensor, samples: Samples, data: Padded, key: Key, recipe: Recipe, order: Schedule,
+        pull: tuple[Tensor, PerRow] | None, trainable: Tensor | None, aux: Mapping[str, Tensor], step: Step | None,
+    ) -> Stack:  # fmt: skip
+        rows, device = model.shape[0], model.device
+        target, lam = pull if pull is not None else (None, 0.0)
+        if target is not None and target.shape[0] != rows:
+            target = target.repeat(rows // target.shape[0], 1)
+        lr, momentum, decay, pulled = (per_row(v, rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam))
+        sgd = Sgd(lr, momentum, decay, pulled)
+        mask = network.layout.trainable if trainable is None else trainable.cpu() & network.layout.trainable
+        spread = {name: value.repeat(rows // value.shape[0], *[1] * (value.ndim - 1)) for name, value in aux.items()}
+        return cls(network, model, samples, data, key, recipe, order, sgd, target, mask, spread, step)
+
+    def owner(self, rows: Tensor) -> Tensor:
+        return rows % len(self.data.count)
+
+    def tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers of these rows, contiguous, free to be changed in place."""
+        views = self.network.layout.tensors(self.model[put(rows, self.model.device)])
+        named = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+        params = {s.name: named[s.name] for s in self.network.layout.slots if not s.buffer}
+        return params, {s.name: named[s.name] for s in self.network.layout.slots if s.buffer}
+
+    def trained(self) -> tuple[list[str], bool]:
+        """Names of the tensors that change at all, and whether some change only in part."""
+        chosen = [s for s in self.network.layout.slots if bool(self.mask[..., s.start : s.stop].any())]
+        return [s.name for s in chosen], not all(bool(self.mask[..., s.start : s.stop].all()) for s in chosen)
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether no batch is ever padded."""
+        size = self.order.size
+        return bool(((size == self.recipe.batch_size) | (size == 0)).all())
+
+    def optimiser(self, rows: Tensor, wanted: list[str], params: Mapping[str, Tensor], partly: bool) -> Sgd:
+        """The update rule of these rows, with its own momentum buffers."""
+        device = self.model.device
+
+        def pick(value: PerRow) -> PerRow:
+            return value[put(rows, device)] if isinstance(value, Tensor) else value
+
+        layout, momentum = self.network.layout, self.sgd.momentum
+        return Sgd(
+            pick(self.sgd.lr), pick(momentum), pick(self.sgd.weight_decay), pick(self.sgd.pull),
+            [torch.zeros_like(params[name]) for name in wanted] if isinstance(momentum, Tensor) or momentum else None,
+            None if self.target is None else _named(layout, self.target[put(rows, device)], wanted),
+            _named(layout, (self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows].to(device), wanted)
+            if partly else None,
+        )  # fmt: skip
+
+    def fetch(self, owner: int | Tensor) -> Tensor | None:
+        """All samples of a client, or of several, normalised; None where that is too much to hold and each step fetches its own."""
+        rows = self.data.rows[owner if isinstance(owner, int) else put(owner, self.model.device)]
+        small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
+        return self.samples.batch(rows, dtype=self.network.dtype) if small else None
+
+    def positions(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[steps, m, B]: the places in each row's own table, which of them are real; and [m, 1]: whose table that is."""
+        owner, device = self.owner(rows), self.model.device
+        position = put(self.order.index[:steps, owner], device)
+        # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of 0 does not undo
+        real = position >= 0
+        return torch.where(real, position, position[..., :1].clamp(min=0)), real, put(owner, device)[:, None]
+
+    def padded(self, rows: Tensor, active: list[int]) -> Iterator[Batch]:
+        """The batches [m, B, ...] of the first m = active[t] of these rows, step after step, padded."""
+        owner, device = self.owner(rows), self.model.device
+        position, real, mine = self.positions(rows, len(active))
+        labels, mask, ready = self.data.labels[mine, position], real.to(self.network.dtype), self.fetch(owner)
+        first = torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]  # of a row's samples among all that are ready
+        aux = self.aux_of(rows)
+        for t, m in enumerate(active):
+            now = position[t, :m]
+            if ready is not None:
+                x = ready.flatten(0, 1).index_select(0, (first[:m] + now).flatten()).unflatten(0, now.shape)
+            else:
+                x = self.samples.batch(self.data.rows[mine[:m], now], self.network.dtype)
+            if self.recipe.augment.active:
+                x = self.recipe.augment(x, _put_key(self.key[owner[:m]], device).fold("augment", t))
+            yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
+
+    def written_out(self, rows: Tensor) -> Iterator[Tensor]:
+        """All that tells one step from the next as one int64 tensor [m, 2 B + 4] a step: rows in the sample store, labels, how many of
+        them are real, whether the row still trains, the keys of Dropout and augmentation. Made ahead, on the device, block by block."""
+        owner, device = self.owner(rows), self.model.device
+        steps = torch.from_numpy(self.order.steps)[owner]
+        total = int(steps.max()) if len(rows) else 0
+        position, real, mine = self.positions(rows, total)
+        key, steps = _put_key(self.key[owner], device), put(steps, device)
+        block = max(1, _WRITTEN_AT_ONCE // (len(rows) * (2 * self.recipe.batch_size + 4)))
+        for start in range(0, total, block):
+            where = position[start : start + block]
+            t = torch.arange(start, start + len(where), device=device)[:, None]
+            luck = [key.fold(purpose).fold(t).bits for purpose in ("dropout", "augment")]
+            about = [real[start : start + block].sum(-1), (t < steps).long(), *luck]
+            yield from torch.cat([self.data.rows[mine, where], self.data.labels[mine, where], torch.stack(about, -1)], -1)
+
+    def aux_of(self, rows: Tensor) -> dict[str, Tensor]:
+        return {name: value[put(rows, value.device)] for name, value in self.aux.items()}
+
+    def batches(self, row: int, owner: int) -> Iterator[Batch]:
+        """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
+        device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
+        rows, ready, sizes = self.data.rows[owner], self.fetch(owner), self.order.size[:, owner].tolist()
+        ready = ready if ready is None else self.network.ordered(ready)
+        ones = torch.ones(self.recipe.batch_size, dtype=dtype, device=device)
+        aux = {name: value[row] for name, value in self.aux.items()}
+        index = self.order.index[:, owner].to(device)
+        labels = self.data.labels[owner][index]  # beyond a batch's size, where the index is -1, nobody looks
+        for t in range(int(self.order.steps[owner])):
+            size = sizes[t]
+            position = index[t, :size]
+            x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
+            if augment.active:
+                x = augment(x[None], _put_key(self.key[owner : owner + 1], device).fold("augment", t))[0]
+            yield Batch(self.network.ordered(x), labels[t, :size], ones[:size], aux)
+
+    def dropout(self, rows: Tensor, t: int) -> Tensor:
+        return put(self.key[self.owner(rows)].fold("dropout", t).bits, self.model.device)
+
+
+def _named(layout: Layout, vectors: Tensor, names: list[str]) -> list[Tensor]:
+    views = layout.unflatten(vectors.contiguous())
+    return [views[name] for name in names]
+
+
+def _put_key(key: Key, device: torch.device) -> Key:
+    return Key(put(key.bits, device))

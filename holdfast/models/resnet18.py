@@ -1,0 +1,50 @@
+"""ResNet18 for small images: a 3x3 stem without pooling. He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.core.registry import Part, register, setting
+from holdfast.models.split import Split, image_shape
+
+Norm = Literal["group", "batch"]
+
+
+class _Block(nn.Module):
+    """Two convolutions beside a short cut."""
+
+    def __init__(self, inside: int, width: int, stride: int, norm: Norm):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
+        self.norm1 = _norm(norm, width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = _norm(norm, width)
+        changed = stride > 1 or inside != width
+        self.short = nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), _norm(norm, width)) if changed else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(inner)) + self.short(x))
+
+
+@register("model", "resnet18", paper="He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016")
+class ResNet18(Part):
+    """Eighteen layers with short cuts, 3x3 stem; 11,173,962 parameters for 10 classes of colour images."""
+
+    norm: Norm = setting("group", "group: 8 groups per layer, independent of the batch; batch: as published")
+
+    def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
+        channels, _, _ = image_shape(self.name, sample_shape)
+        layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), _norm(self.norm, 64), nn.ReLU()]
+        inside = 64
+        for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            layers += [_Block(inside, width, stride, self.norm), _Block(width, width, 1, self.norm)]
+            inside = width
+        return Split(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(512, classes))
+
+
+def _norm(name: Norm, width: int) -> nn.Module:
+    return nn.GroupNorm(8, width) if name == "group" else nn.BatchNorm2d(width)
