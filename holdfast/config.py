@@ -71,7 +71,7 @@ class EvaluateSettings(Section):
 class EngineSettings(Section):
     """The [engine] section: where and how, never what."""
 
-    plan: Literal["auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled"] = setting(
+    plan: Literal["auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"] = setting(
         "auto", "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial finds faster"
     )
     precision: Literal["fp32", "tf32", "bf16"] = setting("tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU")

@@ -23,8 +23,8 @@ from holdfast.session import start
 
 LOOP, VMAP = Plan("loop"), Plan("vmap")
 PLANS = {
-    "loop": LOOP, "vmap": VMAP, "captured-loop": Plan("captured-loop"), "compiled": Plan("compiled"),
-    "sizes": Plan("compiled", sizes=(2, 4, 9)),
+    "loop": LOOP, "vmap": VMAP, "captured-loop": Plan("captured-loop"), "compiled-loop": Plan("compiled-loop"),
+    "compiled-vmap": Plan("compiled-vmap"), "sizes": Plan("compiled-vmap", sizes=(2, 4, 9)),
 }  # fmt: skip
 _counter = itertools.count()
 RAGGED: dict[str, Any] = {"name": "dirichlet", "beta": 0.5, "min_samples": 4, "samples_per_client": 24}

@@ -44,13 +44,15 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of PyTorch.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda; each has works of its own.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Time a plain PyTorch client loop against Holdfast's plans, interleaved on the same work.
 
     \b
-    Example:
+    Examples:
       holdfast bench --work digits-mlp-100
+      holdfast bench --device cuda --json
     """
     from rich.table import Table
 
@@ -58,7 +60,7 @@ def bench(
         from holdfast.bench import run_bench
 
         console = to_stderr()
-        result = run_bench(work or None, quick, threads, lambda line: console.print(line, markup=False, style="dim"))
+        result = run_bench(work or None, quick, threads, lambda line: console.print(line, markup=False, style="dim"), device)
     if as_json:
         return print_json(result)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

@@ -55,7 +55,7 @@ def choose(
     if asked != "auto":
         names = [asked]
     elif device.type == "cuda":
-        names = ["captured-loop", "captured-vmap", "compiled"]
+        names = ["captured-loop", "captured-vmap", "compiled-vmap"]
     else:
         names = ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
     if int(data.count.max()) == 0:
@@ -141,7 +141,7 @@ def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_
     for name, plan in plans.items():
         best = min(times, key=lambda known: times[known], default=None)
         pays = best == "captured-vmap" and times[best] * client_steps > _WORTH_COMPILING
-        if name == "compiled" and len(plans) > 1 and not pays:
+        if name == "compiled-vmap" and len(plans) > 1 and not pays:
             continue
         before = refusals()
         together = min(rows, plan.together) if plan.stacked else 1

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from holdfast.core.device import Precision
 from holdfast.models.network import Network
 
-PlanName = Literal["loop", "vmap", "captured-loop", "captured-vmap", "compiled"]
+PlanName = Literal["loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"]
 """One client after the other, or a stack of them; each step asked for anew, replayed as it was captured, or compiled and replayed."""
-STACKED = frozenset({"vmap", "captured-vmap", "compiled"})
-REPLAYED = frozenset({"captured-loop", "captured-vmap", "compiled"})
+STACKED = frozenset({"vmap", "captured-vmap", "compiled-vmap"})
+REPLAYED = frozenset({"captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"})
 _NEXT_BEST: dict[str, tuple[PlanName, ...]] = {
     "loop": ("loop",),
     "vmap": ("vmap",),
     "captured-loop": ("captured-loop", "loop"),
     "captured-vmap": ("captured-vmap", "vmap"),
-    "compiled": ("compiled", "captured-vmap", "vmap"),
+    "compiled-loop": ("compiled-loop", "captured-loop", "loop"),
+    "compiled-vmap": ("compiled-vmap", "captured-vmap", "vmap"),
 }
 _TOO_FEW = 4  # a stack that fills less than one part in so many of a fixed size is better off without the padding
 # Bytes of a stack on a CPU. Larger ones are 10 to 40 % slower: every layer waits for memory, and freed pages are cleared again each step.

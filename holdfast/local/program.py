@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -58,14 +58,15 @@ class Structure:
     def of(cls, stack: Stack, size: int, name: str, precision: Precision) -> Structure:
         network, recipe = stack.network, stack.recipe
         wanted, partly = stack.trained()
-        sgd, alone = stack.sgd, name == "captured-loop"
+        sgd, alone = stack.sgd, name in ("captured-loop", "compiled-loop")
         # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many methods
         momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
         pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
             network.signature, network.dtype, stack.model.device, id(stack.samples), recipe.loss, stack.step, recipe.augment,
-            recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone, name == "compiled", precision,
+            recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone,
+            name.startswith("compiled"), precision,
         )  # fmt: skip
 
 
@@ -107,9 +108,8 @@ class Program:
         """Take over these rows' tensors; further places are not in use and never active."""
         self.memory["losses"].zero_()
         self.memory["now"].zero_()
-        for name, value in tensors.items():
-            if name in self.memory:
-                self.memory[name][:rows].copy_(value, non_blocking=True)
+        here = [name for name in tensors if name in self.memory]
+        torch._foreach_copy_([self.memory[name][:rows] for name in here], [tensors[name] for name in here])
 
     def step(self, now: Tensor) -> None:
         self.memory["now"][: len(now)].copy_(now)
@@ -127,13 +127,17 @@ class Program:
     def traced(self) -> torch.fx.GraphModule:
         """The step as a list of tensor operations: whatever Python did in the model, the loss and the update is gone from it."""
         with as_products():
-            return make_fx(lambda memory: self._step(memory), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(self.memory)
+            return _traced(self._step, self.memory)
 
     def _advance(self) -> Callable[[], None]:
+        compiled = self.structure.compiled and self.structure.device.type == "cuda"
         if self.structure.alone:
-            return self._step_alone
+            gradients = self._gradients_alone
+            if compiled and self._run is None:
+                gradients = torch.compile(_traced(gradients, *self._inputs_alone()), dynamic=False)
+            return partial(self._step_alone, gradients)
         step: Callable[[Tensors], Tensors] = self._step
-        if self.structure.compiled and self.structure.device.type == "cuda":
+        if compiled:
             step = torch.compile(self.traced(), dynamic=False)
 
         def run() -> None:
@@ -163,23 +167,33 @@ class Program:
         out["losses"] = memory["losses"] + value
         return {k: torch.where(active.view(-1, *[1] * (v.ndim - 1)), v.detach().to(memory[k].dtype), memory[k]) for k, v in out.items()}
 
-    def _step_alone(self) -> None:
+    def _step_alone(self, gradients: Callable[..., tuple[list[Tensor], Tensor, Tensors]]) -> None:
         """The step of a single row, in place: a replay is only asked for while it trains."""
         s = self.structure
-        batch, _, dropout = self._batch(self.memory)
+        params, buffers, batch, dropout = self._inputs_alone()
         own = {name: value[0] for name, value in self.memory.items()}
-        params, buffers = _under(own, "params."), _under(own, "buffers.")
-        batch = Batch(batch.x[0], batch.y[0], batch.mask[0], {name: value[0] for name, value in batch.aux.items()})
         if self._run is not None:
-            new, fresh, value = self._run(params, buffers, batch, dropout[0], own["number.lr"])
+            new, fresh, value = self._run(params, buffers, batch, dropout, own["number.lr"])
             for name in s.wanted:
                 params[name].copy_(torch.where(own[f"masks.{name}"], new[name], params[name]) if s.partly else new[name])
-            for name, tensor in fresh.items():
-                buffers[name].copy_(tensor)
         else:
-            grads, value = self._stepper.gradients(list(s.wanted), params, buffers, batch, dropout[0], s.full, alone=True)
+            grads, value, fresh = gradients(params, buffers, batch, dropout)
             self._sgd(own, _under(own, "momenta.")).apply([params[name] for name in s.wanted], grads)
+        for name, tensor in fresh.items():
+            buffers[name].copy_(tensor)
         self.memory["losses"][0].add_(value.detach())
+
+    def _inputs_alone(self) -> tuple[Tensors, Tensors, Batch, Tensor]:
+        """The single row's tensors without the leading axis."""
+        own = {name: value[0] for name, value in self.memory.items()}
+        batch, _, dropout = self._batch(self.memory)
+        first = Batch(batch.x[0], batch.y[0], batch.mask[0], {name: value[0] for name, value in batch.aux.items()})
+        return _under(own, "params."), _under(own, "buffers."), first, dropout[0]
+
+    def _gradients_alone(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[list[Tensor], Tensor, Tensors]:
+        fresh = {name: tensor.clone() for name, tensor in buffers.items()}
+        grads, value = self._stepper.gradients(list(self.structure.wanted), params, fresh, batch, key, self.structure.full, alone=True)
+        return grads, value, fresh
 
     def _batch(self, memory: Tensors) -> tuple[Batch, Tensor, Tensor]:
         """The samples of this step, which rows are still training, and their keys for Dropout."""
@@ -215,6 +229,10 @@ def _captured(run: Callable[[], None], device: torch.device, pool: Any) -> torch
         with torch.cuda.graph(graph, pool=pool):
             run()
     return graph
+
+
+def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
+    return make_fx(lambda *given: function(*given), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(*inputs)
 
 
 def _under(memory: Tensors, prefix: str) -> Tensors:

@@ -91,9 +91,8 @@ class Stack:
 
     @cached_property
     def full(self) -> bool:
-        """Whether no batch is ever padded."""
-        size = self.order.size
-        return bool(((size == self.recipe.batch_size) | (size == 0)).all())
+        """Whether no batch can ever be padded, however many steps are taken."""
+        return self.recipe.drop_last or bool((self.data.count.cpu() % self.recipe.batch_size == 0).all())
 
     def optimiser(self, rows: Tensor, wanted: list[str], params: Mapping[str, Tensor], partly: bool) -> Sgd:
         """The update rule of these rows, with its own momentum buffers."""
