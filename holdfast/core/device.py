@@ -17,6 +17,9 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch up."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
+    if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
+        once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+        return put(once.contiguous(), device).expand(tensor.shape)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
