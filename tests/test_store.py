@@ -61,7 +61,7 @@ def test_rows_are_a_dict_on_disk(tmp_path: Path, seed: int) -> None:
             working |= {client: {name: value[i] for name, value in state.items()} for i, client in enumerate(ids)}
             most = max(most, len(rows.staged))
         elif action == "commit":
-            index = rows.flush()
+            index = rows.index()
             assert index[:, 0].tolist() == sorted(working)
             rows.settle()
             committed = dict(working)
@@ -89,7 +89,7 @@ def test_nothing_is_stored_of_clients_without_state(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1, 2]), {})
     rows.stage(torch.tensor([], dtype=torch.int64), rows_of([], 0))
-    assert rows.flush().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
+    assert rows.index().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
 
 
 def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
 def test_damaged_rows_are_said_in_one_line(tmp_path: Path, damage: str) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([0, 1]), rows_of([0, 1], 0))
-    index = rows.flush()
+    index = rows.index()
     if damage == "fields":
         (tmp_path / "fields.json").write_text("{}")
     elif damage == "records":
@@ -149,7 +149,7 @@ def go(rounds, clients):
         if bool(known.any()):
             rows.read(ids[known])
         rows.stage(ids, {"own": torch.full((20, width), float(r))})
-        rows.flush(); rows.settle()
+        rows.index(); rows.settle()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = go(20, 100)
 after = go(160, 1600)  # 320 MB of rows
@@ -267,7 +267,7 @@ def test_refusals_of_the_disk_in_words(tmp_path: Path, monkeypatch: pytest.Monke
 def test_rows_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1]), {"own": torch.zeros(1, 4)})
-    index = rows.flush()
+    index = rows.index()
     rows.settle()
 
     def full(*_args: Any) -> None:

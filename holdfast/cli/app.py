@@ -63,7 +63,7 @@ def to_stderr() -> Console:
 
 
 def print_json(content: Any) -> None:
-    from holdfast.store import clean
+    from holdfast.files import clean
 
     print(json.dumps(clean(content), indent=1, default=str))
 

@@ -114,7 +114,7 @@ def read_cells(config: Path | None, changes: list[str], options: dict[str, Any],
     """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
     from holdfast.config import assign, make_config, read_config
     from holdfast.core.errors import HoldfastError
-    from holdfast.sweep import expand
+    from holdfast.grid import expand
 
     load_plugins(plugins)
     table = read_config(config, changes)

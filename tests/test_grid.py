@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
-from holdfast.sweep import expand
+from holdfast.grid import expand
 
 
 def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
