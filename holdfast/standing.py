@@ -24,6 +24,8 @@ class Standing:
     round: int = 0
     reason: str | None = None
     result: dict[str, Any] | None = None
+    mine: bool = True
+    """Whether it is this process's to play; other shards of a sweep are not."""
     shared: str = ""
     """Of an unfinished cell that this process did not play: why."""
 

@@ -76,12 +76,6 @@ class Store:
     def read_json(self, name: str) -> dict[str, Any] | None:
         return read_json(self.path / name)
 
-    def commit(
-        self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
-    ) -> None:
-        """Make a round permanent."""
-        seal_all([self.prepare(round, state, part, arrays, rows)])
-
     def prepare(
         self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
     ) -> Ready:

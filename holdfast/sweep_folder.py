@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,8 @@ class Place:
     path: Path
     config: Config
 
-    def standing(self, shared: str = "") -> Standing:
-        """`shared` says of a cell that is not finished whose it is."""
-        found = standing(self.path, self.label)
-        return found if found.done or not shared else replace(found, shared=shared)
+    def standing(self) -> Standing:
+        return standing(self.path, self.label)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from holdfast.playing import MakeEngine, Terms, Watch, agree, check_same, choose
 from holdfast.standing import Standing, forget_failure
 from holdfast.store import Store
 from holdfast.sweep_folder import Group, Place, SweepFolder, read_sweep
-
-ELSEWHERE, OTHER_SHARD = "running elsewhere", "other shard"
 
 
 @dataclass
@@ -93,7 +91,12 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
             _take(task, wanted, built, locks)
             _play(task)
     ours = {place.path for place in [*mine, *wanted]}
-    return [place.standing(ELSEWHERE if place.path in ours else OTHER_SHARD) for place in folder.cells]
+    return [_seen(place.standing(), place.path in ours) for place in folder.cells]
+
+
+def _seen(standing: Standing, mine: bool) -> Standing:
+    """A cell that is not finished now is somebody else's."""
+    return replace(standing, mine=mine, shared="" if standing.done else "running elsewhere" if mine else "other shard")
 
 
 def check_shard(number: int, of: int) -> None:

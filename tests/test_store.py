@@ -16,7 +16,8 @@ import torch
 
 from holdfast import store as store_module
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.store import RowStore, Store, read_json, write_atomically, write_tensors
+from holdfast.files import read_json, write_atomically
+from holdfast.store import RowStore, Store, seal_all, write_tensors
 
 WIDTH = 7
 
@@ -121,7 +122,7 @@ def test_a_commit_is_quick_with_many_clients(tmp_path: Path) -> None:
     rows = RowStore(tmp_path / "rows")
     store = Store(tmp_path).open()
     rows.stage(torch.arange(10_000), {"own": torch.zeros(10_000, 50)})
-    store.commit(0, {}, {}, {}, rows)
+    seal_all([store.prepare(0, {}, {}, {}, rows)])
     best = float("inf")
     for round in range(1, 6):
         started = time.process_time()
@@ -129,7 +130,7 @@ def test_a_commit_is_quick_with_many_clients(tmp_path: Path) -> None:
         rows.begin()
         rows.read(ids)
         rows.stage(ids, {"own": torch.full((50, 50), float(round))})
-        store.commit(round, {"server/model": torch.zeros(1000)}, {"round": round}, {}, rows)
+        seal_all([store.prepare(round, {"server/model": torch.zeros(1000)}, {"round": round}, {}, rows)])
         best = min(best, time.process_time() - started)
     store.close()
     assert best < 0.05
@@ -167,7 +168,7 @@ def test_memory_stays_flat_however_many_rows(tmp_path: Path) -> None:
 
 def commit(store: Store, round: int, rows: RowStore | None = None, **state: torch.Tensor) -> None:
     part = {"round": round, "metrics": {"accuracy": 0.5}}
-    store.commit(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))
+    seal_all([store.prepare(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))])
 
 
 def test_the_head_is_the_last_commit(tmp_path: Path) -> None:
