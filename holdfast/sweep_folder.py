@@ -3,7 +3,7 @@
     sweep.json            every cell: label, folder and config; written first, and the same for all shards
     groups/000.json       cells that are played together, and the plans, threads and device that their bits depend on
     000-ditto_seed=0/     a cell, a run like any other (store.py)
-    lock                  held for the moment in which a process takes the locks of its cells"""
+    lock                  held for the moment in which a process takes the locks of its cells, or writes one of the above"""
 
 from __future__ import annotations
 
@@ -100,16 +100,16 @@ class SweepFolder:
         return found
 
     def write_group(self, group: Group) -> None:
-        with readable(self.path):
+        with self.claim(), readable(self.path):
             (self.path / "groups").mkdir(exist_ok=True)
-        write_json(self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]})
+            write_json(self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]})
 
     def _group_file(self, group: Group) -> Path:
         return self.path / "groups" / f"{group.cells[0].partition('-')[0]}.json"
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
-        """One process at a time takes locks of cells, so that of two that want the same group one gets all of it."""
+        """One process at a time takes locks of cells or writes what all share, so that of two that want the same group one gets all."""
         with readable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "lock"
@@ -118,6 +118,8 @@ class SweepFolder:
             assert handle is not None
             try:
                 if file.exists() and os.fstat(handle).st_ino == file.stat().st_ino:  # else it was given up while we waited
+                    for left_over in (*self.path.glob(".*.writing"), *self.path.glob("groups/.*.writing")):  # by one that was killed
+                        left_over.unlink(missing_ok=True)
                     yield
                     return
             finally:

@@ -301,3 +301,49 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     store.write_json("x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": (1, None)}})
     store.close()
     assert read_json(tmp_path / "x.json") == {"a": None, "b": [1.0, None], "c": {"d": [1, None]}}
+
+
+# ---- exchanges that are taken back, and runs that are committed together
+
+
+def test_a_failed_exchange_is_taken_back(tmp_path: Path) -> None:
+    """Rows of an earlier exchange of the round are read again, and the records of what failed are used again."""
+    rows, ids = RowStore(tmp_path), torch.arange(3)
+    rows.stage(ids, {"own": torch.zeros(3, 2)})
+    rows.settle()
+    for attempt in range(4):
+        rows.begin()
+        rows.keep()
+        rows.stage(ids[:2], {"own": torch.ones(2, 2)})
+        rows.keep()
+        rows.stage(ids[:2], {"own": torch.full((2, 2), 7.0)})
+        assert rows.read(ids)["own"][:, 0].tolist() == [7.0, 7.0, 0.0]
+        rows.restore()
+        assert rows.read(ids)["own"][:, 0].tolist() == [1.0, 1.0, 0.0], attempt
+        rows.stage(ids[1:], {"own": torch.full((2, 2), 8.0)})
+        assert rows.read(ids)["own"][:, 0].tolist() == [1.0, 8.0, 8.0]
+    index = rows.index()
+    rows.settle()
+    assert RowStore(tmp_path, index).read(ids)["own"][:, 0].tolist() == [1.0, 8.0, 8.0]
+    assert rows.file.stat().st_size <= (3 + 3 + 2) * 2 * 4, "live rows, a round's and an exchange's more"
+    rows.begin()
+    assert sorted({*rows._free, *rows.place.values()}) == list(range(rows._end)), "no record is lost"
+    assert len(rows._free) + len(rows.place) == rows._end
+
+
+def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [Store(tmp_path / name).open() for name in "abcdefghij"]
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
+    ready = [store.prepare(1, {}, {}, {}, RowStore(store.path / "rows")) for store in stores]
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle))
+    monkeypatch.setattr(os, "replace", lambda a, b: events.append(f"rename {Path(a).parent.name}") or replace(a, b))
+    seal_all(ready)
+    first = min(place for place, event in enumerate(events) if event.startswith("rename"))
+    for store in stores:
+        for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
+            assert str(store.path / file) in events[:first]
+        assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
+        assert str(store.path) in events[first:], "and the rename is on the disk"
+        assert store.round() == 1 and [file.name for file in (store.path / "state").iterdir()] == ["000001.safetensors"]
