@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.core.errors import RunError, StoreError
 
 _LIBC = ctypes.CDLL(None)
-_HOST = platform.node().partition(".")[0]
+HOST = platform.node().partition(".")[0]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ def replace_file(path: Path, content: bytes, durably: bool = False) -> None:
 
 def write_beside(path: Path, content: bytes, durably: bool = False) -> Path:
     """Into a temporary file, whose name no other process uses, on no machine."""
-    temporary = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.writing")
+    temporary = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.writing")
     with readable(path):
         try:
             with open(temporary, "wb") as file:

@@ -56,14 +56,14 @@ def standing(path: Path, label: str) -> Standing:
     result = read_json(path / "result.json")
     if result is not None:
         result |= {"run_dir": str(path)}
-        diverged = result["final"].get("diverged")
+        diverged = result.get("final", {}).get("diverged")
         if diverged is None:
-            return Standing(label, path, "finished", int(result["rounds"]), result=result)
+            return Standing(label, path, "finished", result.get("rounds", 0), result=result)
         part = read_json(path / "parts" / f"{diverged:06d}.json") or {}
         return Standing(label, path, "diverged", diverged, part.get("diverged"), result)
     failure = read_json(path / FAILURE)
     if failure is not None:
-        return Standing(label, path, "failed", int(failure["round"]), failure["reason"])
+        return Standing(label, path, "failed", failure.get("round", 0), failure.get("reason"))
     round = Store(path).round()
     return Standing(label, path, "not begun" if round is None else "begun", round or 0)
 

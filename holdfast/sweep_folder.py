@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.config import Config, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.files import as_json, lock, read_json, readable, write_if_absent, write_json
+from holdfast.files import HOST, as_json, lock, read_json, readable, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
 from holdfast.manifest import check_parts, folder_name, run_folders
@@ -118,8 +118,9 @@ class SweepFolder:
             assert handle is not None
             try:
                 if file.exists() and os.fstat(handle).st_ino == file.stat().st_ino:  # else it was given up while we waited
-                    for left_over in (*self.path.glob(".*.writing"), *self.path.glob("groups/.*.writing")):  # by one that was killed
-                        left_over.unlink(missing_ok=True)
+                    for folder in (self.path, self.path / "groups"):
+                        for left_over in folder.glob(f".*.{HOST}.*.writing"):  # by a process of this machine that was killed
+                            left_over.unlink(missing_ok=True)
                     yield
                     return
             finally:
