@@ -135,7 +135,7 @@ def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pl
     with watched(seen.append):
         sweep(cells, tmp_path / "whole")
     assert {"os.link", "os.mkdir", "Store.seal", "RowStore.stage"} <= set(seen)
-    for event in range(0, len(seen), 3 if every else 53):
+    for event in range(0, len(seen), 1 if every else 53):
         out = tmp_path / f"{event}"
         assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (event, seen[event])  # type: ignore[misc]
         again = ("resume", "same")[event % 2]

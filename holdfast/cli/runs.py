@@ -48,8 +48,7 @@ def run(
 ) -> int:
     """Play an experiment.
 
-    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] it is a grid of experiments, and this is the
-    same as `holdfast sweep`.
+    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as `holdfast sweep`.
 
     \b
     Examples:
@@ -82,6 +81,7 @@ def resume(
     """Continue a run or a sweep in DIR that was stopped.
 
     The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded that is not asked for.
+
     Of a sweep, all cells of all shards are continued, and begun, that no other process has.
 
     \b

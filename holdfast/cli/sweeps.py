@@ -33,11 +33,13 @@ def sweep(
 ) -> int:
     """Play all cells of a sweep together; start, continue or complete it.
 
-    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command again goes on where the sweep was stopped, with the same
-    bits, and plays no finished cell again. A cell that fails is reported and leaves the others alone (exit code 1).
+    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a sweep was stopped.
 
-    With --shard the cells are shared out over processes or machines that see the same --out; every shard is given the same CONFIG. In a
-    Slurm job, `#SBATCH --array=1-4` and the third example.
+    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1.
+
+    With --shard, processes or machines that see the same --out share the cells; all are given the same CONFIG.
+
+    In a Slurm job: #SBATCH --array=1-4 and the third example.
 
     \b
     Examples:

@@ -118,6 +118,7 @@ def to_markdown(table: Table) -> str:
         text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
         return f"**{text}**" if entry.best else text
 
-    lines = ["| " + " | ".join(table.titles) + " |", "|---|" + "---:|" * (len(table.titles) - 1)]
+    rule = "".join("---|" if title == STATUS else "---:|" for title in table.titles[1:])
+    lines = ["| " + " | ".join(table.titles) + " |", "|---|" + rule]
     lines += ["| " + " | ".join(cell(entry) for entry in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
