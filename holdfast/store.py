@@ -1,7 +1,7 @@
 """What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it names is on the disk.
 
-Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits once for all runs that are played
-together and then renames their heads. A killed process loses nothing it wrote; a machine that loses its power may lose or garble what
+Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs that are played together
+(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that loses its power may lose or garble what
 was prepared and not yet sealed, and no head names that.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
@@ -34,10 +34,21 @@ from torch import Tensor
 
 from holdfast.core.errors import InUse, RunError
 from holdfast.core.types import State
-from holdfast.files import as_json, hasten, lock, read_json, readable, replace_file, sync, write_atomically, write_beside, write_json
+from holdfast.files import (
+    as_json,
+    lock,
+    read_json,
+    readable,
+    replace_file,
+    sync,
+    sync_file_system,
+    write_atomically,
+    write_beside,
+    write_json,
+)  # fmt: skip
 
 _FOLDERS = ("state", "rows", "parts")
-_MANY = 8  # runs in one commit from which the file system is asked to write everything at once
+_MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
 
 
 class Store:
@@ -98,6 +109,13 @@ class Store:
         """Wait until what was written is on the disk."""
         for path in sorted(self._unsynced, key=lambda path: (path.is_dir(), path)):  # files before the folders that name them
             sync(path)
+
+    def sync_file_system(self) -> bool:
+        """The same for everything on its file system; by the lock's handle, which was open before anything was written."""
+        with readable(self.path):
+            return self._lock is not None and sync_file_system(self._lock)
+
+    def synced(self) -> None:
         self._unsynced = set()
 
     def write_head(self, round: int) -> None:
@@ -110,6 +128,7 @@ class Store:
         with readable(self.path / "head.json"):
             os.replace(self._next, self.path / "head.json")
         self._next = None
+        self._unsynced.add(self.path)
 
     def tidy(self, round: int) -> None:
         """Only the committed state is kept."""
@@ -169,23 +188,25 @@ class Ready:
 
 def seal_all(ready: Sequence[Ready]) -> None:
     """Commit runs that are played together: no head is renamed before all of them are on the disk whole."""
-    many = len(ready) >= _MANY
     for each in ready:
         each.store.write_head(each.round)
-    if many:
-        hasten(ready[0].store.path)
-    for each in ready:
-        each.store.sync()
+    _wait_for_disk([each.store for each in ready])
     for each in ready:
         each.store.seal(each.round)
-    if many:
-        hasten(ready[0].store.path)
-    for each in ready:
-        sync(each.store.path)
+    _wait_for_disk([each.store for each in ready])
     for each in ready:
         if each.rows is not None:
             each.rows.settle()
         each.store.tidy(each.round)
+
+
+def _wait_for_disk(stores: Sequence[Store]) -> None:
+    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also waits for what others wrote."""
+    if len(stores) < _MANY or len({os.stat(store.path).st_dev for store in stores}) > 1 or not stores[0].sync_file_system():
+        for store in stores:
+            store.sync()
+    for store in stores:
+        store.synced()
 
 
 class _Column(NamedTuple):

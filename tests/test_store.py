@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -331,19 +332,42 @@ def test_a_failed_exchange_is_taken_back(tmp_path: Path) -> None:
     assert len(rows._free) + len(rows.place) == rows._end
 
 
-def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = [Store(tmp_path / name).open() for name in "abcdefghij"]
-    events: list[str] = []
-    fsync, replace = os.fsync, os.replace
+@pytest.mark.parametrize("many", [3, 10])
+def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Few runs sync each file, many the file system; then the renames; then they are on the disk too."""
+    stores = [Store(tmp_path / f"{number}").open() for number in range(many)]
     seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
     ready = [store.prepare(1, {}, {}, {}, RowStore(store.path / "rows")) for store in stores]
+    events: list[str] = []
+    fsync, replace, whole = os.fsync, os.replace, store_module.sync_file_system
     monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle))
-    monkeypatch.setattr(os, "replace", lambda a, b: events.append(f"rename {Path(a).parent.name}") or replace(a, b))
+    monkeypatch.setattr(os, "replace", lambda a, b: events.append("rename") or replace(a, b))
+    monkeypatch.setattr(store_module, "sync_file_system", lambda handle: events.append("all") or whole(handle))
     seal_all(ready)
-    first = min(place for place, event in enumerate(events) if event.startswith("rename"))
+    first = events.index("rename")
+    if many == 10 and hasattr(ctypes.CDLL(None), "syncfs"):
+        assert events == ["all", *["rename"] * 10, "all"]
+    else:
+        for store in stores:
+            for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
+                assert str(store.path / file) in events[:first]
+            assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
+            assert str(store.path) in events[first:], "and the rename is on the disk"
+    assert events.count("rename") == many
     for store in stores:
-        for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
-            assert str(store.path / file) in events[:first]
-        assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
-        assert str(store.path) in events[first:], "and the rename is on the disk"
         assert store.round() == 1 and [file.name for file in (store.path / "state").iterdir()] == ["000001.safetensors"]
+        store.close()
+
+
+def test_without_a_call_for_all_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "sync_file_system", lambda handle: False)
+    count = 0
+
+    def counted(handle: int) -> None:
+        nonlocal count
+        count += 1
+
+    monkeypatch.setattr(os, "fsync", counted)
+    stores = [Store(tmp_path / f"{number}").open() for number in range(9)]
+    seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
+    assert count == 9 * (3 + 2 + 1 + 1), "three files, their folders, the head, its folder"
