@@ -1,8 +1,8 @@
 """What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it names is on the disk.
 
 Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs that are played together
-(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that loses its power may lose or garble what
-was prepared and not yet sealed, and no head names that.
+(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that
+loses its power may lose or garble what was prepared and not yet sealed, and no head names that.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
     head.json                    the committed round and its state file: the rename of this file is the commit
