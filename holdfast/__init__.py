@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from holdfast.api import resume, run
+    from holdfast.api import resume, run, sweep
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.models.network import Model
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "run": "holdfast.api",
     "resume": "holdfast.api",
+    "sweep": "holdfast.api",
     "load": "holdfast.results",
     "Run": "holdfast.results",
     "Model": "holdfast.models.network",
@@ -32,7 +33,7 @@ _HOMES = {
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
-__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "register", "resume", "run", "setting"]
+__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "register", "resume", "run", "setting", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

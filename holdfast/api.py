@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError
+from holdfast.grid import expand
 from holdfast.results import Run
 from holdfast.session import Watch, start
 from holdfast.session import resume as resume_runs
+from holdfast.standing import Standing
+from holdfast.sweeping import sweep as play_sweep
 
 
 def run(
@@ -30,10 +34,45 @@ def run(
     return Run(path, chosen)
 
 
+def sweep(
+    config: Mapping[str, Any], out: str | Path | None = None, shard: tuple[int, int] = (1, 1), retry: bool = False,
+    watch: Watch | None = None,
+) -> list[Swept]:  # fmt: skip
+    """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes what is in `out`.
+
+    `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how each stands; a cell that
+    fails raises nothing here, and is tried again only with `retry`."""
+    cells = [(label, make_config(table)) for label, table in expand(config)]
+    standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard, retry=retry)
+    return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One cell of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), in which round, why, and its run
+    where it has begun."""
+
+    label: str
+    status: str
+    round: int
+    reason: str | None
+    run: Run | None
+
+    @property
+    def final(self) -> dict[str, Any] | None:
+        return self.run.final if self.run is not None and self.status in ("finished", "diverged") else None
+
+
+def _swept(standing: Standing, config: Config) -> Swept:
+    run = Run(standing.path, config) if (standing.path / "manifest.json").exists() else None
+    return Swept(standing.label, standing.shared or standing.status, standing.round, standing.reason, run)
+
+
 def resume(
     path: str | Path, watch: Watch | None = None, config: Config | Mapping[str, Any] | None = None, device: str | None = None
 ) -> Run | list[Run]:
-    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again."""
+    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again; a
+    sweep of objects is continued by `sweep`."""
     chosen = config if isinstance(config, Config) or config is None else make_config(config)
     results = resume_runs(Path(path), watch, device, config=chosen)
     runs = [Run(result["run_dir"], chosen) for result in results]

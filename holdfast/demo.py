@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from holdfast.config import Config, make_config, read_config
+from holdfast.grid import expand
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.page import write_page
 from holdfast.report.sections import verdict
 from holdfast.report.table import tabulate, to_rich
 from holdfast.session import Watch, start
-from holdfast.sweep import expand
 
 CONFIG = files("holdfast") / "demo.toml"
 

@@ -21,12 +21,11 @@ from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
-from holdfast.engine.lockstep import Ready
 from holdfast.local.fit import Recipe
 from holdfast.methods.context import Context
 from holdfast.models.network import Model, Network
 from holdfast.roster import Roster, read_availability
-from holdfast.store import RowStore, Store
+from holdfast.store import Ready, RowStore, Store
 
 Steps = Generator[Any, Any, Any]
 
@@ -60,7 +59,9 @@ class Experiment:
 
     def play(self) -> Generator[Exchange | Ready, Any, dict[str, Any]]:
         """The run: resume from the committed round, play the rest, finish. A finished run only says its result again."""
-        state, cell, server = self._restore(), self.cell, self.server
+        (state, ready), cell, server = self._restore(), self.cell, self.server
+        if ready is not None:
+            yield ready
         result = self.store.read_json("result.json")
         if result is not None:
             self.finished = result | {"run_dir": str(self.out)}
@@ -170,7 +171,7 @@ class Experiment:
         return members[self.adversary.benign(members)] if which == "benign" else members
 
     def _ready(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> Ready:
-        """All of the round on disk; who drives makes it the truth."""
+        """All of the round written; who drives makes it the truth."""
         meter, round, rows = self.meter, self.cell.round, self.cell.rows
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
@@ -182,6 +183,7 @@ class Experiment:
             "refused": {str(c): reason for c, reason in meter.refused.items()},
             "notes": list(verdict.notes),
             "fallback": verdict.fallback,
+            "diverged": metrics.divergence(figures, meter.answers, set(self.adversary.malicious.tolist())),
         }
         tensors = {"cohort": ctx.cohort, "took_part": meter.took_part(), "verdict/ids": verdict.ids, **arrays}
         tensors |= {f"verdict/scores/{k}": v for k, v in verdict.scores.items()}
@@ -189,17 +191,16 @@ class Experiment:
         if verdict.weights is not None:
             tensors["verdict/weights"] = verdict.weights
         server = {f"server/{k}": v for k, v in state.items()}
-        self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
-        return Ready(lambda: self.store.seal(round, rows))
+        return self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
 
-    def _restore(self) -> State:
-        """The committed state, or the start: round 0 is committed too, so that a run exists on disk before it trains."""
+    def _restore(self) -> tuple[State, Ready | None]:
+        """The committed state, or the start: round 0 is to be committed too, so that a run exists on disk before it trains."""
         head = self.store.head()
         if head is not None:
             self.cell.round, saved = head
             self.roster.restore(saved)
             self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
-            return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+            return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}, None
         self.cell.round = 0
         self.cell.rows = RowStore(self.out / "rows")
         ctx = self.context()
@@ -208,8 +209,7 @@ class Experiment:
         for place, detector in enumerate(self.parts.detectors):
             state |= {f"detector{place}/{k}": v for k, v in detector.init().items()}
         server = {f"server/{k}": v for k, v in state.items()}
-        self.store.commit(0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows)
-        return state
+        return state, self.store.prepare(0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows)
 
     def _conclude(self) -> dict[str, Any]:
         """Write the final figures beside the protocol they were measured by."""
@@ -241,6 +241,7 @@ class Meter:
         self.client = self.server = self.evaluate = 0.0
         self.up = self.down = self.exchanges = self.asked = self.steps = 0
         self.losses: list[Tensor] = []
+        self.answers: list[metrics.Answers] = []
         self.refused: dict[int, str] = {}
         self.answered: set[int] = set()
 
@@ -260,6 +261,7 @@ class Meter:
         self.down += int(exchange.bytes_down()[people].sum())
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
+        self.answers.append((up.ids[up.ids != ROOT].tolist(), dict(up.refused)))
         self.answered.update(up.ids[up.ids != ROOT].tolist(), up.refused)
         if "loss" in up.fields:
             self.losses.append(up["loss"][up.ids != ROOT])

@@ -17,8 +17,8 @@ from holdfast.config import Config, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError, UnknownPart
 from holdfast.core.registry import plugin_of
 from holdfast.experiment import Experiment
+from holdfast.files import read_json
 from holdfast.local.plan import Plan
-from holdfast.store import read_json
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -49,24 +49,30 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
     objects = unnamed(manifest["config"])
     if objects:
         raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
-    try:
-        config = make_config(manifest["config"])
-        config.parts()
-    except UnknownPart as error:  # what a run directory names is not run unasked: the files may not be the reader's own
-        files = manifest.get("plugins", [])
-        if not files:
-            raise
-        unknown, names = str(error).partition(";")[0], ", ".join(map(str, files))
-        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE") from None
+    config = make_config(manifest["config"])
+    check_parts(config, folder, manifest.get("plugins", []))
     return config
 
 
+def check_parts(config: Config, folder: Path, plugins: Sequence[str]) -> None:
+    """What a run directory names is not run unasked: the files may not be the reader's own."""
+    try:
+        config.parts()
+    except UnknownPart as error:
+        if not plugins:
+            raise
+        unknown, names = str(error).partition(";")[0], ", ".join(map(str, plugins))
+        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE") from None
+
+
 def manifest_of(
-    experiment: Experiment, plan: Plan, threads: int, device: torch.device, group: list[str], plugins: Sequence[str]
+    experiment: Experiment, plan: Plan, threads: int, device: str, group: Sequence[str], plugins: Sequence[str], sweep: bool = False
 ) -> dict[str, Any]:
+    """`group` names the cells that it is played with, itself among them; a run on its own has a group of one and is no part of a sweep."""
     return {
         "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
-        "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": str(device), "group": group,
+        "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": device, "group": list(group),
+        "sweep": sweep,
         "partition": experiment.federation.digest, "initial": digest_of(experiment.initial),
         "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.core.screen import NOT_FINITE
+
 Figures = dict[str, float | None]
+Answers = tuple[list[int], dict[int, str]]
+"""One exchange: whose replies were accepted, and why others were refused."""
 SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
 _OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "worst10", "std", "best", "last10", "last10_std", "selected")
 NAMES = ("accuracy", *(f"accuracy/{name}" for name in _OF_MODELS))
@@ -51,6 +55,19 @@ def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tens
     }
 
 
+def divergence(figures: Figures, exchanges: Sequence[Answers], malicious: set[int]) -> str | None:
+    """Why a round counts as diverged, if it does. Screening refuses what is not finite, so a run whose training explodes goes on with its
+    old model and looks alive: the sign is a round in which all that benign clients sent was refused for that. A loss that is not finite,
+    over the benign clients, is the other sign."""
+    for accepted, refused in exchanges:
+        reasons = [reason for client, reason in refused.items() if client not in malicious]
+        if reasons and not set(accepted) - malicious and all(reason.endswith(NOT_FINITE) for reason in reasons):
+            return f"nothing that the {len(reasons)} clients sent was finite ({reasons[0]})"
+    # a loss that was not measured is None
+    worst = next((name for name, value in figures.items() if "loss" in name and value is not None and not math.isfinite(value)), None)
+    return f"{worst} is not finite" if worst is not None else None
+
+
 def of_run(
     parts: Sequence[Mapping[str, Any]], targets: Sequence[float], malicious: Tensor, clients: int, banned: Mapping[int, Any]
 ) -> Figures:
@@ -70,6 +87,7 @@ def of_run(
     for target in targets:
         reached = [p["round"] for p in evaluated if float(p["metrics"]["accuracy"]) >= target]
         out[f"rounds_to/{target:.2f}" if round(target, 2) == target else f"rounds_to/{target}"] = reached[0] if reached else None
+    out["diverged"] = first_diverged(parts)
     out["fallback_rounds"] = sum(bool(p.get("fallback")) for p in parts)
     out["attack/asr"] = None  # no attack with a trigger is known to this run
     out |= detection(malicious, clients, banned)
@@ -78,6 +96,10 @@ def of_run(
     for name in SECONDS:
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
     return out
+
+
+def first_diverged(parts: Sequence[Mapping[str, Any]]) -> int | None:
+    return next((p["round"] for p in parts if p.get("diverged")), None)
 
 
 def detection(malicious: Tensor, clients: int, banned: Mapping[int, Any]) -> Figures:

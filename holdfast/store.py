@@ -1,22 +1,28 @@
 """What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it names is on the disk.
 
+Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs that are played together
+(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that
+loses its power may lose or garble what was prepared and not yet sealed, and no head names that.
+
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
     head.json                    the committed round and its state file: the rename of this file is the commit
     state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
     rows/records                 private client rows, one record each; rows/fields.json says what a record holds
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
-    result.json                  the final figures"""
+    result.json                  the final figures
+    failure.json                 why a cell of a sweep cannot go on (standing.py)
+
+One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends. Between machines that share
+the directory this relies on the file system passing flock on, as NFS (version 4, or 3 with lockd), Lustre mounted with -o flock, GPFS
+and CephFS do; where locks are refused, so is the run."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import heapq
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +32,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError, RunError
+from holdfast.core.errors import InUse, RunError
 from holdfast.core.types import State
+from holdfast.files import (
+    as_json,
+    lock,
+    read_json,
+    readable,
+    replace_file,
+    sync,
+    sync_file_system,
+    write_atomically,
+    write_beside,
+    write_json,
+)  # fmt: skip
 
 _FOLDERS = ("state", "rows", "parts")
+_MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
 
 
 class Store:
@@ -38,25 +57,26 @@ class Store:
     def __init__(self, path: Path):
         self.path = Path(path)
         self._lock: int | None = None
+        self._unsynced: set[Path] = set()
+        self._next: Path | None = None  # the head that is about to be
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
         with readable(self.path):
             for name in _FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            self._lock = None
-            raise RunError(f"{self.path} is in use by another process; wait for it or choose another --out") from None
+            self._lock = lock(self.path / "lock")
+        if self._lock is None:
+            raise InUse(f"{self.path} is in use by another process; wait for it or choose another --out")
         for folder in (self.path, *(self.path / name for name in _FOLDERS)):
             for left_over in folder.glob(".*.writing"):  # by a process that was killed
                 left_over.unlink(missing_ok=True)
         return self
 
     def close(self) -> None:
+        if self._next is not None:  # a commit that did not come about
+            self._next.unlink(missing_ok=True)
+            self._next = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -67,39 +87,68 @@ class Store:
     def read_json(self, name: str) -> dict[str, Any] | None:
         return read_json(self.path / name)
 
-    def commit(
-        self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
-    ) -> None:
-        """Make a round permanent."""
-        self.prepare(round, state, part, arrays, rows)
-        self.seal(round, rows)
-
     def prepare(
         self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
-    ) -> None:
-        """Put all of a round on the disk; its state file comes last, so where that is, everything is."""
+    ) -> Ready:
+        """Write all of a round; its state file comes last, so where that is, everything is."""
         name = f"{round:06d}"
-        index = rows.flush()
-        write_tensors(self.path / "parts" / f"{name}.safetensors", arrays)
-        self.write_json(f"parts/{name}.json", part)
-        write_tensors(self.path / "state" / f"{name}.safetensors", {**state, "rows/index": index})
+        content = {
+            f"parts/{name}.safetensors": _pack(arrays),
+            f"parts/{name}.json": as_json(part),
+            f"state/{name}.safetensors": _pack({**state, "rows/index": rows.index()}),
+        }
+        for file, written in content.items():
+            path = self.path / file
+            replace_file(path, written)
+            self._unsynced |= {path, path.parent}
+        if rows.staged:
+            self._unsynced.add(rows.file)
+        return Ready(self, round, rows)
 
-    def seal(self, round: int, rows: RowStore | None = None) -> None:
-        """Until this rename of head.json the previous round is the truth; after it, this one."""
-        name = f"{round:06d}"
-        self.write_json("head.json", {"round": round, "state": f"state/{name}.safetensors"})
-        if rows is not None:
-            rows.settle()
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        for path in sorted(self._unsynced, key=lambda path: (path.is_dir(), path)):  # files before the folders that name them
+            sync(path)
+
+    def sync_file_system(self) -> bool:
+        """The same for everything on its file system; by the lock's handle, which was open before anything was written."""
+        with readable(self.path):
+            return self._lock is not None and sync_file_system(self._lock)
+
+    def synced(self) -> None:
+        self._unsynced = set()
+
+    def write_head(self, round: int) -> None:
+        self._next = write_beside(self.path / "head.json", as_json({"round": round, "state": f"state/{round:06d}.safetensors"}))
+        self._unsynced.add(self._next)
+
+    def seal(self, round: int) -> None:
+        """Until this rename the previous round is the truth; after it, this one."""
+        assert self._next is not None
+        with readable(self.path / "head.json"):
+            os.replace(self._next, self.path / "head.json")
+        self._next = None
+        self._unsynced.add(self.path)
+
+    def tidy(self, round: int) -> None:
+        """Only the committed state is kept."""
         for old in (self.path / "state").glob("*.safetensors"):
-            if old.stem != name:
+            if old.stem != f"{round:06d}":
                 old.unlink(missing_ok=True)
 
-    def catch_up(self, round: int) -> None:
-        """Seal this round if it is ready and the next one. Experiments that are played together seal a round when all are ready, so if
-        one has, what the others prepared is what they would play again."""
+    def catch_up(self, committed: Collection[int]) -> None:
+        """Seal the next round if it is ready and among those that others of the group have committed. Experiments that are played
+        together seal a round when all are ready, so what this one prepared is what it would play again."""
+        head = self.round()
+        if head is not None and head + 1 in committed and (self.path / f"state/{head + 1:06d}.safetensors").exists():
+            seal_all([Ready(self, head + 1)])
+
+    def round(self) -> int | None:
+        """The committed round; None when nothing was ever committed."""
         head = self.read_json("head.json")
-        if head is not None and head.get("round") == round - 1 and (self.path / "state" / f"{round:06d}.safetensors").exists():
-            self.seal(round)
+        if head is not None and not isinstance(head.get("round"), int):
+            raise RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file")
+        return None if head is None else head["round"]
 
     def head(self) -> tuple[int, State] | None:
         """The committed round and its state; None when nothing was ever committed."""
@@ -128,6 +177,38 @@ class Store:
             return {}
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A round that is written; `seal_all` makes it the truth."""
+
+    store: Store
+    round: int
+    rows: RowStore | None = None
+
+
+def seal_all(ready: Sequence[Ready]) -> None:
+    """Commit runs that are played together: no head is renamed before all of them are on the disk whole."""
+    for each in ready:
+        each.store.write_head(each.round)
+    _wait_for_disk([each.store for each in ready])
+    for each in ready:
+        each.store.seal(each.round)
+    _wait_for_disk([each.store for each in ready])
+    for each in ready:
+        if each.rows is not None:
+            each.rows.settle()
+        each.store.tidy(each.round)
+
+
+def _wait_for_disk(stores: Sequence[Store]) -> None:
+    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also waits for what others wrote."""
+    if len(stores) < _MANY or len({os.stat(store.path).st_dev for store in stores}) > 1 or not stores[0].sync_file_system():
+        for store in stores:
+            store.sync()
+    for store in stores:
+        store.synced()
+
+
 class _Column(NamedTuple):
     """One field of a record: where its bytes lie."""
 
@@ -141,7 +222,8 @@ class RowStore:
     """Private rows of clients on disk: one file of records of equal size, and an index of which record is whose.
 
     Only clients that took part have a record. A new row goes to a record that no committed row uses, and the record it replaces is free
-    once the commit is done: the file holds the live rows and at most one round's more, and nothing ever has to be moved."""
+    once the commit is done: the file holds the live rows and at most one round's more (in a round of several exchanges, one exchange's
+    more than that), and nothing ever has to be moved."""
 
     def __init__(self, path: Path, index: Tensor | None = None):
         self.path, self.file = path, path / "records"
@@ -149,15 +231,29 @@ class RowStore:
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
         """Records written since; they are read first."""
+        self._kept: dict[int, int] = {}
+        """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
         self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
         self._columns: dict[str, _Column] = {}
 
     def begin(self) -> None:
         """Start a round afresh: what an unfinished one wrote is forgotten."""
-        for record in self.staged.values():
-            heapq.heappush(self._free, record)
-        self.staged = {}
+        self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
+        self._kept = {}
+        self._release(dropped)
+
+    def keep(self) -> None:
+        """Remember what is staged now: an exchange that fails half way is taken back by `restore`."""
+        replaced = set(self._kept.values()) - set(self.staged.values())
+        self._kept = dict(self.staged)
+        self._release(replaced)
+
+    def restore(self) -> None:
+        """As it was at `keep`."""
+        dropped = set(self.staged.values()) - set(self._kept.values())
+        self.staged = dict(self._kept)
+        self._release(dropped)
 
     def present(self, ids: Tensor) -> Tensor:
         return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
@@ -195,11 +291,8 @@ class RowStore:
                     file.seek(record * size + column.start)
                     file.write(rows[name][i].view(torch.uint8).numpy().data)
 
-    def flush(self) -> Tensor:
-        """Put staged rows durably on disk and give the index to commit, int64[clients, 2]: client, record."""
-        if self.staged:
-            with readable(self.file), open(self.file, "rb") as file:
-                os.fsync(file.fileno())
+    def index(self) -> Tensor:
+        """What to commit, int64[clients, 2]: client, record."""
         merged = self.place | self.staged
         index = np.empty((len(merged), 2), dtype=np.int64)
         index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
@@ -207,14 +300,19 @@ class RowStore:
 
     def settle(self) -> None:
         """The commit is done: staged rows are the committed ones, and what they replace is free."""
-        for client in self.staged.keys() & self.place.keys():
-            heapq.heappush(self._free, self.place[client])
+        free = {self.place[client] for client in self.staged.keys() & self.place.keys()}
+        free |= set(self._kept.values()) - set(self.staged.values())
         self.place |= self.staged
-        self.staged = {}
+        self.staged, self._kept = {}, {}
+        self._release(free)
+
+    def _release(self, records: set[int]) -> None:
+        for record in records:
+            heapq.heappush(self._free, record)
 
     def _record(self, client: int) -> int:
-        """Where a client's new row goes: never over a committed one."""
-        if client not in self.staged:
+        """Where a client's new row goes: never over a committed one, nor over one that may be gone back to."""
+        if client not in self.staged or self.staged[client] == self._kept.get(client):
             if not self._free:
                 self._free.append(self._end)
                 self._end += 1
@@ -254,10 +352,13 @@ def _lay_out(fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[
     return out
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
     # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake of a method
-    own = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    write_atomically(path, save(own))
+    return save({name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    write_atomically(path, _pack(tensors))
 
 
 def read_tensors(path: Path) -> State:
@@ -268,67 +369,3 @@ def read_tensors(path: Path) -> State:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(clean(content), indent=1, sort_keys=True) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing: a temporary file, synced, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    with readable(path):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """An object from a file; None when there is no such file."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path} cannot be read: it holds no object")
-    return content
-
-
-def clean(value: Any) -> Any:
-    """JSON has no NaN and no infinity: both become null."""
-    if isinstance(value, Mapping):
-        return {str(k): clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """The system's refusals in words."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space; `holdfast resume` goes on with a run that has begun"
-            raise HoldfastError(f"the disk is full: could not write {path}; {hint}") from None
-        raise HoldfastError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -331,7 +331,7 @@ def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch
 def test_help_is_quick_and_has_examples(cli: Callable[..., Answer]) -> None:
     quick = "import sys, holdfast.cli; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", quick], env=HERE).returncode == 0
-    for command in ("run", "resume", "report", "list", "show", "demo", "bench"):
+    for command in ("run", "sweep", "resume", "report", "list", "show", "demo", "bench"):
         answer = cli(command, "--help")
         assert answer.code == 0 and "Example" in answer.out and f"holdfast {command}" in answer.out
     assert cli("--version").out.startswith("holdfast ")

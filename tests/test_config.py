@@ -11,9 +11,9 @@ from torch import nn
 
 from holdfast.config import Config, assign, make_config, parse_memory, parse_value, read_config, unnamed
 from holdfast.core.errors import ConfigError
+from holdfast.grid import expand
 from holdfast.methods.ditto import Ditto
 from holdfast.models.network import Model
-from holdfast.sweep import expand
 
 # design.md's example with parts that exist already
 CONTRACT = """

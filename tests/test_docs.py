@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import make_config
-from holdfast.sweep import expand
+from holdfast.grid import expand
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

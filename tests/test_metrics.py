@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast import metrics
 from holdfast.metrics import NAMES, detection, of_round, of_run
 
 
@@ -144,3 +145,26 @@ def test_detection_rates(malicious: list[int], banned: list[int], dacc: float, f
     got = detection(torch.tensor(malicious), 10, dict.fromkeys(banned, "why"))
     assert got["detection/dacc"] == pytest.approx(dacc) and got["detection/fnr"] == pytest.approx(fnr)
     assert got["detection/fpr"] == (None if fpr is None else pytest.approx(fpr))
+
+
+@pytest.mark.parametrize("figures, exchanges, words", [
+    ({"loss": 1.0}, [([0, 1], {})], None),
+    ({"loss": None}, [], None),
+    ({"loss": 1.0}, [([], {0: "update is not finite", 1: "loss is not finite"})], "nothing that the 2 clients sent was finite"),
+    ({"loss": 1.0}, [([1], {0: "update is not finite"})], None),
+    ({"loss": 1.0}, [([0, 1], {}), ([], {0: "update is not finite"})], "nothing that the 1 clients sent"),
+    ({"loss": 1.0}, [([9], {0: "update is not finite"})], "nothing that the 1 clients sent"),  # what an attacker sends is no sign of life
+    ({"loss": 1.0}, [([], {9: "update is not finite"})], None),  # nor of death
+    ({"loss": 1.0}, [([], {0: "update is not finite", 1: "update is longer than 3"})], None),
+    ({"loss": 1.0, "loss/personal": float("nan")}, [([0], {})], "loss/personal is not finite"),
+    ({"validation/loss": float("inf")}, [], "validation/loss is not finite"),
+    ({"accuracy": float("nan")}, [], None),
+])  # fmt: skip
+def test_divergence(figures: Any, exchanges: Any, words: str | None) -> None:
+    said = metrics.divergence(figures, exchanges, malicious={9})
+    assert said is None if words is None else said is not None and words in said
+
+
+def test_the_first_diverged_round() -> None:
+    assert metrics.first_diverged([{"round": 1}, {"round": 2, "diverged": None}]) is None
+    assert metrics.first_diverged([{"round": 1}, {"round": 2, "diverged": "why"}, {"round": 3, "diverged": "why"}]) == 2

@@ -92,7 +92,8 @@ def was_killed(status: int) -> bool:
 
 
 STAGES = [
-    (Simulator, "exchange"), (RowStore, "stage"), (RowStore, "flush"), (RowStore, "settle"), (Store, "prepare"), (Store, "seal"),
+    (Simulator, "exchange"), (RowStore, "stage"), (RowStore, "index"), (RowStore, "settle"), (Store, "prepare"),
+    (Store, "write_head"), (Store, "sync"), (Store, "seal"),
     (Store, "write_json"), (os, "fsync"), (os, "replace"), (Path, "unlink"),
 ]  # fmt: skip
 
@@ -341,10 +342,10 @@ def test_a_finish_is_one_more_round_and_survives_a_kill(tmp_path: Path, monkeypa
         def die(name: str = name) -> None:
             seal = Store.seal
 
-            def strike(self: Store, round: int, *args: Any) -> None:
+            def strike(self: Store, round: int) -> None:
                 if round == 4:
                     os.kill(os.getpid(), signal.SIGKILL)
-                seal(self, round, *args)
+                seal(self, round)
 
             monkeypatch.setattr(Store, "seal", strike)
             begin(config(), tmp_path / f"{name} cut")
@@ -367,19 +368,15 @@ def sweep(out: Path, plan: str) -> list[tuple[str, Config]]:
 def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str) -> None:
     """A kill between the commits of two cells leaves them one round apart; all are ready by then, so the others catch up."""
     sweep(tmp_path / "whole", plan)
-    settle = RowStore.settle
+    seal = Store.seal
 
     def die() -> None:
-        count = 0
-
-        def strike(self: RowStore) -> None:
-            nonlocal count
-            count += 1
-            if count == 3 + 3 + 2:  # rounds 0 and 1 of all, round 2 of the first; the second dies after its head is written
+        def strike(self: Store, round: int) -> None:
+            if round == 2 and self.path.name == "002-c":
                 os.kill(os.getpid(), signal.SIGKILL)
-            settle(self)
+            seal(self, round)
 
-        RowStore.settle = strike  # type: ignore[method-assign]
+        Store.seal = strike  # type: ignore[method-assign]
         sweep(tmp_path / "cut", plan)
 
     assert was_killed(in_child(die))
@@ -413,13 +410,10 @@ def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.Monke
             assert bits(out / folder) == expected, f"{folder}, killed before event {event}, {seen[event]}"
 
 
-def test_only_a_whole_sweep_is_resumed_as_one(tmp_path: Path) -> None:
-    sweep(tmp_path / "sweep", "loop")
-    (tmp_path / "sweep" / "001-b" / "manifest.json").unlink()  # killed before all cells were set up
-    with pytest.raises(ConfigError, match="not one whole sweep"):
-        session.resume(tmp_path / "sweep")
+def test_a_folder_of_runs_is_no_sweep(tmp_path: Path) -> None:
     begin(config(), tmp_path / "runs" / "one")
     begin(config(), tmp_path / "runs" / "two")
-    with pytest.raises(ConfigError, match="not one whole sweep"):
+    with pytest.raises(ConfigError, match="are not a sweep; resume them one by one"):
         session.resume(tmp_path / "runs")
+    sweep(tmp_path / "sweep", "loop")
     assert session.resume(tmp_path / "sweep" / "000-a")[0]["rounds"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -16,7 +17,8 @@ import torch
 
 from holdfast import store as store_module
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.store import RowStore, Store, read_json, write_atomically, write_tensors
+from holdfast.files import read_json, write_atomically
+from holdfast.store import RowStore, Store, seal_all, write_tensors
 
 WIDTH = 7
 
@@ -61,7 +63,7 @@ def test_rows_are_a_dict_on_disk(tmp_path: Path, seed: int) -> None:
             working |= {client: {name: value[i] for name, value in state.items()} for i, client in enumerate(ids)}
             most = max(most, len(rows.staged))
         elif action == "commit":
-            index = rows.flush()
+            index = rows.index()
             assert index[:, 0].tolist() == sorted(working)
             rows.settle()
             committed = dict(working)
@@ -89,7 +91,7 @@ def test_nothing_is_stored_of_clients_without_state(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1, 2]), {})
     rows.stage(torch.tensor([], dtype=torch.int64), rows_of([], 0))
-    assert rows.flush().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
+    assert rows.index().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
 
 
 def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
 def test_damaged_rows_are_said_in_one_line(tmp_path: Path, damage: str) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([0, 1]), rows_of([0, 1], 0))
-    index = rows.flush()
+    index = rows.index()
     if damage == "fields":
         (tmp_path / "fields.json").write_text("{}")
     elif damage == "records":
@@ -121,7 +123,7 @@ def test_a_commit_is_quick_with_many_clients(tmp_path: Path) -> None:
     rows = RowStore(tmp_path / "rows")
     store = Store(tmp_path).open()
     rows.stage(torch.arange(10_000), {"own": torch.zeros(10_000, 50)})
-    store.commit(0, {}, {}, {}, rows)
+    seal_all([store.prepare(0, {}, {}, {}, rows)])
     best = float("inf")
     for round in range(1, 6):
         started = time.process_time()
@@ -129,7 +131,7 @@ def test_a_commit_is_quick_with_many_clients(tmp_path: Path) -> None:
         rows.begin()
         rows.read(ids)
         rows.stage(ids, {"own": torch.full((50, 50), float(round))})
-        store.commit(round, {"server/model": torch.zeros(1000)}, {"round": round}, {}, rows)
+        seal_all([store.prepare(round, {"server/model": torch.zeros(1000)}, {"round": round}, {}, rows)])
         best = min(best, time.process_time() - started)
     store.close()
     assert best < 0.05
@@ -149,7 +151,7 @@ def go(rounds, clients):
         if bool(known.any()):
             rows.read(ids[known])
         rows.stage(ids, {"own": torch.full((20, width), float(r))})
-        rows.flush(); rows.settle()
+        rows.index(); rows.settle()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = go(20, 100)
 after = go(160, 1600)  # 320 MB of rows
@@ -167,7 +169,7 @@ def test_memory_stays_flat_however_many_rows(tmp_path: Path) -> None:
 
 def commit(store: Store, round: int, rows: RowStore | None = None, **state: torch.Tensor) -> None:
     part = {"round": round, "metrics": {"accuracy": 0.5}}
-    store.commit(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))
+    seal_all([store.prepare(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))])
 
 
 def test_the_head_is_the_last_commit(tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_refusals_of_the_disk_in_words(tmp_path: Path, monkeypatch: pytest.Monke
 def test_rows_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1]), {"own": torch.zeros(1, 4)})
-    index = rows.flush()
+    index = rows.index()
     rows.settle()
 
     def full(*_args: Any) -> None:
@@ -300,3 +302,72 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     store.write_json("x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": (1, None)}})
     store.close()
     assert read_json(tmp_path / "x.json") == {"a": None, "b": [1.0, None], "c": {"d": [1, None]}}
+
+
+# ---- exchanges that are taken back, and runs that are committed together
+
+
+def test_a_failed_exchange_is_taken_back(tmp_path: Path) -> None:
+    """Rows of an earlier exchange of the round are read again, and the records of what failed are used again."""
+    rows, ids = RowStore(tmp_path), torch.arange(3)
+    rows.stage(ids, {"own": torch.zeros(3, 2)})
+    rows.settle()
+    for attempt in range(4):
+        rows.begin()
+        rows.keep()
+        rows.stage(ids[:2], {"own": torch.ones(2, 2)})
+        rows.keep()
+        rows.stage(ids[:2], {"own": torch.full((2, 2), 7.0)})
+        assert rows.read(ids)["own"][:, 0].tolist() == [7.0, 7.0, 0.0]
+        rows.restore()
+        assert rows.read(ids)["own"][:, 0].tolist() == [1.0, 1.0, 0.0], attempt
+        rows.stage(ids[1:], {"own": torch.full((2, 2), 8.0)})
+        assert rows.read(ids)["own"][:, 0].tolist() == [1.0, 8.0, 8.0]
+    index = rows.index()
+    rows.settle()
+    assert RowStore(tmp_path, index).read(ids)["own"][:, 0].tolist() == [1.0, 8.0, 8.0]
+    assert rows.file.stat().st_size <= (3 + 3 + 2) * 2 * 4, "live rows, a round's and an exchange's more"
+    rows.begin()
+    assert sorted({*rows._free, *rows.place.values()}) == list(range(rows._end)), "no record is lost"
+    assert len(rows._free) + len(rows.place) == rows._end
+
+
+@pytest.mark.parametrize("many", [3, 10])
+def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Few runs sync each file, many the file system; then the renames; then they are on the disk too."""
+    stores = [Store(tmp_path / f"{number}").open() for number in range(many)]
+    seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
+    ready = [store.prepare(1, {}, {}, {}, RowStore(store.path / "rows")) for store in stores]
+    events: list[str] = []
+    fsync, replace, whole = os.fsync, os.replace, store_module.sync_file_system
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle))
+    monkeypatch.setattr(os, "replace", lambda a, b: events.append("rename") or replace(a, b))
+    monkeypatch.setattr(store_module, "sync_file_system", lambda handle: events.append("all") or whole(handle))
+    seal_all(ready)
+    first = events.index("rename")
+    if many == 10 and hasattr(ctypes.CDLL(None), "syncfs"):
+        assert events == ["all", *["rename"] * 10, "all"]
+    else:
+        for store in stores:
+            for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
+                assert str(store.path / file) in events[:first]
+            assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
+            assert str(store.path) in events[first:], "and the rename is on the disk"
+    assert events.count("rename") == many
+    for store in stores:
+        assert store.round() == 1 and [file.name for file in (store.path / "state").iterdir()] == ["000001.safetensors"]
+        store.close()
+
+
+def test_without_a_call_for_all_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "sync_file_system", lambda handle: False)
+    count = 0
+
+    def counted(handle: int) -> None:
+        nonlocal count
+        count += 1
+
+    monkeypatch.setattr(os, "fsync", counted)
+    stores = [Store(tmp_path / f"{number}").open() for number in range(9)]
+    seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
+    assert count == 9 * (3 + 2 + 1 + 1), "three files, their folders, the head, its folder"

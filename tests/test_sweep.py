@@ -1,105 +1,440 @@
-"""A sweep is a grid of configs: lists multiply, overrides pick cells, labels tell them apart."""
+"""Sweeps: fused equals alone, killed and resumed equals never stopped, shards share the work, and bad cells are contained."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from holdfast.config import make_config
-from holdfast.core.errors import ConfigError
-from holdfast.sweep import expand
+import holdfast
+from holdfast import experiment as experiment_module
+from holdfast import planning, session, sweeping
+from holdfast.config import Config, make_config
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.registry import register
+from holdfast.engine.simulator import Simulator
+from holdfast.experiment import Experiment
+from holdfast.files import read_json, write_if_absent
+from holdfast.grid import expand
+from holdfast.methods import ClientRule, Method
+from holdfast.methods.averaging import Averaging
+from holdfast.results import Run
+from holdfast.store import Store
+from holdfast.sweeping import resume_sweep, sweep
+from tests.helpers import RAGGED, TINY, assert_same, everything, play
+from tests.test_resume import STAGES, bits, die_at, digits, in_child, table, was_killed, watched
 
-
-def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
-    return expand(table)
-
-
-def test_without_a_sweep_there_is_one_cell() -> None:
-    assert cells(seed=3) == [("", {"seed": 3})]
-    assert cells(seed=3, sweep={}) == [("", {"seed": 3})]
-
-
-def test_lists_multiply_in_their_order() -> None:
-    found = cells(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1], "train.lr": [0.1]})
-    assert [label for label, _ in found] == ["fedavg seed=0 lr=0.1", "fedavg seed=1 lr=0.1", "ditto seed=0 lr=0.1", "ditto seed=1 lr=0.1"]
-    assert found[3][1] == {"method": {"name": "ditto"}, "seed": 1, "train": {"lr": 0.1}}
-    for _, table in found:
-        make_config(table).parts()
-
-
-def test_nested_tables_and_dotted_keys_mean_the_same() -> None:
-    dotted = cells(sweep={"method.name": ["ditto"], "method.lam": [1.0, 2.0]})
-    assert cells(sweep={"method": {"name": ["ditto"], "lam": [1.0, 2.0]}}) == dotted
+Cells = list[tuple[str, Config]]
 
 
-def test_a_cell_does_not_share_tables_with_another() -> None:
-    found = cells(train={"lr": 1.0}, sweep={"seed": [0, 1]})
-    found[0][1]["train"]["lr"] = 5.0
-    assert found[1][1]["train"]["lr"] == 1.0
+class Stumbles(ClientRule):
+    """Fails in the second round, on the clients' side, where it takes the whole exchange with it."""
+
+    def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
+        if local.round == 2 and not os.environ.get("MENDED"):
+            raise ZeroDivisionError("the client\nfell")
+        fitted = local.fit(received.model)
+        return state, local.report(fitted.model, received, fitted)
 
 
-def test_a_part_is_named_before_it_is_set() -> None:
-    """Naming another part resets its settings, so the order of the axes must not matter."""
-    for sweep in ({"method.lam": [0.5], "method.name": ["ditto"]}, {"method.lam": [0.5], "method": ["ditto"]}):
-        assert cells(method={"name": "fedprox", "mu": 3}, sweep=sweep)[0][1] == {"method": {"name": "ditto", "lam": 0.5}}
-    found = cells(sweep={"data.partition.beta": [0.5], "data.partition": ["dirichlet"]})
-    assert found[0][1]["data"]["partition"] == {"name": "dirichlet", "beta": 0.5}
+@register("method", "test-stumbles")
+class StumblesMethod(Method):
+    """Fails."""
+
+    Client, Server = Stumbles, Averaging
 
 
-def test_settings_of_a_part_stay_with_it() -> None:
-    found = cells(method={"name": "ditto", "lam": 0.7}, sweep={"method.name": ["ditto", "fedavg"]})
-    assert [table["method"] for _, table in found] == [{"name": "ditto", "lam": 0.7}, {"name": "fedavg"}]
+@pytest.fixture(autouse=True)
+def quick(quick_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug here, and the embedded digits are decoded once, not in each of hundreds of runs."""
+    monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
 
 
-def test_overrides() -> None:
-    override = [
-        {"when": {"method.name": "ditto", "seed": 1}, "set": {"method.lam": 1.0}},
-        {"when": {"method": {"name": "fedavg"}}, "set": {"train": {"lr": 0.5}}},
-        {"set": {"train.rounds": 3}},
-    ]
-    found = cells(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1], "override": override})
-    assert [table["method"].get("lam") for _, table in found] == [None, None, None, 1.0]
-    assert [table["train"].get("lr") for _, table in found] == [0.5, 0.5, None, None]
-    assert all(table["train"]["rounds"] == 3 for _, table in found)
+def cells_of(**grid: Any) -> Cells:
+    return [(label, make_config(given)) for label, given in expand({**TINY, "sweep": grid})]
 
 
-def test_overrides_know_the_defaults() -> None:
-    """What is not written down has a value all the same."""
-    for when in ({"method.name": "fedavg"}, {"train.rounds": 50}, {"data.partition.name": "pathological"}, {"model.name": "mlp"}):
-        found = cells(sweep={"seed": [0], "override": [{"when": when, "set": {"train.lr": 0.5}}]})
-        assert found[0][1]["train"]["lr"] == 0.5, when
-    for when in ({"method.lam": 0.1}, {"attack.name": "ipm"}, {"data.partition.classes_per_client": 2}):
-        override = [{"when": when, "set": {"train.lr": 0.5}}]
-        found = cells(method="local", data={"partition": "iid"}, sweep={"seed": [0], "override": override})
-        assert "train" not in found[0][1], when
-    by_name = cells(method="ditto", sweep={"seed": [0], "override": [{"when": {"method.name": "ditto"}, "set": {"method.lam": 0.5}}]})
-    assert by_name[0][1]["method"] == {"name": "ditto", "lam": 0.5}
+def mixed(plan: str = "vmap") -> Cells:
+    """Two that are fused, with BatchNorm, whose bits depend on who else is in the stack; one that fails; and one of fewer rounds."""
+    norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
+    ragged = {"data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}}
+    given = {
+        "even": table("ditto", plan), "ragged": table("ditto", plan) | ragged, "bad": table("test-stumbles", plan),
+        "short": table("ditto", plan, rounds=2),
+    }  # fmt: skip
+    return [(label, make_config(t | norm)) for label, t in given.items()]
 
 
-def test_an_override_may_choose_a_part_and_set_it() -> None:
-    override = [{"set": {"method.lam": 0.5, "method.name": "ditto"}}]
-    assert cells(sweep={"seed": [0], "override": override})[0][1]["method"] == {"name": "ditto", "lam": 0.5}
+def folders(out: Path) -> list[Path]:
+    return sorted(folder for folder in out.glob("[0-9]*") if folder.is_dir())
 
 
-@pytest.mark.parametrize("sweep, words", [
-    ([], "must be a table"),
-    ({"seed": 3}, "sweep.seed: needs a list"),
-    ({"seed": []}, "sweep.seed: needs a list"),
-    ({"override": {"set": {"seed": 3}}}, r"\[\[sweep.override\]\]"),
-    ({"override": ["x"]}, "needs a table `set`"),
-    ({"override": [{"when": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"when": 3, "set": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"wenn": {"seed": 1}, "set": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"when": {"metod.name": "ditto"}, "set": {"seed": 1}}]}, "did you mean 'method'"),
-    ({"seed.x": [1]}, "'seed' is not a section"),
+def statuses(standings: list[Any]) -> list[str]:
+    return [standing.shared or standing.status for standing in standings]
+
+
+def no_training(patch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((planning, "choose"), (Simulator, "exchange"), (Experiment, "__init__")):
+        patch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("something was built, measured or trained"))
+
+
+# ---- fused equals alone
+
+
+def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve cells of different learning rates, lambdas, epochs and partitions, trained as one stack, in float64."""
+    grid = {
+        **TINY, "method": "ditto",
+        "sweep": {
+            "train.lr": [0.05, 0.2], "method.lam": [0.1, 1.0, 3.0],
+            "data.partition": [RAGGED, {"name": "pathological", "samples_per_client": 20}],
+            "override": [{"when": {"method.lam": 1.0}, "set": {"train.local_epochs": 3}}, {"when": {"train.lr": 0.2}, "set": {"seed": 5}}],
+        },
+    }  # fmt: skip
+    tables = [given for _, given in expand(grid)]
+    sizes: list[int] = []
+    work = Simulator.work
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest))
+        together = play(tables, tmp_path / "together")
+    assert len(together) == 12 and set(sizes) == {12}, "all were one computation"
+    for place, (given, run) in enumerate(zip(tables, together, strict=True)):
+        assert_same(everything(run), everything(play([given], tmp_path / f"alone{place}")[0]), 1e-10)
+    assert len({run.final["loss"] for run in together}) == 12
+
+
+# ---- killed and resumed
+
+
+def check_resumed(out: Path, whole: Path, cells: Cells, again: str, monkeypatch: pytest.MonkeyPatch, about: str) -> None:
+    with monkeypatch.context() as patch:
+        if list(out.glob("groups/*.json")):
+            patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        standings = resume_sweep(out) if again == "resume" and (out / "sweep.json").exists() else sweep(cells, out)
+    assert statuses(standings) == ["finished", "finished", "failed", "finished"], about
+    for folder in folders(whole):
+        if folder.name == "002-bad":
+            failures = [read_json(path / folder.name / "failure.json") or {} for path in (out, whole)]
+            assert failures[0] | {"time": ""} == failures[1] | {"time": ""} and failures[0]["round"] == 2
+        else:
+            assert bits(out / folder.name) == bits(folder), f"{folder.name}, {about}"
+    assert not list(out.rglob("*.writing"))
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool) -> None:
+    """From before the first file to after the last result: the same command, or `resume`, ends with the same bits."""
+    monkeypatch.setattr("tests.test_resume.STAGES", [*STAGES, (os, "link"), (os, "mkdir")])
+    cells, seen = mixed(plan), []
+    with watched(seen.append):
+        sweep(cells, tmp_path / "whole")
+    assert {"os.link", "os.mkdir", "Store.seal", "RowStore.stage"} <= set(seen)
+    for event in range(0, len(seen), 1 if every else 53):
+        out = tmp_path / f"{event}"
+        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (event, seen[event])  # type: ignore[misc]
+        again = ("resume", "same")[event % 2]
+        check_resumed(out, tmp_path / "whole", cells, again, monkeypatch, f"killed before event {event}, {seen[event]}, then {again}")
+
+
+def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's terms are on disk before any manifest, so the plan is not chosen again, though it would be another one now."""
+    cells = [(label, make_config({**config.plain(), "engine": {"plan": "auto", "threads": 1}})) for label, config in mixed()]
+
+    def die() -> None:
+        write = Store.write_json
+
+        def strike(self: Store, name: str, content: Any) -> None:
+            if name == "manifest.json" and self.path.name == "002-bad":
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(self, name, content)
+
+        monkeypatch.setattr(Store, "write_json", strike)
+        sweep(cells, tmp_path / "cut")
+
+    assert was_killed(in_child(die))
+    assert [(folder / "manifest.json").exists() for folder in folders(tmp_path / "cut")] == [True, True, False, False]
+    group = json.loads((tmp_path / "cut" / "groups" / "000.json").read_text())
+    group["plans"] = [{**plan, "name": "vmap", "rows": 3} for plan in group["plans"]]  # as if that had been measured then
+    (tmp_path / "cut" / "groups" / "000.json").write_text(json.dumps(group))
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        standings = resume_sweep(tmp_path / "cut")
+    assert statuses(standings) == ["finished", "finished", "failed", "finished"]
+    assert json.loads((folders(tmp_path / "cut")[3] / "manifest.json").read_text())["plan"]["rows"] == 3
+
+
+def test_what_is_finished_is_not_touched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = cells_of(seed=[0, 1, 2])
+    first = sweep(cells, tmp_path / "s")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("*")}
+    with monkeypatch.context() as patch:
+        no_training(patch)
+        assert sweep(cells, tmp_path / "s") == first == resume_sweep(tmp_path / "s")
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("*")} == before
+    (folders(tmp_path / "s")[1] / "result.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(Simulator, "exchange", lambda *args: pytest.fail("a committed round was played again"))
+        assert sweep(cells, tmp_path / "s") == first
+
+
+# ---- one directory, one sweep
+
+
+@pytest.mark.parametrize("grid, words", [
+    ({"seed": [0, 1, 2]}, "2 cells, here 3 (it has no 'seed=2')"),
+    ({"seed": [0, 2]}, "it has 'seed=1'"),
+    ({"seed": [0, 1], "override": [{"when": {"seed": 1}, "set": {"train.lr": 0.3}}]}, "train.lr is 0.1 in its cell 'seed=1', here 0.3"),
 ])  # fmt: skip
-def test_mistakes(sweep: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as error:
-        cells(seed=3, sweep=sweep)
-    assert "\n" not in str(error.value)
+def test_another_sweep_in_the_same_directory_is_refused(tmp_path: Path, grid: dict[str, Any], words: str) -> None:
+    sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+    with pytest.raises(ConfigError) as error:
+        sweep(cells_of(**grid), tmp_path / "s")
+    assert "holds another sweep" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_misspelt_axis_is_found_in_the_cell() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'metod'; did you mean 'method'"):
-        make_config(cells(sweep={"metod.name": ["ditto"]})[0][1])
+def test_runs_and_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
+    sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        session.start(cells_of()[:1], tmp_path / "s")
+    session.start(cells_of()[:1], tmp_path / "runs" / "one")
+    for out in (tmp_path / "runs", tmp_path / "runs" / "one"):
+        with pytest.raises(ConfigError, match="holds (a run|runs) already"):
+            sweep(cells_of(seed=[0, 1]), out)
+
+
+def test_a_sweep_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "choose", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_of_several_writers_one_wins(tmp_path: Path) -> None:
+    children = []
+    for number in range(6):
+        child = os.fork()
+        if child == 0:
+            write_if_absent(tmp_path / "sweep.json", {"by": number})
+            os._exit(0 if (read_json(tmp_path / "sweep.json") or {}).get("by") is not None else 1)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"] and (read_json(tmp_path / "sweep.json") or {})["by"] in range(6)
+
+
+@pytest.mark.parametrize("file", ["sweep.json", "groups/000.json"])
+def test_a_damaged_record_is_one_line(tmp_path: Path, file: str) -> None:
+    sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+    (folders(tmp_path / "s")[0] / "result.json").unlink()
+    (tmp_path / "s" / file).write_text("{}")
+    with pytest.raises(RunError) as error:
+        resume_sweep(tmp_path / "s")
+    assert "is damaged" in str(error.value) and "\n" not in str(error.value)
+
+
+# ---- shards
+
+
+def test_shards_are_blocks_of_nearly_equal_size(tmp_path: Path) -> None:
+    folder = sweeping.SweepFolder(tmp_path, cells_of(seed=list(range(10))))
+    for of in (1, 3, 4, 10, 13):
+        parts = [folder.shard(number, of) for number in range(1, of + 1)]
+        assert [place for part in parts for place in part] == folder.cells
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0), (-1, -1)])
+def test_shards_that_are_none(tmp_path: Path, shard: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="numbered from 1"):
+        sweep(cells_of(seed=[0, 1]), tmp_path / "s", shard=shard)
+    assert not (tmp_path / "s").exists()
+
+
+def test_two_shards_at_once_finish_one_sweep(tmp_path: Path) -> None:
+    """Each is, bit for bit, what it is on its own, and in float64 to 1e-10 what the whole sweep is in one process."""
+    cells = cells_of(seed=[0, 1, 2], **{"train.lr": [0.05, 0.1]})
+
+    def both(out: Path, at_once: bool) -> None:
+        children = []
+        for number in (1, 2):
+            child = os.fork()
+            if child == 0:
+                sweep(cells, out, shard=(number, 2))
+                os._exit(0)
+            children.append(child)
+            if not at_once:
+                os.waitpid(children.pop(), 0)
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+
+    both(tmp_path / "at once", True)
+    both(tmp_path / "in turn", False)
+    assert statuses(sweep(cells, tmp_path / "at once")) == ["finished"] * 6
+    sweep(cells, tmp_path / "one")
+    assert len(list((tmp_path / "at once" / "groups").iterdir())) == 2 and len(list((tmp_path / "one" / "groups").iterdir())) == 1
+    for folder in folders(tmp_path / "one"):
+        assert bits(tmp_path / "at once" / folder.name) == bits(tmp_path / "in turn" / folder.name)
+        assert_same(everything(Run(tmp_path / "at once" / folder.name)), everything(Run(folder)), 1e-10)
+
+
+def test_other_shards_are_told_apart(tmp_path: Path) -> None:
+    cells = cells_of(seed=[0, 1, 2])
+    said: list[str] = []
+    nothing = sweep(cells, tmp_path / "s", session.Watch(say=said.append), shard=(1, 5))
+    assert statuses(nothing) == ["other shard"] * 3 and said == ["shard 1/5 is empty: the sweep has 3 cells"]
+    standings = sweep(cells, tmp_path / "s", shard=(2, 3))
+    assert [standing.words for standing in standings] == ["other shard: not begun", "finished", "other shard: not begun"]
+    assert [standing.mine for standing in standings] == [False, True, False]
+    assert statuses(resume_sweep(tmp_path / "s")) == ["finished"] * 3
+    assert len(list((tmp_path / "s" / "groups").iterdir())) == 2
+
+
+def test_a_group_that_has_begun_is_continued_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun as one, continued as a shard: on vmap a part of it would have other bits."""
+    cells = mixed()[:2]
+    sweep(cells, tmp_path / "whole")
+    exchange = Simulator.exchange
+
+    def stop(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 2:
+            raise KeyboardInterrupt
+        return exchange(self, calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "exchange", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(cells, tmp_path / "cut")
+    assert statuses(sweep(cells, tmp_path / "cut", shard=(2, 2))) == ["finished", "finished"]
+    for folder in folders(tmp_path / "whole"):
+        assert bits(tmp_path / "cut" / folder.name) == bits(folder)
+
+
+def test_a_locked_cell_is_left_alone(tmp_path: Path) -> None:
+    cells = cells_of(seed=[0, 1, 2])
+    sweep(cells, tmp_path / "s", shard=(1, 3))
+    other = Store(tmp_path / "s" / "001-seed=1").open()  # as another process would
+    standings = sweep(cells, tmp_path / "s")
+    assert statuses(standings) == ["finished", "running elsewhere", "finished"]
+    assert standings[1].words == "running elsewhere: not begun" and not (other.path / "manifest.json").exists()
+    other.close()
+    assert statuses(sweep(cells, tmp_path / "s")) == ["finished"] * 3
+
+
+def test_a_group_of_which_one_cell_is_locked_waits(tmp_path: Path) -> None:
+    cells = cells_of(seed=[0, 1])
+    sweep(cells, tmp_path / "s")
+    for folder in folders(tmp_path / "s"):
+        (folder / "result.json").unlink()
+    other = Store(tmp_path / "s" / "001-seed=1").open()
+    assert statuses(sweep(cells, tmp_path / "s")) == ["running elsewhere"] * 2
+    other.close()
+    assert statuses(sweep(cells, tmp_path / "s")) == ["finished"] * 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_group_keeps_its_device(tmp_path: Path) -> None:
+    cells = cells_of(seed=[0, 1])
+    sweep(cells, tmp_path / "s")
+    (folders(tmp_path / "s")[0] / "result.json").unlink()
+    file = tmp_path / "s" / "groups" / "000.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "cuda"}))
+    with pytest.raises(RunError, match="began on cuda, which is not here; --device cpu continues, with other bits"):
+        resume_sweep(tmp_path / "s")
+    assert statuses(resume_sweep(tmp_path / "s", device="cpu")) == ["finished"] * 2
+
+
+# ---- cells that go wrong
+
+
+def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = mixed()
+    standings = sweep(cells, tmp_path / "s")
+    assert statuses(standings) == ["finished", "finished", "failed", "finished"]
+    assert standings[2].words == "failed in round 2: ZeroDivisionError: the client fell" and standings[2].result is None
+    failure = read_json(standings[2].path / "failure.json") or {}
+    assert failure.keys() == {"round", "error", "reason", "time"} and failure["error"] == "ZeroDivisionError"
+    with monkeypatch.context() as patch:
+        no_training(patch)
+        assert sweep(cells, tmp_path / "s") == standings, "not tried again"
+    assert statuses(sweep(cells, tmp_path / "s", retry=True))[2] == "failed"
+    monkeypatch.setenv("MENDED", "yes")
+    before = [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
+    assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
+    assert not (standings[2].path / "failure.json").exists() and Run(standings[2].path).round == 3
+    assert before == [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
+
+
+def test_a_retried_cell_does_not_join_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the middle of their runs; their bits are those of a sweep in which it failed and stayed away."""
+    cells = mixed()
+    sweep(cells, tmp_path / "whole")
+    exchange = Simulator.exchange
+
+    def stop(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 3:
+            raise KeyboardInterrupt
+        return exchange(self, calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "exchange", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(cells, tmp_path / "cut")
+    assert (tmp_path / "cut" / "002-bad" / "failure.json").exists()
+    monkeypatch.setenv("MENDED", "yes")
+    assert statuses(sweep(cells, tmp_path / "cut", retry=True)) == ["finished"] * 4
+    for folder in folders(tmp_path / "whole"):
+        if folder.name != "002-bad":
+            assert bits(tmp_path / "cut" / folder.name) == bits(folder)
+
+
+def test_a_cell_that_diverges_is_contained_and_said(tmp_path: Path) -> None:
+    """Every reply is refused for what is not finite, so the run keeps its old model and would look alive."""
+    grid = {"train.lr": [0.1, 1e200], "seed": [0, 1]}
+    standings = sweep(cells_of(**grid), tmp_path / "s")
+    assert statuses(standings) == ["finished", "finished", "diverged", "diverged"]
+    assert "nothing that the 5 clients sent was finite" in standings[2].words and standings[2].words.startswith("diverged in round 1")
+    run = Run(standings[2].path)
+    assert run.round == 2 and run.final["diverged"] == 1 and run.final["refused"] == 10 and run.final["accuracy"] is not None
+    assert Run(standings[0].path).final["diverged"] is None
+    alone = session.start([("", cells_of()[0][1])], tmp_path / "alone")
+    assert alone[0]["final"]["loss"] == pytest.approx(Run(standings[0].path).final["loss"], abs=1e-10)
+
+
+def test_a_full_disk_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, count = cells_of(seed=[0, 1]), 0
+    sweep(cells, tmp_path / "whole")
+
+    def full(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count == 45:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(holdfast.HoldfastError, match="the disk is full"):
+            sweep(cells, tmp_path / "s")
+    assert not list((tmp_path / "s").rglob("failure.json")) and not list((tmp_path / "s").rglob("*.writing"))
+    assert statuses(sweep(cells, tmp_path / "s")) == ["finished"] * 2
+    assert all(bits(tmp_path / "s" / folder.name) == bits(folder) for folder in folders(tmp_path / "whole"))
+
+
+# ---- from Python
+
+
+def test_from_python(tmp_path: Path) -> None:
+    model = holdfast.Model(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None)
+    given = {**TINY, "model": model, "sweep": {"method.name": ["fedavg", "test-stumbles"], "seed": [0, 1]}}
+    runs = holdfast.sweep(given, out=tmp_path / "s", shard=(1, 2))
+    assert [cell.status for cell in runs] == ["finished", "finished", "other shard", "other shard"] and runs[3].run is None
+    assert isinstance(runs[0].run, holdfast.Run) and runs[0].run.model() is not None and runs[0].final is not None
+    with pytest.raises(ConfigError, match="model was a Python object; call holdfast.sweep"):
+        holdfast.resume(tmp_path / "s")
+    runs = holdfast.sweep(given, out=tmp_path / "s")
+    assert [cell.status for cell in runs] == ["finished", "finished", "failed", "failed"]
+    assert runs[2].final is None and runs[2].reason == "ZeroDivisionError: the client fell" and runs[2].round == 2

@@ -15,7 +15,7 @@ from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.results import Run
 from holdfast.store import Store
-from tests.helpers import tiny
+from tests.helpers import assert_same, everything, tiny
 
 
 class Falling(Averaging):
@@ -73,6 +73,16 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype:
     assert alone["final"]["accuracy"] == good.final["accuracy"]
     with pytest.raises(RunError, match="1 of 3 experiments failed"):  # what is finished is not played again
         session.resume(tmp_path / "sweep")
+
+
+def test_what_was_done_before_another_failed_is_not_done_twice(tmp_path: Path) -> None:
+    """The first cell has trained and staged its private rows when the second fails; both are then played again, one by one."""
+    cells = [("ditto", tiny(method="ditto", train={"rounds": 3})), ("bad", tiny(method="test-stumbling", train={"rounds": 3}))]
+    with pytest.raises(RunError, match="'bad' in round 2"):
+        session.start(cells, tmp_path / "sweep")
+    session.start(cells[:1], tmp_path / "alone")
+    together, alone = Run(tmp_path / "sweep" / "000-ditto"), Run(tmp_path / "alone")
+    assert_same(everything(together), everything(alone))
 
 
 def test_a_single_run_fails_with_its_own_error(tmp_path: Path) -> None:

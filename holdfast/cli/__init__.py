@@ -1,4 +1,4 @@
-"""The command line. `main` is the command `holdfast`; the commands live in runs.py, parts.py and more.py.
+"""The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, parts.py and more.py.
 
 Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
 
@@ -13,15 +13,16 @@ from typing import Any, NoReturn
 
 import typer
 
-from holdfast.cli import more, parts, runs
+from holdfast.cli import more, parts, runs, sweeps
 from holdfast.cli.app import app, complain
 from holdfast.core.errors import HoldfastError
 
-__all__ = ["app", "main", "more", "parts", "runs"]
+__all__ = ["app", "main", "more", "parts", "runs", "sweeps"]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 130 interrupted, 1 a fault of ours."""
+    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 130 interrupted, 1 a fault of ours
+    or a cell of a sweep that failed."""
     sys.exit(_run(args))
 
 

@@ -30,6 +30,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and n
 Plugins = Annotated[
     list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file that registers parts of yours; repeatable.")
 ]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...", show_default=False)]
+PlanName = Annotated[str | None, typer.Option("--plan", help="How clients are trained: auto (measures both), loop or vmap.")]
+Memory = Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Try the cells that failed again, from their last committed round.")]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
@@ -63,7 +71,7 @@ def to_stderr() -> Console:
 
 
 def print_json(content: Any) -> None:
-    from holdfast.store import clean
+    from holdfast.files import clean
 
     print(json.dumps(clean(content), indent=1, default=str))
 

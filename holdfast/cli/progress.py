@@ -25,6 +25,7 @@ class Follow:
         self.total = 0
         self.done: dict[int, int] = {}  # by experiment: committed rounds
         self.accuracy: dict[int, float] = {}
+        self.diverged: set[int] = set()
         self.tenth = 0
         self.bars: dict[int, TaskID] = {}
         self.progress = Progress(
@@ -47,14 +48,15 @@ class Follow:
         self.console.print(line, markup=False, style="dim")
 
     def planned(self, experiments: list[Experiment]) -> None:
-        self.total = sum(e.rounds for e in experiments)
+        """Called once for each group of experiments that are played together, one group after the other."""
+        self.total += sum(e.rounds for e in experiments)
         if len(experiments) <= MOST_BARS:
             for experiment in experiments:
                 name = experiment.label if len(experiments) > 1 else experiment.method.name
                 self.bars[id(experiment)] = self.progress.add_task(name.replace("[", r"\["), total=experiment.rounds, figure="")
         else:
-            together = self.progress.add_task(f"{len(experiments)} experiments", total=self.total, figure="")
-            self.bars = {id(e): together for e in experiments}
+            together = self.progress.add_task(f"{len(experiments)} experiments", total=sum(e.rounds for e in experiments), figure="")
+            self.bars |= {id(e): together for e in experiments}
         self.progress.start()
 
     def moved(self, experiment: Experiment) -> None:
@@ -68,6 +70,9 @@ class Follow:
         accuracy = part.get("metrics", {}).get("accuracy")
         if accuracy is not None:
             self.accuracy[id(experiment)] = accuracy
+        if part.get("diverged") and id(experiment) not in self.diverged:
+            self.diverged.add(id(experiment))
+            self.say(f"{experiment.label or experiment.method.name} diverged in round {committed}: {part['diverged']}")
         if self.live:
             self.progress.update(self.bars[id(experiment)], advance=committed - before, figure=self._figure(experiment))
         else:

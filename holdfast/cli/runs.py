@@ -9,62 +9,80 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stderr, to_stdout
+from holdfast.cli.app import (
+    AsJson,
+    Changes,
+    DataDir,
+    Device,
+    Memory,
+    Opened,
+    PlanName,
+    Plugins,
+    Retry,
+    app,
+    load_plugins,
+    only_json,
+    open_page,
+    print_json,
+    to_stderr,
+    to_stdout,
+)  # fmt: skip
 from holdfast.cli.progress import Follow
 
 if TYPE_CHECKING:
     from holdfast.config import Config
-    from holdfast.report.gather import Cell
-
-Results = list[dict[str, Any]]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...", show_default=False)]
+    from holdfast.report.table import Table
 
 
 @app.command()
 def run(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable.")
-    ] = None,
+    changes: Changes = None,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")] = None,
     device: Device = None,
-    plan: Annotated[str | None, typer.Option("--plan", help="How clients are trained: auto (measures both), loop or vmap.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")] = None,
+    plan: PlanName = None,
+    memory: Memory = None,
     plugin: Plugins = None,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")] = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
-) -> None:
-    """Play an experiment, or all cells of a sweep together.
+) -> int:
+    """Play an experiment.
 
-    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] it is a grid of experiments.
+    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as `holdfast sweep`.
 
     \b
     Examples:
       holdfast run
       holdfast run --set method.name=ditto --set train.rounds=20
-      holdfast run sweep.toml --out runs/sweep --json
+      holdfast run config.toml --out runs/first --json
     """
-    options = {"engine.device": device, "engine.plan": plan, "engine.memory": memory, "data.dir": data_dir and str(data_dir.absolute())}
     with only_json(as_json):
+        from holdfast.cli.sweeps import finish_sweep, play_sweep
         from holdfast.session import start
 
-        cells = read_cells(config, changes or [], options, plugin)
-        folder = out or _fresh()
-        with Follow(to_stderr()) as follow, resumable(folder, plugin):
-            results = start(cells, folder, follow.watch(), [str(p) for p in plugin or []])
-    finish(folder, results, [label for label, _ in cells], as_json, plugin)
+        cells = read_cells(config, changes or [], engine_options(device, plan, memory, data_dir), plugin)
+        folder, plugins = out or _fresh(), [str(p) for p in plugin or []]
+        if is_grid(cells):
+            standings = play_sweep(cells, folder, plugin)
+        else:
+            with Follow(to_stderr()) as follow, resumable(folder, plugin):
+                results = start(cells, folder, follow.watch(), plugins)
+    return finish_sweep(folder, standings, as_json, plugin) if is_grid(cells) else finish(folder, results[0], as_json, plugin)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     device: Device = None,
+    retry: Retry = False,
     plugin: Plugins = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Continue a run or a sweep in DIR that was stopped.
 
     The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded that is not asked for.
+
+    Of a sweep, all cells of all shards are continued, and begun, that no other process has.
 
     \b
     Examples:
@@ -72,13 +90,19 @@ def resume(
       holdfast resume runs/mine --plugin mine.py
     """
     with only_json(as_json):
-        from holdfast.manifest import read_manifest, run_folders
-        from holdfast.session import resume as continue_runs
+        from holdfast.cli.sweeps import finish_sweep
+        from holdfast.session import resume as continue_run
+        from holdfast.sweep_folder import is_sweep
+        from holdfast.sweeping import resume_sweep
 
+        plugins = [str(p) for p in plugin or []]
         with Follow(to_stderr()) as follow, resumable(folder, plugin):
-            results = continue_runs(folder, follow.watch(), device, [str(p) for p in plugin or []])
-        labels = [read_manifest(path)["label"] for path in run_folders(folder)]
-    finish(folder, results, labels, as_json, plugin)
+            if is_sweep(folder):
+                standings = resume_sweep(folder, follow.watch(), device, plugins, retry)
+            else:
+                results = continue_run(folder, follow.watch(), device, plugins)
+        many = is_sweep(folder)
+    return finish_sweep(folder, standings, as_json, plugin) if many else finish(folder, results[0], as_json, plugin)
 
 
 @app.command()
@@ -114,7 +138,7 @@ def read_cells(config: Path | None, changes: list[str], options: dict[str, Any],
     """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
     from holdfast.config import assign, make_config, read_config
     from holdfast.core.errors import HoldfastError
-    from holdfast.sweep import expand
+    from holdfast.grid import expand
 
     load_plugins(plugins)
     table = read_config(config, changes)
@@ -133,6 +157,16 @@ def read_cells(config: Path | None, changes: list[str], options: dict[str, Any],
     return cells
 
 
+def is_grid(cells: list[tuple[str, Config]]) -> bool:
+    """A cell of a grid has a label, be it the only one; a config without [sweep] has none."""
+    return len(cells) > 1 or cells[0][0] != ""
+
+
+def engine_options(device: str | None, plan: str | None, memory: str | None, data_dir: Path | None) -> dict[str, Any]:
+    """Options that stand for settings; what was not given is None."""
+    return {"engine.device": device, "engine.plan": plan, "engine.memory": memory, "data.dir": data_dir and str(data_dir.absolute())}
+
+
 def _fresh() -> Path:
     from holdfast.api import fresh_folder
 
@@ -147,38 +181,36 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
     except KeyboardInterrupt:
         from holdfast.core.registry import plugin_options
         from holdfast.manifest import run_folders
+        from holdfast.sweep_folder import is_sweep
 
         again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
-        kept = f"`{again}` continues it" if run_folders(folder) else "it had not begun, and nothing was kept"
+        kept = f"`{again}` continues it" if run_folders(folder) or is_sweep(folder) else "it had not begun, and nothing was kept"
         to_stderr().print(f"interrupted; {kept}", markup=False)
         raise typer.Exit(130) from None
 
 
-def finish(folder: Path, results: Results, labels: list[str], as_json: bool, plugins: list[Path] | None) -> None:
-    """The result in the form that was asked for."""
-    if not as_json:
-        from holdfast.report.gather import read_cells
+def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
+    """The result of a run in the form that was asked for."""
+    from holdfast.report.gather import one_each
+    from holdfast.report.gather import read_cells as read_runs
+    from holdfast.report.table import tabulate
 
-        return summarise(folder, read_cells(folder), plugins)
-    if len(results) == 1:
-        print_json(results[0])
+    if as_json:
+        print_json(result)
     else:
-        cells = [{"label": label, **result} for label, result in zip(labels, results, strict=True)]
-        print_json({"run_dir": str(folder), "cells": cells})
+        summarise(folder, [tabulate(one_each(read_runs(folder)))], plugins)
+    return 0
 
 
-def summarise(folder: Path, cells: list[Cell], plugins: list[Path] | None) -> None:
-    """The table of a run or a sweep, where it is, and what one would do next."""
+def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> None:
+    """The tables of a run or a sweep, where it is, and what one would do next."""
     from holdfast.core.registry import plugin_options
-    from holdfast.report.gather import by_setting, one_each
-    from holdfast.report.table import tabulate, to_rich
+    from holdfast.report.table import to_rich
 
-    console, lines = to_stdout(), by_setting(cells)
-    console.print()
-    console.print(to_rich(tabulate(one_each(cells))))
-    if any(line.seeds > 1 for line in lines) and len(lines) > 1:
+    console = to_stdout()
+    for place, table in enumerate(tables):
         console.print()
-        console.print(to_rich(tabulate(lines), "over seeds (mean ± standard deviation)"))
+        console.print(to_rich(table, "over seeds (mean ± standard deviation)" if place else None))
     console.print()
     console.print(f"run directory   {folder}", markup=False, soft_wrap=True)
     console.print(f"page            holdfast report {folder}{plugin_options(plugins or [])}", markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device)
     if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
         once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-        return put(once.contiguous(), device).expand(tensor.shape)
+        return put(once.clone(memory_format=torch.contiguous_format), device).expand(tensor.shape)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

@@ -26,6 +26,14 @@ class RunError(HoldfastError):
     """A run that cannot go on; names the round, the client and the stage where they are known."""
 
 
+class InUse(RunError):
+    """A run directory that another process has."""
+
+
+class StoreError(HoldfastError):
+    """The disk refuses: nothing of a run is at fault, and all that is played on this disk stops."""
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """'; did you mean x?' when one of the known names is near, else the list of what there is."""
     names = sorted(known)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from holdfast.core.types import Field, Schema, Uplink
 
+NOT_FINITE = "is not finite"
+
 
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
     """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name or shape refuses every row,
@@ -44,7 +46,7 @@ def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> di
         return {}
     # Extremes only (a NaN is both): a mask as large as what a whole cohort sent would not be within the memory bound.
     least, most = flat.amin(1), flat.amax(1)
-    faults = {f"{name} is not finite": ~(torch.isfinite(least) & torch.isfinite(most))}
+    faults = {f"{name} {NOT_FINITE}": ~(torch.isfinite(least) & torch.isfinite(most))}
     if field.low is not None:
         faults[f"{name} is below {field.low:g}"] = least < field.low
     if field.high is not None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.core.errors import StoreError
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE
 from holdfast.engine.simulator import Call
+from holdfast.store import Ready, seal_all
 
 
 class Engine(Protocol):
     """Whoever carries out exchanges: the simulator in this process, or a fleet of real clients."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A round is on the disk. Whoever drives calls `seal`, which makes it the truth, when all experiments of the round are ready: then a
-    killed process leaves them where they can go on together, and together means with the same bits."""
-
-    seal: Callable[[], None]
 
 
 @dataclass
@@ -37,11 +32,14 @@ class Player:
     error: Exception | None = None
 
     def turn(self, up: Uplink | None) -> None:
-        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other with it."""
+        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other with it; a disk that
+        refuses is nobody's failure and stops them all."""
         try:
             self.waiting = self.steps.send(up)
         except StopIteration as end:
             self.waiting, self.result = None, end.value
+        except StoreError:
+            raise
         except Exception as error:
             self.fail(error)
 
@@ -56,34 +54,54 @@ class Player:
         return self.cell.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
-def drive(engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> None:
-    """Play all to the end, or to their error; `after` is called whenever a player has moved on."""
+def drive(
+    engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None,
+    failed: Callable[[Player], None] = lambda player: None,
+) -> None:  # fmt: skip
+    """Play all to the end, or to their error; `after` is called whenever a player has moved on.
+
+    A round is committed when all that play it are ready: then a killed process leaves them where they can go on together, and together
+    means with the same bits. For the same reason `failed` is called only once the others have committed the round in which one failed:
+    if the process is killed before that, the round is played again by all of them, with the one that fails."""
+    told: set[int] = set()
+
+    def tell(round: float) -> None:
+        for player in players:
+            if player.error is not None and player.cell.round <= round and id(player) not in told:
+                told.add(id(player))
+                failed(player)
+
     for player in players:
         player.turn(None)
         after(player)
     while any(player.waiting is not None for player in players):
         behind = min(player.place() for player in players if player.waiting is not None)
         now = [player for player in players if player.waiting is not None and player.place() == behind]
-        answers: list[Uplink | None] = _seal(now) if behind[1] == 2 else _exchange(engine, now)
+        if behind[1] == 2:
+            seal_all([player.waiting for player in now if isinstance(player.waiting, Ready)])
+            tell(behind[0])
+            answers: list[Uplink | None] = [None] * len(now)
+        else:
+            answers = _exchange(engine, now)
         for player, answer in zip(now, answers, strict=True):
             if player.error is None:
                 player.turn(answer)
             after(player)
-
-
-def _seal(now: list[Player]) -> list[Uplink | None]:
-    for player in now:
-        assert isinstance(player.waiting, Ready)
-        player.waiting.seal()
-    return [None] * len(now)
+    tell(math.inf)
 
 
 def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
     """All at once; if that fails, one by one, so that only the one that cannot go on is left behind."""
     calls = [Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]
+    for player in now:
+        player.cell.rows.keep()
     try:
         return list(engine.exchange(calls))
+    except StoreError:
+        raise
     except Exception as error:
+        for player in now:
+            player.cell.rows.restore()  # what some of them had already done would be done twice
         if len(now) == 1:
             now[0].fail(error)
             return [None]

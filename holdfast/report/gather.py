@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.files import read_json
 from holdfast.manifest import run_folders
 from holdfast.results import Run, name_of
+from holdfast.standing import standing
 
 Points = list[tuple[int, float]]  # round, value
 
@@ -38,10 +40,10 @@ class Cell:
         self.seed = int(self.config["seed"])
         self.round, self.rounds = self.run.round, int(self.config["train"]["rounds"])
         self.parts = self.run.store.parts(self.round)
-        self.result = self.run.store.read_json("result.json")
+        self.standing = standing(path, self.manifest["label"])
+        self.result = self.standing.result
         self.method = name_of(self.config["method"]) or "?"
-        grouped = len(self.manifest.get("group", [])) > 1
-        self.label = self.manifest["label"] if grouped else self._described()
+        self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
 
     def _described(self) -> str:
         """A single run is known by its method and by who acts on its updates."""
@@ -53,9 +55,11 @@ class Cell:
 
     @cached_property
     def final(self) -> dict[str, Any]:
-        """The final figures; of a run that still goes on, those of its last evaluation."""
+        """The final figures; of a run that still goes on, those of its last evaluation. One that failed has none to be compared."""
         if self.result is not None:
             return self.result["final"]
+        if self.standing.status == "failed":
+            return {}
         evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
         if not evaluated:
             return {}
@@ -102,6 +106,14 @@ class Line:
     def seeds(self) -> int:
         return len(self.cells)
 
+    @property
+    def status(self) -> str:
+        """How its runs stand, in words."""
+        if len(self.cells) == 1:
+            return self.cells[0].standing.words
+        said = [cell.standing.status for cell in self.cells]
+        return ", ".join(f"{said.count(status)} {status}" for status in dict.fromkeys(said))
+
     def values(self, metric: str) -> list[float]:
         return [float(c.final[metric]) for c in self.cells if c.final.get(metric) is not None]
 
@@ -131,6 +143,13 @@ def read_cells(folder: Path) -> list[Cell]:
     if not folders:
         raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
     return [Cell(path) for path in folders]
+
+
+def not_begun(cells: Sequence[Cell]) -> int:
+    """How many cells of the sweep that these runs belong to have left nothing to show."""
+    folder = cells[0].path.parent
+    content = read_json(folder / "sweep.json") or {}
+    return len([c for c in content.get("cells", []) if not (folder / c["folder"] / "manifest.json").exists()])
 
 
 def one_each(cells: Iterable[Cell]) -> list[Line]:

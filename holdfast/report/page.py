@@ -9,9 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from holdfast import __version__
+from holdfast.files import write_atomically
 from holdfast.report import sections
 from holdfast.report.gather import Cell, Line, by_setting, read_cells
-from holdfast.store import write_atomically
 
 # Nothing may be fetched: a page about private data must not talk to anybody.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

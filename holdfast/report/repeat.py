@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.config import PART_SECTIONS, Config, make_config
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import plugin_options
+from holdfast.grid import expand, flatten
 from holdfast.report.gather import Cell
 from holdfast.report.toml import key, to_toml, value
-from holdfast.sweep import expand, flatten
 
 Flat = dict[str, Any]
 

@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
 from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
-from holdfast.report.gather import Cell, Line
+from holdfast.report.gather import Cell, Line, not_begun
 from holdfast.report.repeat import command, config_text, without_defaults
 from holdfast.report.table import COLUMNS, tabulate
 from holdfast.report.toml import to_toml
@@ -47,6 +47,7 @@ def facts(lines: Sequence[Line]) -> str:
 def headline(lines: Sequence[Line]) -> str:
     table = tabulate(lines)
     heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in COLUMNS)
+    heads += "".join(f'<th scope="col">{title}</th>' for title in table.titles[len(COLUMNS) + 1 :])
     rows = []
     for place, row in enumerate(table.rows):
         cells = []
@@ -58,9 +59,7 @@ def headline(lines: Sequence[Line]) -> str:
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
         notes.append("Runs that are played together share their time, so it does not rank methods.")
-    open_ends = [cell for line in lines for cell in line.cells if not cell.finished]
-    if open_ends:
-        notes.append(f"{len(open_ends)} of the runs have not finished; their figures are of their last evaluated round.")
+    notes += _troubles([cell for line in lines for cell in line.cells])
     name, said = verdict(lines)
     return (
         f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
@@ -69,6 +68,21 @@ def headline(lines: Sequence[Line]) -> str:
         + (f'<p class="note below">{" ".join(notes)}</p>' if notes else "")
         + f'{_all_figures(lines)}</section>'
     )
+
+
+def _troubles(cells: Sequence[Cell]) -> list[str]:
+    """What keeps figures from being what they seem."""
+    status = [cell.standing.status for cell in cells]
+    notes = []
+    if unfinished := sum(said in ("begun", "not begun") for said in status):
+        notes.append(f"{unfinished} of the runs have not finished; their figures are of their last evaluated round.")
+    if diverged := status.count("diverged"):
+        notes.append(f"{diverged} of the runs diverged: from that round on, or for a while, nothing that was trained could be used.")
+    if failed := status.count("failed"):
+        notes.append(f"{failed} of the runs failed and have no figures.")
+    if missing := not_begun(cells):
+        notes.append(f"{missing} cells of the sweep have not begun and are not shown.")
+    return notes
 
 
 def verdict(lines: Sequence[Line]) -> tuple[str, str]:
@@ -93,7 +107,7 @@ def verdict(lines: Sequence[Line]) -> tuple[str, str]:
 
 def _all_figures(lines: Sequence[Line]) -> str:
     """Every final figure, for those who look for one that is not above."""
-    names = sorted({name for line in lines for cell in line.cells for name in cell.final})
+    names = sorted({name for line in lines for cell in line.cells for name in cell.final} - {"diverged"})  # a mean round says nothing
     over = " (means over seeds)" if any(line.seeds > 1 for line in lines) else ""
     heads = "".join(f'<th scope="col">{escape(line.label)}</th>' for line in lines)
     rows = []

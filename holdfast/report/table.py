@@ -54,6 +54,9 @@ COLUMNS = (
 )
 
 
+STATUS = "status"
+
+
 @dataclass(frozen=True)
 class Entry:
     text: str
@@ -69,16 +72,21 @@ class Table:
     rows: tuple[tuple[Entry, ...], ...]
 
 
-def tabulate(lines: Sequence[Line]) -> Table:
-    """A row per line, in the order given; '±' is the standard deviation over seeds."""
+def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Table:
+    """A row per line, in the order given; '±' is the standard deviation over seeds. How the runs stand is a column of its own where it is
+    given, or where not all are simply finished."""
+    if statuses is None and any(cell.standing.status != "finished" for line in lines for cell in line.cells):
+        statuses = [line.status for line in lines]
     values = {column.title: [column.value(line) for line in lines] for column in COLUMNS}
     rows = []
     for place, line in enumerate(lines):
         row = [Entry(line.label)]
         for column in COLUMNS:
             row.append(_entry(column, line, values[column.title], place))
+        if statuses is not None:
+            row.append(Entry(statuses[place]))
         rows.append(tuple(row))
-    return Table(("", *(c.title for c in COLUMNS)), tuple(rows))
+    return Table(("", *(c.title for c in COLUMNS), *([STATUS] if statuses is not None else [])), tuple(rows))
 
 
 def _entry(column: Column, line: Line, values: Sequence[float | None], place: int) -> Entry:
@@ -98,7 +106,8 @@ def _entry(column: Column, line: Line, values: Sequence[float | None], place: in
 def to_rich(table: Table, title: str | None = None) -> RichTable:
     out = RichTable(title=title, title_style="bold", title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
     for place, name in enumerate(table.titles):
-        out.add_column(name, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
+        words = place == 0 or name == STATUS
+        out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in table.rows:
         out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
     return out
@@ -109,6 +118,7 @@ def to_markdown(table: Table) -> str:
         text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
         return f"**{text}**" if entry.best else text
 
-    lines = ["| " + " | ".join(table.titles) + " |", "|---|" + "---:|" * (len(table.titles) - 1)]
+    rule = "".join("---|" if title == STATUS else "---:|" for title in table.titles[1:])
+    lines = ["| " + " | ".join(table.titles) + " |", "|---|" + rule]
     lines += ["| " + " | ".join(cell(entry) for entry in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"

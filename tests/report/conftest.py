@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.config import make_config
+from holdfast.grid import expand
 from holdfast.session import start
-from holdfast.sweep import expand
 
 TINY: dict[str, Any] = {
     "data": {"clients": 4, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 40}},

@@ -13,7 +13,7 @@ from holdfast.report.charts import nice_ticks, round_ticks, shorten, spread_out,
 from holdfast.report.gather import Dot, read_cells
 from holdfast.report.page import render, write_page
 from holdfast.report.sections import verdict
-from holdfast.store import RowStore, Store
+from holdfast.store import Store
 from tests.report.conftest import sweep
 
 
@@ -80,8 +80,8 @@ def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
 def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Store.seal
 
-    def stop(self: Store, round: int, rows: RowStore) -> None:
-        plain(self, round, rows)
+    def stop(self: Store, round: int) -> None:
+        plain(self, round)
         if round == 2:
             raise KeyboardInterrupt
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from holdfast.cli import main
 from holdfast.config import make_config
+from holdfast.grid import expand
 from holdfast.report.gather import read_cells
 from holdfast.report.repeat import command, config_text
 from holdfast.report.toml import to_toml
-from holdfast.sweep import expand
 from tests.report.conftest import sweep
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ Table = dict[str, Any]
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
-    base = copy.deepcopy(dict(table))
+    base = _copied(table)
     sweep = base.pop("sweep", {})
     if not isinstance(sweep, Mapping):
         raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
@@ -32,13 +31,20 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     cells = []
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
-        cell = copy.deepcopy(base)
+        cell = _copied(base)
         for path in sorted(chosen, key=rank):
             assign(cell, path, chosen[path])
         for override in overrides:
             _override(cell, override)
         cells.append((label(chosen), cell))
     return cells
+
+
+def _copied(table: Any) -> Any:
+    """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share them can be fused."""
+    if isinstance(table, Mapping):
+        return {key: _copied(value) for key, value in table.items()}
+    return [_copied(value) for value in table] if isinstance(table, list) else table
 
 
 def label(chosen: Mapping[str, Any]) -> str:

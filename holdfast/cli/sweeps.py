@@ -1,0 +1,103 @@
+"""`holdfast sweep`: a grid of experiments played as one computation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.app import AsJson, Changes, DataDir, Device, Memory, PlanName, Plugins, Retry, app, only_json, print_json, to_stderr
+from holdfast.cli.progress import Follow
+from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
+from holdfast.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.config import Config
+    from holdfast.standing import Standing
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the sweep; default: a new one under runs/.")] = None,
+    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Play one of N parts of the sweep, 1/N to N/N.")] = "1/1",
+    retry: Retry = False,
+    changes: Changes = None,
+    device: Device = None,
+    plan: PlanName = None,
+    memory: Memory = None,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Play all cells of a sweep together; start, continue or complete it.
+
+    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a sweep was stopped.
+
+    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1.
+
+    With --shard, processes or machines that see the same --out share the cells; all are given the same CONFIG.
+
+    In a Slurm job: #SBATCH --array=1-4 and the third example.
+
+    \b
+    Examples:
+      holdfast sweep sweep.toml --out runs/table
+      holdfast sweep sweep.toml --out runs/table --shard 2/4
+      holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
+      holdfast sweep sweep.toml --out runs/table --retry
+    """
+    with only_json(as_json):
+        from holdfast.api import fresh_folder
+
+        part = read_shard(shard)
+        if out is None and part[1] > 1:
+            raise ConfigError("--shard: name the directory that all shards share with --out")
+        cells = read_cells(config, changes or [], engine_options(device, plan, memory, data_dir), plugin)
+        if not is_grid(cells):
+            raise ConfigError("sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays one experiment")
+        folder = out or fresh_folder()
+        standings = play_sweep(cells, folder, plugin, part, retry)
+    return finish_sweep(folder, standings, as_json, plugin)
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """'2/4' as numbers."""
+    number, _, of = text.partition("/")
+    if not (number.strip().isdecimal() and of.strip().isdecimal()) or not 1 <= int(number) <= int(of):
+        raise ConfigError(f"--shard {text}: write I/N with I from 1 to N, for example 2/4")
+    return int(number), int(of)
+
+
+def play_sweep(
+    cells: list[tuple[str, Config]], folder: Path, plugins: list[Path] | None, shard: tuple[int, int] = (1, 1), retry: bool = False
+) -> list[Standing]:
+    from holdfast.sweeping import sweep as play
+
+    with Follow(to_stderr()) as follow, resumable(folder, plugins):
+        return play(cells, folder, follow.watch(), [str(p) for p in plugins or []], shard, retry)
+
+
+def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins: list[Path] | None) -> int:
+    """How every cell stands, in the form that was asked for; 1 where one of this process's cells failed."""
+    from holdfast.manifest import run_folders
+    from holdfast.report.gather import Line, by_setting, one_each
+    from holdfast.report.gather import read_cells as read_runs
+    from holdfast.report.table import tabulate
+
+    failed = [standing for standing in standings if standing.mine and standing.status == "failed"]
+    if as_json:
+        print_json({"run_dir": str(folder), "cells": [standing.plain() for standing in standings]})
+        return 1 if failed else 0
+    runs = read_runs(folder) if run_folders(folder) else []
+    by_path = {line.cells[0].path: line for line in one_each(runs)}
+    lines = [by_path.get(standing.path, Line(standing.label, ())) for standing in standings]
+    tables = [tabulate(lines, [standing.words for standing in standings])]
+    over_seeds = by_setting(runs)
+    if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
+        tables.append(tabulate(over_seeds))
+    summarise(folder, tables, plugins)
+    if failed:
+        to_stderr().print(f"{len(failed)} failed; --retry tries them again from their last committed round", markup=False)
+    return 1 if failed else 0

@@ -1,0 +1,151 @@
+"""Files that are there whole or not at all, locks, and the system's refusals in words."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import RunError, StoreError
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+HOST = platform.node().partition(".")[0]
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, as_json(content))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing: a temporary file, synced, then renamed."""
+    replace_file(path, content, durably=True)
+
+
+def write_if_absent(path: Path, content: Mapping[str, Any]) -> None:
+    """The same, unless the file is there already: of several processes, also on several machines, one wins."""
+    temporary = write_beside(path, as_json(content), durably=True)
+    with readable(path):
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            if not path.exists():  # a file system without links
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def replace_file(path: Path, content: bytes, durably: bool = False) -> None:
+    """All of it or nothing, for whoever reads; for a machine that loses its power, only once it is synced."""
+    temporary = write_beside(path, content, durably)
+    with readable(path):
+        try:
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    if durably:
+        sync(path.parent)
+
+
+def write_beside(path: Path, content: bytes, durably: bool = False) -> Path:
+    """Into a temporary file, whose name no other process uses, on no machine."""
+    temporary = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.writing")
+    with readable(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                if durably:
+                    os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return temporary
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    with readable(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_file_system(handle: int) -> bool:
+    """Wait until all that the file system of an open file holds is on the disk: one flush instead of one for each file. False where the
+    system has no such call. From Linux 5.8 on, a write that failed since the file was opened is an error here."""
+    if not hasattr(_LIBC, "syncfs"):
+        return False
+    if _LIBC.syncfs(handle) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return True
+
+
+def lock(path: Path, wait: bool = False) -> int | None:
+    """An exclusive flock, as a handle to close. None where somebody else has it, unless one waits for it."""
+    with readable(path):
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except BaseException:
+            os.close(handle)
+            raise
+    return handle
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object from a file; None when there is no such file."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} cannot be read: it holds no object")
+    return content
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(clean(content), indent=1, sort_keys=True) + "\n").encode()
+
+
+def clean(value: Any) -> Any:
+    """JSON has no NaN and no infinity: both become null."""
+    if isinstance(value, Mapping):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """The system's refusals in words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space; `holdfast resume` goes on with a run that has begun"
+            raise StoreError(f"the disk is full: could not write {path}; {hint}") from None
+        raise StoreError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -1,0 +1,84 @@
+"""How a run stands, from what its folder says: not begun, begun, finished, diverged or failed."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.files import read_json, write_json
+from holdfast.store import Store
+
+FAILURE = "failure.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run. `round` is the committed one, or that in which it diverged or failed; `result` is there once it is finished."""
+
+    label: str
+    path: Path
+    status: str
+    round: int = 0
+    reason: str | None = None
+    result: dict[str, Any] | None = None
+    mine: bool = True
+    """Whether it is this process's to play; other shards of a sweep are not."""
+    shared: str = ""
+    """Of an unfinished cell that this process did not play: why."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to play."""
+        return self.status in ("finished", "diverged", "failed")
+
+    @property
+    def words(self) -> str:
+        if self.status == "finished":
+            return "finished"
+        if self.status in ("diverged", "failed"):
+            return f"{self.status} in round {self.round}" + (f": {self.reason}" if self.reason else "")
+        begun = "not begun" if self.status == "not begun" else f"in round {self.round + 1}"
+        return f"{self.shared}: {begun}" if self.shared else begun
+
+    def plain(self) -> dict[str, Any]:
+        """For --json."""
+        result = self.result or {}
+        return {
+            "label": self.label, "run_dir": str(self.path), "status": self.shared or self.status, "round": self.round,
+            "reason": self.reason, "rounds": result.get("rounds"), "final": result.get("final"), "protocol": result.get("protocol"),
+        }  # fmt: skip
+
+
+def standing(path: Path, label: str) -> Standing:
+    result = read_json(path / "result.json")
+    if result is not None:
+        result |= {"run_dir": str(path)}
+        diverged = result.get("final", {}).get("diverged")
+        if diverged is None:
+            return Standing(label, path, "finished", result.get("rounds", 0), result=result)
+        part = read_json(path / "parts" / f"{diverged:06d}.json") or {}
+        return Standing(label, path, "diverged", diverged, part.get("diverged"), result)
+    failure = read_json(path / FAILURE)
+    if failure is not None:
+        return Standing(label, path, "failed", failure.get("round", 0), failure.get("reason"))
+    round = Store(path).round()
+    return Standing(label, path, "not begun" if round is None else "begun", round or 0)
+
+
+def write_failure(path: Path, round: int, error: Exception) -> None:
+    """Why it cannot go on; it is not tried again unless asked for."""
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_json(path / FAILURE, {"round": round, "error": type(error).__name__, "reason": one_line(error), "time": when})
+
+
+def forget_failure(path: Path) -> None:
+    (path / FAILURE).unlink(missing_ok=True)
+
+
+def one_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    said = said if len(said) <= 300 else said[:297] + "..."
+    return said if isinstance(error, HoldfastError) else f"{type(error).__name__}: {said}" if said else type(error).__name__

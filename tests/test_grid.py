@@ -1,0 +1,105 @@
+"""A sweep is a grid of configs: lists multiply, overrides pick cells, labels tell them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.config import make_config
+from holdfast.core.errors import ConfigError
+from holdfast.grid import expand
+
+
+def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
+    return expand(table)
+
+
+def test_without_a_sweep_there_is_one_cell() -> None:
+    assert cells(seed=3) == [("", {"seed": 3})]
+    assert cells(seed=3, sweep={}) == [("", {"seed": 3})]
+
+
+def test_lists_multiply_in_their_order() -> None:
+    found = cells(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1], "train.lr": [0.1]})
+    assert [label for label, _ in found] == ["fedavg seed=0 lr=0.1", "fedavg seed=1 lr=0.1", "ditto seed=0 lr=0.1", "ditto seed=1 lr=0.1"]
+    assert found[3][1] == {"method": {"name": "ditto"}, "seed": 1, "train": {"lr": 0.1}}
+    for _, table in found:
+        make_config(table).parts()
+
+
+def test_nested_tables_and_dotted_keys_mean_the_same() -> None:
+    dotted = cells(sweep={"method.name": ["ditto"], "method.lam": [1.0, 2.0]})
+    assert cells(sweep={"method": {"name": ["ditto"], "lam": [1.0, 2.0]}}) == dotted
+
+
+def test_a_cell_does_not_share_tables_with_another() -> None:
+    found = cells(train={"lr": 1.0}, sweep={"seed": [0, 1]})
+    found[0][1]["train"]["lr"] = 5.0
+    assert found[1][1]["train"]["lr"] == 1.0
+
+
+def test_a_part_is_named_before_it_is_set() -> None:
+    """Naming another part resets its settings, so the order of the axes must not matter."""
+    for sweep in ({"method.lam": [0.5], "method.name": ["ditto"]}, {"method.lam": [0.5], "method": ["ditto"]}):
+        assert cells(method={"name": "fedprox", "mu": 3}, sweep=sweep)[0][1] == {"method": {"name": "ditto", "lam": 0.5}}
+    found = cells(sweep={"data.partition.beta": [0.5], "data.partition": ["dirichlet"]})
+    assert found[0][1]["data"]["partition"] == {"name": "dirichlet", "beta": 0.5}
+
+
+def test_settings_of_a_part_stay_with_it() -> None:
+    found = cells(method={"name": "ditto", "lam": 0.7}, sweep={"method.name": ["ditto", "fedavg"]})
+    assert [table["method"] for _, table in found] == [{"name": "ditto", "lam": 0.7}, {"name": "fedavg"}]
+
+
+def test_overrides() -> None:
+    override = [
+        {"when": {"method.name": "ditto", "seed": 1}, "set": {"method.lam": 1.0}},
+        {"when": {"method": {"name": "fedavg"}}, "set": {"train": {"lr": 0.5}}},
+        {"set": {"train.rounds": 3}},
+    ]
+    found = cells(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1], "override": override})
+    assert [table["method"].get("lam") for _, table in found] == [None, None, None, 1.0]
+    assert [table["train"].get("lr") for _, table in found] == [0.5, 0.5, None, None]
+    assert all(table["train"]["rounds"] == 3 for _, table in found)
+
+
+def test_overrides_know_the_defaults() -> None:
+    """What is not written down has a value all the same."""
+    for when in ({"method.name": "fedavg"}, {"train.rounds": 50}, {"data.partition.name": "pathological"}, {"model.name": "mlp"}):
+        found = cells(sweep={"seed": [0], "override": [{"when": when, "set": {"train.lr": 0.5}}]})
+        assert found[0][1]["train"]["lr"] == 0.5, when
+    for when in ({"method.lam": 0.1}, {"attack.name": "ipm"}, {"data.partition.classes_per_client": 2}):
+        override = [{"when": when, "set": {"train.lr": 0.5}}]
+        found = cells(method="local", data={"partition": "iid"}, sweep={"seed": [0], "override": override})
+        assert "train" not in found[0][1], when
+    by_name = cells(method="ditto", sweep={"seed": [0], "override": [{"when": {"method.name": "ditto"}, "set": {"method.lam": 0.5}}]})
+    assert by_name[0][1]["method"] == {"name": "ditto", "lam": 0.5}
+
+
+def test_an_override_may_choose_a_part_and_set_it() -> None:
+    override = [{"set": {"method.lam": 0.5, "method.name": "ditto"}}]
+    assert cells(sweep={"seed": [0], "override": override})[0][1]["method"] == {"name": "ditto", "lam": 0.5}
+
+
+@pytest.mark.parametrize("sweep, words", [
+    ([], "must be a table"),
+    ({"seed": 3}, "sweep.seed: needs a list"),
+    ({"seed": []}, "sweep.seed: needs a list"),
+    ({"override": {"set": {"seed": 3}}}, r"\[\[sweep.override\]\]"),
+    ({"override": ["x"]}, "needs a table `set`"),
+    ({"override": [{"when": {"seed": 1}}]}, "needs a table `set`"),
+    ({"override": [{"when": 3, "set": {"seed": 1}}]}, "needs a table `set`"),
+    ({"override": [{"wenn": {"seed": 1}, "set": {"seed": 1}}]}, "needs a table `set`"),
+    ({"override": [{"when": {"metod.name": "ditto"}, "set": {"seed": 1}}]}, "did you mean 'method'"),
+    ({"seed.x": [1]}, "'seed' is not a section"),
+])  # fmt: skip
+def test_mistakes(sweep: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        cells(seed=3, sweep=sweep)
+    assert "\n" not in str(error.value)
+
+
+def test_a_misspelt_axis_is_found_in_the_cell() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'metod'; did you mean 'method'"):
+        make_config(cells(sweep={"metod.name": ["ditto"]})[0][1])
