@@ -75,6 +75,7 @@ class EngineSettings(Section):
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting("2GB", "bound on what a stack of training clients may take")
     threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
+    workers: int | None = setting(None, "processes that train side by side; default: as many as cores, where clearly faster", ge=1, le=1024)
 
     @field_validator("memory")
     @classmethod

@@ -30,6 +30,7 @@ from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.types import State
 
 _FOLDERS = ("state", "rows", "parts")
+_LOCKS: set[int] = set()  # descriptors of all locks that this process holds
 
 
 class Store:
@@ -51,6 +52,7 @@ class Store:
             os.close(self._lock)
             self._lock = None
             raise RunError(f"{self.path} is in use by another process; wait for it or choose another --out") from None
+        _LOCKS.add(self._lock)
         for folder in (self.path, *(self.path / name for name in _FOLDERS)):
             for left_over in folder.glob(".*.writing"):  # by a process that was killed
                 left_over.unlink(missing_ok=True)
@@ -59,6 +61,7 @@ class Store:
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
+            _LOCKS.discard(self._lock)
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -128,6 +131,13 @@ class Store:
             return {}
 
 
+def let_go_of_locks() -> None:
+    """In a child of the process that holds them: a lock is free only when all who inherited it have closed it."""
+    for lock in _LOCKS:
+        os.close(lock)
+    _LOCKS.clear()
+
+
 class _Column(NamedTuple):
     """One field of a record: where its bytes lie."""
 
@@ -149,15 +159,31 @@ class RowStore:
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
         """Records written since; they are read first."""
+        self._before: dict[int, int] = {}
+        """What `keep` found staged: it is not overwritten, so that an exchange that fails can be taken back."""
         self._end = max(self.place.values(), default=-1) + 1
         self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
         self._columns: dict[str, _Column] = {}
 
     def begin(self) -> None:
         """Start a round afresh: what an unfinished one wrote is forgotten."""
+        self.keep()
         for record in self.staged.values():
             heapq.heappush(self._free, record)
-        self.staged = {}
+        self.staged, self._before = {}, {}
+
+    def keep(self) -> None:
+        """What was staged so far stays: `undo` takes back only what comes after."""
+        for client, record in self._before.items():
+            if self.staged.get(client) != record:
+                heapq.heappush(self._free, record)
+        self._before = dict(self.staged)
+
+    def undo(self) -> None:
+        for client, record in self.staged.items():
+            if self._before.get(client) != record:
+                heapq.heappush(self._free, record)
+        self.staged = dict(self._before)
 
     def present(self, ids: Tensor) -> Tensor:
         return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
@@ -207,14 +233,15 @@ class RowStore:
 
     def settle(self) -> None:
         """The commit is done: staged rows are the committed ones, and what they replace is free."""
+        self.keep()
         for client in self.staged.keys() & self.place.keys():
             heapq.heappush(self._free, self.place[client])
         self.place |= self.staged
-        self.staged = {}
+        self.staged, self._before = {}, {}
 
     def _record(self, client: int) -> int:
-        """Where a client's new row goes: never over a committed one."""
-        if client not in self.staged:
+        """Where a client's new row goes: never over a committed one, nor over one of an earlier exchange."""
+        if client not in self.staged or self.staged[client] == self._before.get(client):
             if not self._free:
                 self._free.append(self._end)
                 self._end += 1

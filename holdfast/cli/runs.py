@@ -30,6 +30,7 @@ def run(
     device: Device = None,
     plan: Annotated[str | None, typer.Option("--plan", help="How clients are trained: auto (measures both), loop or vmap.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes that train side by side; default: measured.")] = None,
     plugin: Plugins = None,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")] = None,
     as_json: AsJson = False,
@@ -44,7 +45,8 @@ def run(
       holdfast run --set method.name=ditto --set train.rounds=20
       holdfast run sweep.toml --out runs/sweep --json
     """
-    options = {"engine.device": device, "engine.plan": plan, "engine.memory": memory, "data.dir": data_dir and str(data_dir.absolute())}
+    where = data_dir and str(data_dir.absolute())
+    options = {"engine.device": device, "engine.plan": plan, "engine.memory": memory, "engine.workers": workers, "data.dir": where}
     with only_json(as_json):
         from holdfast.session import start
 

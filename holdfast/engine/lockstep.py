@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +14,11 @@ from holdfast.engine.simulator import Call
 
 
 class Engine(Protocol):
-    """Whoever carries out exchanges: the simulator in this process, or a fleet of real clients."""
+    """Whoever carries out exchanges: the simulator, or a fleet of real clients."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Player:
 
 
 def drive(engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None) -> None:
-    """Play all to the end, or to their error; `after` is called whenever a player has moved on."""
+    """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is closed behind them."""
+    with closing(engine):
+        _drive(engine, players, after)
+
+
+def _drive(engine: Engine, players: list[Player], after: Callable[[Player], None]) -> None:
     for player in players:
         player.turn(None)
         after(player)

@@ -30,6 +30,8 @@ class Plan:
     """Measured time of one step of one client, where it was measured."""
     memory: int | None = None
     """The bound in bytes that `rows` follows from, where there is one; what a whole cohort sends stays in memory only within it."""
+    workers: int = 1
+    """Processes that share the clients of an exchange; `rows` is then what each of them holds."""
 
 
 def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
