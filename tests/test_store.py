@@ -85,6 +85,31 @@ def test_the_second_row_of_a_round_replaces_the_first(tmp_path: Path) -> None:
     assert rows.read(torch.tensor([3]))["seen"].tolist() == [3004] and list(rows.staged.values()) == [0]
 
 
+def test_an_exchange_that_fails_is_taken_back(tmp_path: Path) -> None:
+    """What earlier exchanges of the round wrote stays, what it wrote itself goes, and no record is lost."""
+    rows = RowStore(tmp_path)
+    rows.begin()
+    rows.stage(torch.tensor([1, 2]), rows_of([1, 2], 1))
+    rows.flush()
+    rows.settle()
+    for _ in range(3):
+        rows.begin()
+        rows.keep()
+        rows.stage(torch.tensor([1, 3]), rows_of([1, 3], 2))
+        for _ in range(2):  # it is tried twice
+            rows.keep()
+            rows.stage(torch.tensor([1, 2, 4]), rows_of([1, 2, 4], 3))
+            rows.undo()
+            model = {1: rows_of([1], 2), 2: rows_of([2], 1), 3: rows_of([3], 2)}
+            assert_rows(rows, {client: {name: value[0] for name, value in row.items()} for client, row in model.items()})
+        rows.stage(torch.tensor([1]), rows_of([1], 4))
+        rows.flush()
+        rows.settle()
+        assert sorted(rows.place) == [1, 2, 3] and rows.read(torch.tensor([1]))["seen"].tolist() == [1004]
+    used = [*rows.place.values(), *rows._free]
+    assert sorted(used) == list(range(rows._end)) and rows._end <= 3 + 2 + 3  # committed, staged, and the exchange in hand
+
+
 def test_nothing_is_stored_of_clients_without_state(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1, 2]), {})

@@ -93,8 +93,8 @@ def test_a_message_is_made_when_its_worker_is_free() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
-    [(ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"), (RunError("one line"), RunError, "one line"), ("odd", RunError, "Odd: odd 3"),
-     (SystemExit("enough"), RunError, "SystemExit: enough"), (KeyError("k"), KeyError, "'k'")],
+    [(ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"), (RunError("one line"), RunError, "one line"),
+     ("odd", RunError, "Odd: odd 3"), (SystemExit("enough"), RunError, "SystemExit: enough"), (KeyError("k"), KeyError, "'k'")],
 )  # fmt: skip
 def test_errors_keep_their_type_and_words(error: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
