@@ -19,7 +19,7 @@ from holdfast.local.forecast import Forecast, choose
 from holdfast.local.plan import on_threads
 
 _CLEARLY = 0.9  # how much faster more threads, or worker processes, have to be
-_LONG = 2.0  # seconds of training from which on it is worth trying workers
+_LONG = 4.0  # seconds of training from which on it is worth trying workers
 _BLOCK = 1 << 22  # bytes that are sent to a worker and back to see how long that takes
 
 
@@ -57,12 +57,8 @@ def plan_together(experiments: list[Experiment], device: torch.device, asked: in
     if workers is not None and workers > 1:
         _check_workers(device, asked)
         return 1, _forecasts(experiments, device, workers)
-    best: _Way | None = None
-    for threads in [asked or most] if asked or device.type != "cpu" else sorted({1, most}):
-        with on_threads(threads):
-            way = _Way(threads, _forecasts(experiments, device))
-        best = way if best is None or way.seconds() < _CLEARLY * best.seconds() else best
-    assert best is not None
+    ways = [_tried(experiments, device, threads) for threads in ([asked or most] if asked or device.type != "cpu" else sorted({1, most}))]
+    best = ways[-1] if ways[-1].seconds() < _CLEARLY * ways[0].seconds() else ways[0]
     cores = min(usable_cores(), most)
     if workers == 1 or device.type != "cpu" or not can_fork() or cores == 1 or (asked or 1) > 1 or _whole(best, experiments) < _LONG:
         return best.threads, best.forecasts
@@ -70,8 +66,15 @@ def plan_together(experiments: list[Experiment], device: torch.device, asked: in
         shared = _Way(1, _forecasts(experiments, device, cores))
     except (HoldfastError, RuntimeError):  # say, PyTorch's own threads for a GPU are at work, which no child can do without
         return best.threads, best.forecasts
-    best = shared if shared.seconds() < _CLEARLY * best.seconds() else best
-    return best.threads, best.forecasts
+    # somebody else may have used the machine while one process was tried, so that is asked twice
+    ahead = shared.seconds() / _CLEARLY
+    faster = ahead < best.seconds() and ahead < _tried(experiments, device, best.threads).seconds()
+    return (1, shared.forecasts) if faster else (best.threads, best.forecasts)
+
+
+def _tried(experiments: list[Experiment], device: torch.device, threads: int) -> _Way:
+    with on_threads(threads):
+        return _Way(threads, _forecasts(experiments, device))
 
 
 def _check_workers(device: torch.device, threads: int | None) -> None:
