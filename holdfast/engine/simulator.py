@@ -31,6 +31,7 @@ from holdfast.local.plan import Plan
 from holdfast.store import readable
 
 __all__ = ["Call", "Simulator"]
+_PORTIONS = 4  # for each worker, on plan `loop`
 
 
 @dataclass
@@ -126,7 +127,8 @@ class Simulator:
         most = max(1, plan.rows // first.rule.models_per_client)
         if plan.workers > 1:
             total = max(1, sum(len(call.exchange.to) for call in calls))
-            turns = -(-total // (most * plan.workers))
+            # one by one, clients may as well come in smaller portions: who has had clients with little data takes more of them
+            turns = max(-(-total // (most * plan.workers)), _PORTIONS if plan.name == "loop" else 1)
             most = -(-total // (turns * plan.workers))
         room = most
         for place, call in enumerate(calls):

@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import pickle
+import selectors
 import signal
 import socket
 import struct
@@ -15,7 +16,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,21 +60,34 @@ class Pool:
         return len(self._links)
 
     def answers(self, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-        """What the workers make of these messages, in their order. A message is made when its worker is free, so that no more of them
-        than workers exist at a time. Whatever goes wrong ends the pool: nobody may find an answer to a question of before."""
-        count = self.size
+        """What the workers make of these messages, in their order. Whoever is free takes the next message, which is made only then, and
+        nobody runs far ahead, so that few messages and answers exist at a time. Whatever goes wrong ends the pool: nobody may find an
+        answer to a question of before."""
+        free, busy, found = list(range(self.size)), dict[int, int](), dict[int, Any]()
+        given = 0
         try:
-            for place, job in enumerate(jobs[:count]):
-                self._send(place, job())
             for place in range(len(jobs)):
-                worker = place % count
-                answer = self._receive(worker)
-                if place + count < len(jobs):
-                    self._send(worker, jobs[place + count]())
-                yield answer
+                while True:
+                    while free and given < min(len(jobs), place + 2 * self.size):
+                        worker = free.pop(0)
+                        self._send(worker, jobs[given]())
+                        busy[worker], given = given, given + 1
+                    if place in found:
+                        break
+                    for worker in self._ready(busy):
+                        found[busy.pop(worker)] = self._receive(worker)
+                        free.append(worker)
+                yield found.pop(place)
         except BaseException:
             self.close()
             raise
+
+    def _ready(self, busy: Iterable[int]) -> list[int]:
+        """Those who have something to say; that they are dead counts."""
+        with selectors.DefaultSelector() as selector:
+            for worker in busy:
+                selector.register(self._links[worker], selectors.EVENT_READ, worker)
+            return [key.data for key, _ in selector.select()]
 
     def _fork(self, work: Work) -> None:
         ours, theirs = socket.socketpair()

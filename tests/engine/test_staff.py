@@ -156,7 +156,7 @@ def test_no_process_is_left(simulate: Callable[..., Run]) -> None:
 
 def test_a_killed_worker_stops_the_run_where_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(method="test-mortal", train={"rounds": 3}, engine={"plan": "loop", "workers": 2})
-    with pytest.raises(RunError, match=r"worker process 2 of 2 \(process \d+\) was ended by SIGKILL"):
+    with pytest.raises(RunError, match=r"worker process \d of 2 \(process \d+\) was ended by SIGKILL"):
         session.start([("", config)], tmp_path / "run")
     assert Run(tmp_path / "run").round == 1
     with pytest.raises(ChildProcessError):
