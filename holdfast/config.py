@@ -78,6 +78,7 @@ class EngineSettings(Section):
     device: str = setting("cpu", "cpu, cuda or cuda:1")
     memory: str = setting("auto", "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on a GPU")
     threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
+    workers: int | None = setting(None, "processes that train side by side; default: as many as cores, where clearly faster", ge=1, le=1024)
 
     @field_validator("memory")
     @classmethod

@@ -108,7 +108,22 @@ def lock(path: Path, wait: bool = False) -> int | None:
         except BaseException:
             os.close(handle)
             raise
+    _LOCKS.add(handle)
     return handle
+
+
+def unlock(handle: int) -> None:
+    _LOCKS.discard(handle)
+    os.close(handle)
+
+
+def let_go_of_locks() -> None:
+    """In a child of the process that holds them: a lock is free only when all who inherited it have closed it."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+_LOCKS: set[int] = set()  # handles of all locks that this process holds
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

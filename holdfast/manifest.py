@@ -43,7 +43,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
     """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
     if given is not None:
-        if given.plain() != manifest["config"]:
+        began = dict(manifest["config"])
+        began["engine"] = {**Config().plain()["engine"], **began["engine"]}  # a run may be older than a setting of the engine
+        if given.plain() != began:
             raise ConfigError(f"{folder} began with another config than the one given")
         return given
     objects = unnamed(manifest["config"])

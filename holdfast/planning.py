@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
 import torch
 
 from holdfast.config import parse_memory
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.engine.simulator import Simulator
+from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment import Experiment
 from holdfast.local.forecast import Forecast, choose
 from holdfast.local.plan import on_threads
 
 _ON_CPU = 2 * 10**9  # bytes for a stack, where nothing else is asked for
 _SHARE = 0.8  # of what is free on a GPU
-_CLEARLY = 0.9  # how much faster more threads have to be
+_CLEARLY = 0.9  # how much faster more threads, or worker processes, have to be
+_LONG = 4.0  # seconds of training from which on it is worth trying workers
+_BLOCK = 1 << 22  # bytes that are sent to a worker and back to see how long that takes
 
 
 def pick_device(name: str) -> torch.device:
@@ -37,23 +46,61 @@ def memory_bound(text: str, device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0] * _SHARE) if device.type == "cuda" else _ON_CPU
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A way to use the cores, and what it promises for each network."""
+
+    threads: int
+    forecasts: dict[str, Forecast]
+
+    def seconds(self) -> float:
+        """Of one step of a client of every network."""
+        return sum(forecast.seconds(1) or 0.0 for forecast in self.forecasts.values())
+
+
 def plan_together(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
-    wait for each other, so one thread is taken unless more are clearly faster."""
-    most = torch.get_num_threads()
-    tried: dict[int, dict[str, Forecast]] = {}
-    for threads in [asked or most] if asked or device.type != "cpu" else sorted({1, most}):
-        with on_threads(threads):
-            tried[threads] = _forecasts(experiments, device)
+    wait for each other, so one thread is taken unless more are clearly faster; worker processes, which cost memory and are more to go
+    wrong, where they are clearly faster than either and the run is long enough for it to matter."""
+    most, workers = torch.get_num_threads(), experiments[0].config.engine.workers
+    if workers is not None and workers > 1:
+        _check_workers(device, asked)
+        return 1, _forecasts(experiments, device, workers)
+    ways = [_tried(experiments, device, threads) for threads in ([asked or most] if asked or device.type != "cpu" else sorted({1, most}))]
+    best = ways[-1] if ways[-1].seconds() < _CLEARLY * ways[0].seconds() else ways[0]
+    cores = min(usable_cores(), most)
+    if workers == 1 or device.type != "cpu" or not can_fork() or cores == 1 or (asked or 1) > 1 or _whole(best, experiments) < _LONG:
+        return best.threads, best.forecasts
+    try:
+        shared = _Way(1, _forecasts(experiments, device, cores))
+    except (HoldfastError, RuntimeError):  # say, PyTorch's own threads for a GPU are at work, which no child can do without
+        return best.threads, best.forecasts
+    # somebody else may have used the machine while one process was tried, so that is asked twice
+    ahead = shared.seconds() / _CLEARLY
+    faster = ahead < best.seconds() and ahead < _tried(experiments, device, best.threads).seconds()
+    return (1, shared.forecasts) if faster else (best.threads, best.forecasts)
 
-    def seconds(threads: int) -> float:
-        return sum(forecast.seconds(1) or 0.0 for forecast in tried[threads].values())
 
-    best = min(tried)
-    return (most, tried[most]) if most in tried and seconds(most) < _CLEARLY * seconds(best) else (best, tried[best])
+def _tried(experiments: list[Experiment], device: torch.device, threads: int) -> _Way:
+    with on_threads(threads):
+        return _Way(threads, _forecasts(experiments, device))
 
 
-def _forecasts(experiments: list[Experiment], device: torch.device) -> dict[str, Forecast]:
+def _check_workers(device: torch.device, threads: int | None) -> None:
+    if device.type != "cpu":
+        raise ConfigError(f"engine.workers: worker processes train on the CPU, not on {device}; leave it out")
+    if (threads or 1) > 1:
+        raise ConfigError(f"engine.workers: each has one thread, but engine.threads is {threads}; leave one of them out")
+    if not can_fork():
+        raise ConfigError("engine.workers: this system cannot fork processes; leave it out")
+
+
+def _whole(way: _Way, experiments: list[Experiment]) -> float:
+    """Seconds of training in the whole run."""
+    return sum(way.forecasts[e.cell.plan_key].seconds(client_steps(e)) or 0.0 for e in experiments)
+
+
+def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:
     """A plan for each network, tried on the data of its first experiment with as many rows as all its experiments train at once."""
     out: dict[str, Forecast] = {}
     for experiment in experiments:
@@ -64,12 +111,34 @@ def _forecasts(experiments: list[Experiment], device: torch.device) -> dict[str,
         simulator = Simulator({}, device)
         rows = sum(_cohort_size(e) * e.rule.models_per_client for e in alike)
         data = simulator.table([cell.data(experiment.roster.clients)])
-        forecast = choose(
-            engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe, rows,
-            memory_bound(engine.memory, device), engine.precision,
+        tried = partial(
+            choose, engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe,
+            -(-rows // workers), memory_bound(engine.memory, device) // workers, engine.precision, sum(client_steps(e) for e in alike),
         )  # fmt: skip
-        out[experiment.cell.plan_key] = forecast
+        out[cell.plan_key] = tried() if workers == 1 else _shared(tried, workers, experiment)
     return out
+
+
+def _shared(tried: Callable[[], Forecast], workers: int, experiment: Experiment) -> Forecast:
+    """The same trial in all workers at once, as they will work, with the time that models take from process to process."""
+    model, per_client = experiment.initial, experiment.rule.models_per_client
+    pool = Pool(workers, lambda message: tried() if message is None else message)
+    with closing(pool):
+        found: list[Forecast] = list(pool.answers([lambda: None] * workers))
+        block = model.expand(max(1, _BLOCK // (model.numel() * model.element_size())), -1)
+        began = time.perf_counter()
+        list(pool.answers([lambda: block]))
+        travel = (time.perf_counter() - began) / (2 * len(block)) * 1e6  # microseconds of one model, one way
+    common = [name for name in found[0].measured if all(name in forecast.measured for forecast in found)]
+    # private models go there and back, an update comes back; the others wait meanwhile
+    steps = max(1.0, client_steps(experiment) / (_cohort_size(experiment) * per_client * experiment.rounds))
+    travels = travel * (2 * per_client - 1) / (per_client * steps)
+    measured = {name: sum(f.measured[name] for f in found) / workers**2 + travels for name in common}
+    best = min(found, key=lambda forecast: measured.get(forecast.plan.name, float("inf")))
+    micro = measured.get(best.plan.name)
+    bound = memory_bound(experiment.config.engine.memory, model.device)
+    plan = replace(best.plan, workers=workers, memory=bound, microseconds=micro and round(micro, 2))
+    return replace(best, plan=plan, measured=measured, memory=best.memory * workers)
 
 
 def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) -> str:
@@ -78,7 +147,7 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) ->
     seconds = forecast.seconds(sum(client_steps(e) for e in experiments))
     if seconds is None:
         return f"plan {plan.name} (nothing to train)"
-    where = f"{threads} thread{'s' if threads > 1 else ''}"
+    where = f"{threads} thread{'s' if threads > 1 else ''}" if plan.workers == 1 else f"{plan.workers} worker processes of 1 thread"
     expect = f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a stack"
     return f"plan {plan.name}, {where} (per client step: {measured}); {expect}"
 

@@ -28,7 +28,9 @@ class Roster:
 
     def available(self, round: int) -> Tensor:
         """Registered, not banned, and there in this round; sorted."""
-        ids = self.clients[~torch.isin(self.clients, torch.tensor(list(self.banned), dtype=torch.int64))]
+        ids = self.clients
+        if self.banned:
+            ids = ids[~torch.isin(ids, torch.tensor(list(self.banned), dtype=torch.int64))]
         if isinstance(self.availability, float):
             if self.availability >= 1.0:
                 return ids
@@ -41,9 +43,10 @@ class Roster:
         """The clients drawn for this round: those with the smallest hash, so that a client's luck does not depend on the others' order."""
         if self.participation >= 1.0 or not len(available):
             return available
-        wanted = self.cohort_size()
+        wanted = min(self.cohort_size(), len(available))
         luck = self.key.fold("cohort", round).fold(available).bits
-        return available[torch.argsort(luck, stable=True)[:wanted]].sort().values
+        drawn = available[luck <= luck.kthvalue(wanted).values]  # by selection: of many thousands only these few have to be in order
+        return drawn if len(drawn) == wanted else available[torch.argsort(luck, stable=True)[:wanted]].sort().values
 
     def cohort_size(self) -> int:
         """How many are drawn when all are there."""

@@ -42,6 +42,7 @@ from holdfast.files import (
     replace_file,
     sync,
     sync_file_system,
+    unlock,
     write_atomically,
     write_beside,
     write_json,
@@ -78,7 +79,7 @@ class Store:
             self._next.unlink(missing_ok=True)
             self._next = None
         if self._lock is not None:
-            os.close(self._lock)
+            unlock(self._lock)
             self._lock = None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.config import Config, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.files import HOST, as_json, lock, read_json, readable, write_if_absent, write_json
+from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
 from holdfast.manifest import check_parts, folder_name, run_folders
@@ -124,7 +124,7 @@ class SweepFolder:
                     yield
                     return
             finally:
-                os.close(handle)
+                unlock(handle)
             with readable(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
 

@@ -101,9 +101,9 @@ def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tm
 
 
 def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> None:
-    cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu")
+    cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2")
     config = json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]
-    assert config["engine"] == {"plan": "loop", "device": "cpu", "memory": "300MB", "threads": 1}
+    assert config["engine"] == {"plan": "loop", "device": "cpu", "memory": "300MB", "threads": 1, "workers": 2}
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 

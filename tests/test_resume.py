@@ -241,10 +241,12 @@ session.start([("", make_config(json.loads(sys.argv[2])))], Path(sys.argv[1]), s
 """
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals) -> None:
-    """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory."""
+def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals, workers: int) -> None:
+    """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory. Its workers end with it."""
     given, out = table(), tmp_path / "run"
+    given["engine"]["workers"] = workers
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(out), json.dumps(given)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"round 3\n"
     with pytest.raises(RunError, match="in use by another process"):

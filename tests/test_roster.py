@@ -125,3 +125,16 @@ def test_a_file_must_hold_an_object(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1, 2]")
     with pytest.raises(ConfigError, match="must hold an object"):
         read_availability(str(tmp_path / "list.json"), 4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 997])
+def test_the_luckiest_are_drawn(size: int) -> None:
+    """Also when two have the same luck: then the first of them."""
+    roster = Roster(torch.arange(1000), Key(3), size / 1000)
+    available = torch.arange(0, 1000, 2)
+    for round in range(5):
+        luck = roster.key.fold("cohort", round).fold(available).bits
+        expected = sorted(available[torch.argsort(luck, stable=True)[:size]].tolist())
+        assert roster.cohort(round, available).tolist() == expected
+    twins = torch.tensor([5, 5, 5])
+    assert Roster(torch.arange(3), Key(0), 0.34).cohort(1, twins).tolist() == [5]

@@ -18,7 +18,9 @@ from holdfast.cli.app import (
     Opened,
     PlanName,
     Plugins,
+    PrecisionName,
     Retry,
+    Workers,
     app,
     load_plugins,
     only_json,
@@ -41,7 +43,9 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")] = None,
     device: Device = None,
     plan: PlanName = None,
+    precision: PrecisionName = None,
     memory: Memory = None,
+    workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -60,7 +64,7 @@ def run(
         from holdfast.cli.sweeps import finish_sweep, play_sweep
         from holdfast.session import start
 
-        cells = read_cells(config, changes or [], engine_options(device, plan, memory, data_dir), plugin)
+        cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
         folder, plugins = out or _fresh(), [str(p) for p in plugin or []]
         if is_grid(cells):
             standings = play_sweep(cells, folder, plugin)
@@ -162,9 +166,12 @@ def is_grid(cells: list[tuple[str, Config]]) -> bool:
     return len(cells) > 1 or cells[0][0] != ""
 
 
-def engine_options(device: str | None, plan: str | None, memory: str | None, data_dir: Path | None) -> dict[str, Any]:
+def engine_options(
+    device: str | None, plan: str | None, precision: str | None, memory: str | None, workers: int | None, data_dir: Path | None
+) -> dict[str, Any]:
     """Options that stand for settings; what was not given is None."""
-    return {"engine.device": device, "engine.plan": plan, "engine.memory": memory, "data.dir": data_dir and str(data_dir.absolute())}
+    engine = {"device": device, "plan": plan, "precision": precision, "memory": memory, "workers": workers}
+    return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": data_dir and str(data_dir.absolute())}
 
 
 def _fresh() -> Path:

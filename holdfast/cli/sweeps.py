@@ -7,7 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Changes, DataDir, Device, Memory, PlanName, Plugins, Retry, app, only_json, print_json, to_stderr
+from holdfast.cli.app import (
+    AsJson,
+    Changes,
+    DataDir,
+    Device,
+    Memory,
+    PlanName,
+    Plugins,
+    PrecisionName,
+    Retry,
+    Workers,
+    app,
+    only_json,
+    print_json,
+    to_stderr,
+)  # fmt: skip
 from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
 from holdfast.core.errors import ConfigError
@@ -26,7 +41,9 @@ def sweep(
     changes: Changes = None,
     device: Device = None,
     plan: PlanName = None,
+    precision: PrecisionName = None,
     memory: Memory = None,
+    workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -54,7 +71,7 @@ def sweep(
         part = read_shard(shard)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: name the directory that all shards share with --out")
-        cells = read_cells(config, changes or [], engine_options(device, plan, memory, data_dir), plugin)
+        cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
         if not is_grid(cells):
             raise ConfigError("sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays one experiment")
         folder = out or fresh_folder()

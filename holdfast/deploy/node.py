@@ -30,7 +30,7 @@ Version = tuple[int, int]
 
 def federated(path: Path | str) -> Config:
     """The config as a federation plays it: every client alone on its own machine, which is plan `loop`."""
-    config = make_config(read_config(path, ["engine.plan=loop"]))
+    config = make_config(read_config(path, ["engine.plan=loop", "engine.workers=1"]))
     config.parts()
     if config.attack is not None:
         raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")

@@ -80,6 +80,9 @@ class Fleet:
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         return [self._one(call.cell, call.exchange) for call in calls]
 
+    def close(self) -> None:
+        self.simulator.close()
+
     def _one(self, cell: Cell, exchange: Exchange) -> Uplink:
         people = exchange.to != ROOT
         up = self._from_clients(cell, exchange.only(people))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +17,11 @@ from holdfast.store import Ready, seal_all
 
 
 class Engine(Protocol):
-    """Whoever carries out exchanges: the simulator in this process, or a fleet of real clients."""
+    """Whoever carries out exchanges: the simulator, or a fleet of real clients."""
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -58,7 +61,7 @@ def drive(
     engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None,
     failed: Callable[[Player], None] = lambda player: None,
 ) -> None:  # fmt: skip
-    """Play all to the end, or to their error; `after` is called whenever a player has moved on.
+    """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is closed behind them.
 
     A round is committed when all that play it are ready: then a killed process leaves them where they can go on together, and together
     means with the same bits. For the same reason `failed` is called only once the others have committed the round in which one failed:
@@ -71,6 +74,11 @@ def drive(
                 told.add(id(player))
                 failed(player)
 
+    with closing(engine):
+        _to_the_end(engine, players, after, tell)
+
+
+def _to_the_end(engine: Engine, players: list[Player], after: Callable[[Player], None], tell: Callable[[float], None]) -> None:
     for player in players:
         player.turn(None)
         after(player)

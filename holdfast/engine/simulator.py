@@ -1,7 +1,8 @@
-"""The simulator: carries out the exchanges of one experiment, or of many in lockstep, in one process.
+"""The simulator: carries out the exchanges of one experiment, or of many in lockstep.
 
 Exchanges whose cells share a group key become one cohort: rows of all cells are stacked, trained together, and dealt out again. Memory
-is bounded by working through the stack in chunks; private rows are read from disk for a chunk and written back after it."""
+is bounded by working through the stack in chunks; private rows are read from disk for a chunk and written back after it. Where the plan
+has workers, the chunks are dealt to them. How a cohort is cut depends on the plan and never on who was free, so the bits do not either."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import ctypes
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -21,28 +23,31 @@ from holdfast.core.keys import Key
 from holdfast.core.screen import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
-from holdfast.engine.cell import Cell, join
+from holdfast.engine.cell import join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
+from holdfast.engine.staff import Call, Done, Staff
+from holdfast.engine.workers import can_fork
 from holdfast.local.client import Local, Received, stack_states
 from holdfast.local.plan import Plan
 from holdfast.store import readable
 
-
-@dataclass(frozen=True)
-class Call:
-    """One cell's request."""
-
-    cell: Cell
-    exchange: Exchange
+__all__ = ["Call", "Simulator"]
+_PORTIONS = 4  # for each worker, on plan `loop`
 
 
 @dataclass
 class Simulator:
-    """One process that plays all clients."""
+    """Plays all clients."""
 
     plans: Mapping[str, Plan]
     """How stacks are trained, by the cells' plan keys."""
     device: torch.device = torch.device("cpu")
+    _staff: Staff | None = None
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if self._staff is not None:
+            self._staff.close()
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
@@ -55,28 +60,43 @@ class Simulator:
         return [answers[place] for place in range(len(calls))]
 
     def _fused(self, calls: list[Call]) -> list[Uplink]:
+        return [self._answer(call, gathered) for call, gathered in zip(calls, self._gathered(calls), strict=True)]
+
+    def _gathered(self, calls: list[Call]) -> list[dict[str, Tensor]]:
+        """Carry out the calls chunk by chunk: private rows go to the disk, what each cell's clients send comes back."""
         fields: list[dict[str, Tensor]] = [{} for _ in calls]
         done = [0] * len(calls)
         chunks = self._chunks(calls)
-        for chunk in chunks:
-            stack = [part for _, part in chunk]
-            state, sent = self.work(stack, *_private(stack))
-            start = 0
-            for place, part in chunk:
-                rows = slice(start, start + len(part.exchange.to))
-                start = rows.stop
-                for name, value in sent.items():
-                    whole = fields[place].get(name)
-                    if whole is None:
-                        whole = fields[place][name] = self._room(calls[place], value)
-                    whole[done[place] : done[place] + len(part.exchange.to)] = value[rows]
-                done[place] += len(part.exchange.to)
-                if state is not None:
-                    part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
-            if len(chunks) > 1:
-                state, sent = None, {}
-                give_back_memory()
-        return [self._answer(call, gathered) for call, gathered in zip(calls, fields, strict=True)]
+        with closing(self._carried_out([[part for _, part in chunk] for chunk in chunks])) as answers:
+            for chunk, (state, sent) in zip(chunks, answers, strict=True):
+                start = 0
+                for place, part in chunk:
+                    rows = slice(start, start + len(part.exchange.to))
+                    start = rows.stop
+                    for name, value in sent.items():
+                        whole = fields[place].get(name)
+                        if whole is None:
+                            whole = fields[place][name] = self._room(calls[place], value)
+                        whole[done[place] : done[place] + len(part.exchange.to)] = value[rows]
+                    done[place] += len(part.exchange.to)
+                    if state is not None:
+                        part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
+                if len(chunks) > 1:
+                    state, sent = None, {}
+                    give_back_memory()
+        return fields
+
+    def _carried_out(self, stacks: list[list[Call]]) -> Generator[Done, None, None]:
+        """Each stack's outcome, in order: by the workers where there are any to share the work, else here."""
+        workers = self.plans[stacks[0][0].cell.plan_key].workers if stacks else 1
+        done = 0
+        if workers > 1 and len(stacks) > 1 and self.device.type == "cpu" and can_fork():
+            self._staff = self._staff or Staff(self.work, private_rows)
+            for outcome in self._staff.carry_out(stacks, workers):
+                done += 1
+                yield outcome
+        for stack in stacks[done:]:
+            yield self.work(stack, *private_rows(stack))
 
     def _room(self, call: Call, like: Tensor) -> Tensor:
         """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a name, which goes when the tensor
@@ -90,10 +110,17 @@ class Simulator:
             return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype).view(shape)
 
     def _chunks(self, calls: list[Call]) -> list[list[tuple[int, Call]]]:
-        """Cut the joint cohort into runs that train at most `plan.rows` models, remembering which call each piece belongs to."""
+        """Cut the joint cohort into runs that train at most `plan.rows` models, equally many for each worker, remembering which call each
+        piece belongs to."""
         chunks: list[list[tuple[int, Call]]] = [[]]
         first = calls[0].cell
-        most = max(1, self.plans[first.plan_key].rows // first.rule.models_per_client)
+        plan = self.plans[first.plan_key]
+        most = max(1, plan.rows // first.rule.models_per_client)
+        if plan.workers > 1:
+            total = max(1, sum(len(call.exchange.to) for call in calls))
+            # one by one, clients may as well come in smaller portions: who has had clients with little data takes more of them
+            turns = max(-(-total // (most * plan.workers)), _PORTIONS if plan.name == "loop" else 1)
+            most = -(-total // (turns * plan.workers))
         room = most
         for place, call in enumerate(calls):
             start, n = 0, len(call.exchange.to)
@@ -102,12 +129,13 @@ class Simulator:
                     chunks.append([])
                     room = most
                 stop = min(n, start + room)
-                chunks[-1].append((place, Call(call.cell, call.exchange.only(torch.arange(start, stop)))))
+                piece = call.exchange.only(torch.arange(start, stop))
+                chunks[-1].append((place, Call(call.cell, piece if plan.workers == 1 else picked_only(piece))))
                 room -= stop - start
                 start = stop
         return [chunk for chunk in chunks if chunk]
 
-    def work(self, parts: list[Call], known: Tensor, stored: State) -> tuple[State | None, Mapping[str, Tensor]]:
+    def work(self, parts: list[Call], known: Tensor, stored: State) -> Done:
         """Carry out one stack of calls, given the private rows of the clients that have any: the new private rows (None: nothing
         changes) and the fields to send. A real client is a stack of one."""
         first = parts[0].cell
@@ -192,11 +220,19 @@ def give_back_memory() -> None:
 _LIBC = ctypes.CDLL(None)
 
 
-def _private(calls: list[Call]) -> tuple[Tensor, State]:
+def private_rows(calls: list[Call]) -> tuple[Tensor, State]:
     """Which of these clients have private rows on disk, and those rows."""
     known = [call.cell.rows.present(call.exchange.to) for call in calls]
     stored = [call.cell.rows.read(call.exchange.to[there]) for call, there in zip(calls, known, strict=True)]
     return torch.cat(known), stack_states([state for state in stored if state])
+
+
+def picked_only(exchange: Exchange) -> Exchange:
+    """The same request without the models that none of its clients receives: a worker need not be sent them."""
+    used, place = exchange.pick.clamp(min=0).unique(return_inverse=True)
+    if exchange.bank.shape[0] <= 1 or not len(used):
+        return exchange
+    return replace(exchange, bank=exchange.bank[used], pick=torch.where(exchange.pick >= 0, place, exchange.pick))
 
 
 def nobody(schema: Schema, dtype: torch.dtype) -> Uplink:

@@ -46,6 +46,8 @@ class Plan:
     precision: Precision = "fp32"
     sizes: tuple[int, ...] = ()
     """Numbers of rows that a replayed stack is padded to, so that few programs serve all cohorts; none: each its own."""
+    workers: int = 1
+    """Processes that share the clients of an exchange; `rows` is then what each of them holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(sorted(self.sizes)))  # a manifest holds a list

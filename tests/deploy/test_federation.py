@@ -58,6 +58,8 @@ class Tape:
         inner, tape = Simulator(*args), self
 
         class Taped:
+            close = inner.close
+
             def exchange(self, calls: Any) -> list[Uplink]:
                 return tape.note(calls, inner.exchange(calls))
 
