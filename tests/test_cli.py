@@ -101,9 +101,10 @@ def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tm
 
 
 def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> None:
-    cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2")
+    cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2",
+        "--precision", "bf16")  # fmt: skip
     config = json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]
-    assert config["engine"] == {"plan": "loop", "device": "cpu", "memory": "300MB", "threads": 1, "workers": 2}
+    assert config["engine"] == {"plan": "loop", "device": "cpu", "memory": "300MB", "threads": 1, "workers": 2, "precision": "bf16"}
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 
@@ -372,13 +373,13 @@ def test_examples_on_cards_are_configs(kind: str) -> None:
 def test_bench_prints_what_it_is_given(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def run_bench(names: Any, quick: bool, threads: Any, say: Callable[[str], None]) -> dict[str, Any]:
-        asked.append((names, quick, threads))
+    def run_bench(names: Any, quick: bool, threads: Any, say: Callable[[str], None], device: str) -> dict[str, Any]:
+        asked.append((names, quick, threads, device))
         say("timing")
         return {"rows": [{"work": "digits-mlp-100", "plan": "vmap", "seconds": 0.5, "ratio": 7.25}]}
 
     monkeypatch.setitem(sys.modules, "holdfast.bench", SimpleNamespace(run_bench=run_bench))
     assert "7.25" in cli("bench", "--work", "digits-mlp-100", "--quick").out
-    answer = cli("bench", "--json")
+    answer = cli("bench", "--json", "--device", "cuda")
     assert json.loads(answer.out)["rows"][0]["plan"] == "vmap" and "timing" in answer.err
-    assert asked == [(["digits-mlp-100"], True, None), (None, False, None)]
+    assert asked == [(["digits-mlp-100"], True, None, "cpu"), (None, False, None, "cuda")]

@@ -34,7 +34,9 @@ Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable.")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...", show_default=False)]
-PlanName = Annotated[str | None, typer.Option("--plan", help="How clients are trained: auto (measures), loop, vmap, and on cuda captured-... or compiled-...")]
+PlanName = Annotated[
+    str | None, typer.Option("--plan", help="How clients are trained: auto (measures), loop, vmap; on cuda captured-... or compiled-...")
+]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of matrix products on cuda: fp32, tf32 (default) or bf16.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Processes that train side by side on a CPU; default: measured.")]
 Memory = Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")]
