@@ -17,8 +17,8 @@ from holdfast.local.steps import Single
 from holdfast.models.network import Network
 
 Predict = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Tensor]
-_VALUES_AT_ONCE = {"cpu": 1 << 17}  # of the samples of one forward pass: more of them spill a core's cache, elsewhere 2^25
-_SAMPLES_AT_ONCE = 4096
+_VALUES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 26}  # of the samples of one forward pass: more of them spill a core's cache
+_SAMPLES_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 14}
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,23 @@ def _score(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan, aux: Mapping[str, Tensor]
 ) -> Score:
     n = len(data.count)
-    device = data.rows.device.type
-    at_once = max(1, min(_SAMPLES_AT_ONCE, _VALUES_AT_ONCE.get(device, 1 << 25) // max(1, math.prod(samples.sample_shape))))
+    where = data.rows.device
+    device = where.type
+    at_once = max(1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape))))
     # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
     stacked = plan.stacked and not few and not large
 
     def work() -> Score:
-        correct, loss = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
+        correct, loss = torch.zeros(n, dtype=torch.int64, device=where), torch.zeros(n, dtype=torch.float64, device=where)
         if stacked:
             _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
         elif plan.stacked and few:
             _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
         else:
             _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
-        return Score(correct, loss, data.count.cpu().clone())
+        return Score(correct.cpu(), loss.cpu(), data.count.cpu().clone())
 
     return network.attempt(work, stacked)
 
@@ -100,8 +101,8 @@ def _one_by_one(
             part = slice(start, min(count, start + at_once))
             x = network.ordered(samples.batch(data.rows[i, part], dtype=network.dtype))
             right, losses = judge(predict(module, x, own), data.labels[i, part])
-            correct[i] += right.sum().cpu()
-            loss[i] += losses.sum().cpu()
+            correct[i] += right.sum()
+            loss[i] += losses.sum()
 
 
 def _by_model(
@@ -113,14 +114,14 @@ def _by_model(
     real, owner = data.mask, torch.arange(len(data.count), device=data.rows.device)[:, None].expand_as(data.rows)
     for j in range(bank.shape[0]):
         chosen = real & (which.to(real.device) == j)[:, None]
-        rows, labels, clients = data.rows[chosen], data.labels[chosen], owner[chosen].cpu()
+        rows, labels, clients = data.rows[chosen], data.labels[chosen], owner[chosen]
         module = bind(bank[j])
         for start in range(0, len(rows), at_once):
             part = slice(start, start + at_once)
             x = network.ordered(samples.batch(rows[part], dtype=network.dtype))
             right, losses = judge(predict(module, x, {}), labels[part])
-            correct.index_add_(0, clients[part], right.long().cpu())
-            loss.index_add_(0, clients[part], losses.double().cpu())
+            correct.index_add_(0, clients[part], right.long())
+            loss.index_add_(0, clients[part], losses.double())
 
 
 class _Predictor(nn.Module):
@@ -152,5 +153,5 @@ def _stacked(
             logits = forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own)
             right, losses = judge(logits, data.labels[rows, part])
             real = data.mask[rows, part]
-            correct[rows] += (right & real).sum(1).cpu()
-            loss[rows] += torch.where(real, losses, torch.zeros_like(losses)).sum(1).cpu()
+            correct[rows] += (right & real).sum(1)
+            loss[rows] += torch.where(real, losses, torch.zeros_like(losses)).sum(1)

@@ -101,7 +101,7 @@ def _whole(way: _Way, experiments: list[Experiment]) -> float:
 
 
 def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:
-    """A plan for each network, tried on the data of its first experiment with as many rows as all its experiments train at once."""
+    """A plan for each network, tried on the data of its first experiment with as many rows as its largest group trains at once."""
     out: dict[str, Forecast] = {}
     for experiment in experiments:
         alike = [e for e in experiments if e.cell.plan_key == experiment.cell.plan_key]
@@ -109,11 +109,15 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
             continue
         engine, cell = experiment.config.engine, experiment.cell
         simulator = Simulator({}, device)
-        rows = sum(_cohort_size(e) * e.rule.models_per_client for e in alike)
+        groups: dict[tuple[object, ...], int] = {}
+        for each in alike:
+            group = each.cell.group("train")
+            groups[group] = groups.get(group, 0) + _cohort_size(each) * each.rule.models_per_client
         data = simulator.table([cell.data(experiment.roster.clients)])
         tried = partial(
             choose, engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe,
-            -(-rows // workers), memory_bound(engine.memory, device) // workers, engine.precision, sum(client_steps(e) for e in alike),
+            -(-max(groups.values()) // workers), memory_bound(engine.memory, device) // workers, engine.precision,
+            sum(client_steps(e) for e in alike), tuple(groups.values()),
         )  # fmt: skip
         out[cell.plan_key] = tried() if workers == 1 else _shared(tried, workers, experiment)
     return out

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
 from holdfast.local.programs import refusals
+from holdfast.local.sizes import worthwhile
 from holdfast.models.network import Network
 
 _STEPS = 2
@@ -43,15 +46,16 @@ class Forecast:
 
 def choose(
     asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int,
-    precision: Precision = "fp32", client_steps: float = 0.0,
+    precision: Precision = "fp32", client_steps: float = 0.0, sizes: Sequence[int] = (),
 ) -> Forecast:  # fmt: skip
-    """`asked` is a plan's name or auto; `rows` is how many models a round trains at once, `client_steps` how many steps the whole run
-    has. Auto takes the faster plan; one that has to be compiled first only where that pays."""
+    """`asked` is a plan's name or auto; `rows` is how many models are trained at once at most, `sizes` how many are in each group of
+    experiments, `client_steps` how many steps the whole run has. Auto takes the faster plan; one that has to be compiled first only
+    where that pays."""
     device = data.rows.device
     sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=device), dtype=network.dtype)[0]
     network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
-    plans = {name: _plan(name, rows, memory, per_row, precision, device) for name in get_args(PlanName)}
+    plans = {name: _plan(name, sizes or (rows,), memory, per_row, precision, device) for name in get_args(PlanName)}
     if asked != "auto":
         names = [asked]
     elif device.type == "cuda":
@@ -68,15 +72,26 @@ def choose(
     if "loop" in times and times[best] >= _CLEARLY * times["loop"]:
         best = "loop"
     plan = replace(plans[best], microseconds=round(times[best], 2))
+    if plan.sizes:
+        plan = replace(plan, sizes=worthwhile(plan.sizes, _steps(data, recipe), times[best], client_steps))
     held = min(rows, plan.rows)
     together = min(held, plan.together) if plan.stacked else 1
     waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
     return Forecast(plan, times, per_row * together + waiting * (held - together))
 
 
-def _plan(name: str, rows: int, memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
+def _plan(name: str, sizes: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
     plan = bounded(Plan(cast(PlanName, name), precision=precision), memory, per_row, device)
-    return replace(plan, sizes=(min(rows, plan.rows),)) if name in REPLAYED and plan.stacked else plan
+    return replace(plan, sizes=tuple({min(size, plan.rows) for size in sizes})) if name in REPLAYED and plan.stacked else plan
+
+
+def _steps(data: Padded, recipe: Recipe) -> np.ndarray:
+    """How many steps each of these clients takes in one training."""
+    if recipe.steps is not None:
+        return np.full(len(data.count), int(recipe.steps))
+    count = data.count.cpu().numpy()
+    per_epoch = count // recipe.batch_size if recipe.drop_last else -(-count // recipe.batch_size)
+    return per_epoch * int(recipe.epochs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,195 @@
+"""Training by replaying programs: the same numbers as the loop, few programs for many stacks, and a way out where one cannot be made.
+
+On a CPU a program runs as it stands; what a compiler would be given is traced here and compared as well."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holdfast.local import forecast, program, programs
+from holdfast.local.augment import Augment
+from holdfast.local.fit import Recipe, fit
+from holdfast.local.losses import Batch
+from holdfast.local.plan import Plan
+from holdfast.local.program import Program
+from tests.helpers import LOOP, client_keys, deal, network_of, random_samples, starts, train
+
+RECIPE = Recipe(lr=0.1, epochs=2, batch_size=4)
+COMPILED = Plan("compiled-vmap")
+
+
+@pytest.fixture(autouse=True)
+def no_programs() -> Iterator[None]:
+    programs.forget()
+    yield
+    programs.forget()
+
+
+def images() -> nn.Module:
+    """Every layer that is treated specially, with strides, padding, dilation and groups."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, stride=2, dilation=2, bias=False),
+        nn.GroupNorm(2, 6), nn.Conv2d(6, 6, 1, groups=2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def kept() -> list[Program]:
+    return list(programs._programs.values())
+
+
+def test_one_program_serves_all_rounds_and_methods_with_and_without_a_pull() -> None:
+    samples = random_samples(60)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4, 12])
+    model = starts(network, 3)
+    train(network, model, samples, data, RECIPE, COMPILED)
+    train(network, model * 2, samples, data, replace(RECIPE, lr=torch.tensor([0.1, 0.2, 0.3]), epochs=1), COMPILED, seed=5)
+    train(network, model, samples, data, replace(RECIPE, weight_decay=0.1), COMPILED, pull=(model, 0.5))
+    assert len(kept()) == 1
+    train(network, model, samples, data, replace(RECIPE, momentum=0.9), COMPILED)
+    assert len(kept()) == 2
+
+
+def test_stacks_of_many_sizes_share_programs_and_rows_move_to_smaller_ones() -> None:
+    samples = random_samples(200)
+    network, counts = network_of(lambda: nn.Linear(3, 3)), [4, 40, 8, 4, 4, 24, 4]
+    data, model = deal(samples, counts), starts(network, 7)
+    plan = Plan("compiled-vmap", sizes=(2, 4, 8))
+    recipe = replace(RECIPE, momentum=0.9)
+    got = train(network, model, samples, data, recipe, plan)
+    assert sorted(p.structure.size for p in kept()) == [2, 4, 8]  # 7 rows begin; 3 go on, then 2
+    want = train(network, model, samples, data, recipe, LOOP)
+    torch.testing.assert_close(got.model, want.model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=1e-12)
+    six = deal(samples, counts[:6])
+    few = fit(network, model[:6], samples, six, client_keys(6), recipe, plan)  # a ban later
+    assert len(kept()) == 3
+    torch.testing.assert_close(few.model, train(network, model[:6], samples, six, recipe, LOOP).model, rtol=0, atol=1e-12)
+
+
+def test_more_rows_than_the_largest_size_are_cut() -> None:
+    samples = random_samples(100)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [5] * 7)
+    model = starts(network, 7)
+    got = train(network, model, samples, data, RECIPE, Plan("compiled-vmap", sizes=(3,)))
+    assert {p.structure.size for p in kept()} == {3}
+    torch.testing.assert_close(got.model, train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12)
+
+
+def test_a_stack_much_smaller_than_the_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Plan("compiled-vmap", sizes=(100,)).attempts(25) == ("compiled-vmap", "captured-vmap", "vmap")
+    assert Plan("compiled-vmap", sizes=(100,)).attempts(24) == ("vmap",)
+    assert Plan("captured-loop").attempts(1) == ("captured-loop", "loop")
+
+
+@pytest.mark.parametrize("name", ["compiled-vmap", "captured-vmap", "captured-loop", "compiled-loop"])
+def test_where_no_program_can_be_made_the_next_best_plan_runs_and_the_log_says_so(
+    name: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = random_samples(60)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4, 12])
+    model = starts(network, 3)
+
+    def broken(self: Program, *args: Any) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr(Program, "__init__", broken)
+    before = programs.refusals()
+    with caplog.at_level(logging.WARNING, "holdfast.local"):
+        got = [train(network, model, samples, data, RECIPE, Plan(name)).model for _ in range(2)]
+    torch.testing.assert_close(got[0], train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12)
+    assert torch.equal(*got)
+    tried = len(Plan(name).attempts(3)) - 1
+    assert programs.refusals() == before + tried
+    assert len(caplog.messages) == tried and "no such kernel" in caplog.messages[0] and name in caplog.messages[0]
+
+
+def test_an_error_of_the_user_is_no_reason_to_try_another_plan() -> None:
+    samples = random_samples(20)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4])
+
+    def wrong(net: nn.Module, batch: Batch) -> Tensor:
+        return net(batch.x).mean()
+
+    from holdfast.core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="one value per sample"):
+        train(network, starts(network, 2), samples, data, replace(RECIPE, loss=wrong), COMPILED)
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(crop=1, flip=0.5, jitter=0.2)], ids=["plain", "augmented"])
+def test_what_a_compiler_is_given_computes_the_step(augment: Augment) -> None:
+    """Traced with convolutions as matrix products: all of a step, also for rows that are done and batches that are padded."""
+    samples = random_samples(40, (2, 12, 12))
+    network, data = network_of(images), deal(samples, [8, 3, 6])
+    recipe = replace(RECIPE, augment=augment, momentum=0.5, weight_decay=0.01)
+    train(network, starts(network, 3), samples, data, recipe, Plan("compiled-vmap", sizes=(5,)))
+    (ready,) = kept()
+    traced = ready.traced()
+    names = [str(node.target) for node in traced.graph.nodes]
+    assert names.count("aten.convolution.default") == 1 and "aten.col2im.default" not in names  # the one with groups stays as it is
+    now = ready.memory["now"]
+    now[:, -4], now[:3, -3] = torch.tensor([4, 3, 2, 0, 0]), torch.tensor([1, 0, 1])
+    want, got = ready._step(ready.memory), traced(ready.memory)
+    assert want.keys() == got.keys() and torch.equal(got["losses"][1], ready.memory["losses"][1])
+    for key in want:
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=1e-12)
+
+
+def test_a_single_clients_step_can_be_traced() -> None:
+    samples = random_samples(40, (2, 12, 12))
+    network, data = network_of(images), deal(samples, [8, 3])
+    train(network, starts(network, 2), samples, data, RECIPE, Plan("captured-loop"))
+    (ready,) = kept()
+    inputs = ready._inputs_alone()
+    want, got = ready._gradients_alone(*inputs), program._traced(ready._gradients_alone, *inputs)(*inputs)
+    for a, b in zip(want[0], got[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    torch.testing.assert_close(want[1], got[1], rtol=0, atol=1e-12)
+
+
+def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_MOST", 2)
+    samples = random_samples(20)
+    network = network_of(lambda: nn.Linear(3, 3))
+    for n in (1, 2, 3, 2):
+        train(network, starts(network, n), samples, deal(samples, [4] * n), RECIPE, COMPILED)
+    assert [p.structure.size for p in kept()] == [3, 2]
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap", "captured-loop", "compiled-vmap"])
+def test_bf16_multiplies_in_bfloat16_and_updates_in_float32(plan: Any) -> None:
+    samples = random_samples(40)
+    network, data = network_of(lambda: nn.Linear(3, 3), torch.float32), deal(samples, [8, 8])
+    model = starts(network, 2)
+    exact = train(network, model, samples, data, RECIPE, Plan(plan)).model
+    rough = train(network, model, samples, data, RECIPE, Plan(plan, precision="bf16")).model
+    assert rough.dtype == torch.float32
+    assert 0 < float((exact - rough).abs().max()) < 0.02
+    assert bool((rough.bfloat16().float() != rough).any())  # parameters are not rounded
+
+
+def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice itself, with times as a GPU would have them."""
+    micro = {"captured-loop": 200.0, "captured-vmap": 60.0, "compiled-vmap": 30.0, "loop": 2000.0, "vmap": 250.0}
+
+    class Trial:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def seconds(self, plan: Plan, rows: int, steps: int = 2) -> float:
+            self.asked.append(plan.name)
+            return micro[plan.name] * 1e-6
+
+    plans = {name: Plan(name, sizes=(20,)) for name in ("captured-loop", "captured-vmap", "compiled-vmap")}  # type: ignore[arg-type]
+    short, long = Trial(), Trial()
+    assert set(forecast._compare_on_device(plans, short, 20, 1000)) == {"captured-loop", "captured-vmap"}  # type: ignore[arg-type]
+    assert "compiled-vmap" not in short.asked
+    times = forecast._compare_on_device(plans, long, 20, 1e7)  # type: ignore[arg-type]
+    assert times == pytest.approx({name: micro[name] for name in plans})
