@@ -62,7 +62,7 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("at_once", [1024, 4])
 def test_all_paths_equal_a_slow_reference(path: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "_SAMPLES_AT_ONCE", at_once)
+    monkeypatch.setattr(evaluate, "_SAMPLES_AT_ONCE", {"cpu": at_once})
     network, (plan, which) = network_of(make), PATHS[path]
     bank = models(network, int(which.max()) + 1)
     got = score(network, plain, bank, which, SAMPLES, DATA, plan)

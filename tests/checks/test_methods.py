@@ -45,6 +45,14 @@ def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run])
 
 
 @every_method
+@pytest.mark.parametrize("plan", ["captured-loop", "compiled-vmap"])
+def test_replayed_plans_equal_loop(name: str, plan: str, simulate: Callable[..., Run]) -> None:
+    """On a CPU a program runs uncompiled; that its rows, masks and batches are the loop's is the same everywhere."""
+    loop, replayed = (everything(simulate(**hard(name, model=NETWORKS["cnn-bn"], engine={"plan": chosen}))) for chosen in ("loop", plan))
+    assert_same(loop, replayed, 1e-10)
+
+
+@every_method
 def test_one_float32_step_of_both_plans(name: str, simulate: Callable[..., Run]) -> None:
     train = {"rounds": 1, "local_steps": 1, "dtype": "float32", "participation": 1.0}
     tables = (hard(name, model=NETWORKS["cnn-bn"], train=train, engine={"plan": plan}) for plan in ("loop", "vmap"))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from holdfast.models.folded import FoldedConv2d, FoldedMaxPool2d, batch_norm, folded, unfolded
+from holdfast.models.folded import DECOMPOSITIONS, FoldedConv2d, FoldedMaxPool2d, as_products, batch_norm, folded, unfolded
 from holdfast.models.network import Network
 
 N, BATCH = 3, 4
@@ -41,18 +45,31 @@ def stacked(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return out, list(torch.autograd.grad((out * weights).sum(), leaves))
 
 
+@pytest.mark.parametrize("form", [nullcontext, as_products])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_folded_layer_equals_vmap(name: str) -> None:
+def test_a_folded_layer_equals_vmap(name: str, form: Callable[[], AbstractContextManager[None]]) -> None:
     plain = copy.deepcopy(LAYERS[name]).double()
     quick = copy.deepcopy(plain)
     for layer in quick.modules():
         folded(layer)
     x = torch.randn(N, BATCH, 2, 9, 9, dtype=torch.float64)
     expected, expected_grads = stacked(plain, x)
-    out, grads = stacked(quick, x)
+    with form():
+        out, grads = stacked(quick, x)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
     for mine, theirs in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "dilation", "padding", "stride"),
+    [((14, 14), (5, 5), (1, 1), (0, 0), (1, 1)), ((9, 11), (3, 2), (2, 1), (1, 2), (2, 3)), ((7, 7), (2, 2), (1, 1), (0, 0), (2, 2))],
+)
+def test_patches_fold_back_as_pytorch_does_it(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> None:
+    patches = torch.randn_like(F.unfold(torch.zeros(4, 3, *size, dtype=torch.float64), kernel, dilation, padding, stride))
+    expected = F.fold(patches, size, kernel, dilation, padding, stride)
+    quick = DECOMPOSITIONS[torch.ops.aten.col2im.default](patches, [*size], [*kernel], [*dilation], [*padding], [*stride])
+    torch.testing.assert_close(quick, expected, rtol=0, atol=1e-12)
 
 
 def test_a_shared_weight_and_a_gradient_inside_of_vmap() -> None:
