@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 from plot import Line, log_plot
 
 TURNS = 3
