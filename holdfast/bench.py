@@ -73,8 +73,8 @@ WORKS = (
     Work("cnn28-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, clients=20, samples=100),
     Work("cnn32-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}, clients=20, samples=100),
     Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=100),
-    Work("cifar-20", _FEDCAP, _CIFAR, clients=20, samples=225, epochs=5, device="cuda", plans=_ALL_PLANS),
-    Work("cifar-48x20", _FEDCAP, _CIFAR, clients=960, samples=225, epochs=2, device="cuda", plans=(_TF32, _BF16), looped=20),
+    Work("cifar-20", _FEDCAP, _CIFAR, clients=20, samples=225, device="cuda", plans=_ALL_PLANS),
+    Work("cifar-48x20", _FEDCAP, _CIFAR, clients=960, samples=225, device="cuda", plans=(_TF32, _BF16), looped=20),
     Work("resnet18-10", {"name": "resnet18"}, _CIFAR, clients=10, samples=512, epochs=5, batch_size=64, device="cuda",
          plans=(("loop", "tf32"), ("captured-loop", "tf32"), ("compiled-loop", "tf32"), ("compiled-loop", "bf16"))),
 )
