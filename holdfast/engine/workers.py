@@ -30,7 +30,7 @@ Work = Callable[[Any], Any]
 
 
 class WorkerLost(RunError):
-    """A worker process that ended in the middle of its work. Memory may have run out, or somebody killed it: not always the work's fault."""
+    """A worker process ended in the middle of its work: memory ran out, or somebody killed it. Not always the work's own fault."""
 
 
 _BUFFER = 1 << 22  # bytes that a socket should hold: fewer changes between the processes
