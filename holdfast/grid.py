@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from holdfast.config import PART_SECTIONS, Config, assign, rank
-from holdfast.core.errors import ConfigError, suggest
+from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
 
 Table = dict[str, Any]
@@ -46,6 +46,20 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
         for override in overrides:
             _override(cell, override)
         cells.append((label(chosen), cell))
+    return cells
+
+
+def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
+    """(label, config) of every cell, checked; a mistake names the cell it is found in."""
+    tables = expand(table)
+    cells = []
+    for name, cell in tables:
+        try:
+            made = make_config(cell)
+            made.parts()
+        except HoldfastError as error:
+            raise type(error)(f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)) from None
+        cells.append((name, made))
     return cells
 
 

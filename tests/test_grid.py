@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
-from holdfast.grid import expand
+from holdfast.grid import configs, expand
 
 
 def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -113,3 +113,7 @@ def test_a_misspelt_section() -> None:
 def test_a_misspelt_setting_is_found_in_the_cell() -> None:
     with pytest.raises(ConfigError, match="unknown key 'train.lrr'; did you mean 'lr'"):
         make_config(cells(sweep={"train.lrr": [0.1]})[0][1])
+    with pytest.raises(ConfigError, match="did you mean 'lr'. .in the sweep's cell 'lrr=0.1 seed=0'"):
+        configs({"sweep": {"train.lrr": [0.1], "seed": [0, 1]}})
+    with pytest.raises(ConfigError, match="unknown method 'dito'.*in the sweep's cell 'dito'"):
+        configs({"sweep": {"method.name": ["ditto", "dito"]}})
