@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError
-from holdfast.grid import expand
+from holdfast.grid import configs
 from holdfast.results import Run
 from holdfast.session import Watch, start
 from holdfast.session import resume as resume_runs
@@ -42,7 +42,7 @@ def sweep(
 
     `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how each stands; a cell that
     fails raises nothing here, and is tried again only with `retry`."""
-    cells = [(label, make_config(table)) for label, table in expand(config)]
+    cells = configs(config)
     standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard, retry=retry)
     return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
 

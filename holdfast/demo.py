@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from holdfast.config import Config, make_config, read_config
-from holdfast.grid import expand
+from holdfast.config import Config, read_config
+from holdfast.grid import configs
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.page import write_page
 from holdfast.report.sections import verdict
@@ -26,7 +26,7 @@ INTRODUCTION = """\
 
 def cells() -> list[tuple[str, Config]]:
     with as_file(CONFIG) as file:
-        return [(label, make_config(table)) for label, table in expand(read_config(file))]
+        return configs(read_config(file))
 
 
 def play(folder: Path, watch: Watch) -> Path:

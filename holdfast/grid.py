@@ -6,8 +6,11 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.config import PART_SECTIONS, Config, assign, rank
-from holdfast.core.errors import ConfigError, suggest
+from pydantic import BaseModel
+
+from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.core.errors import ConfigError, HoldfastError, suggest
+from holdfast.core.registry import parts
 
 Table = dict[str, Any]
 
@@ -16,6 +19,9 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
     base = _copied(table)
     sweep = base.pop("sweep", {})
+    for key in base:
+        if key not in Config.model_fields:
+            raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep'])}")
     if not isinstance(sweep, Mapping):
         raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
     sweep = dict(sweep)
@@ -26,6 +32,9 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
         _check(override)
     axes = flatten(sweep)
     for path, values in axes.items():
+        section = path.split(".")[0]
+        if section not in Config.model_fields:
+            raise ConfigError(f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}")
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
     cells = []
@@ -37,6 +46,20 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
         for override in overrides:
             _override(cell, override)
         cells.append((label(chosen), cell))
+    return cells
+
+
+def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
+    """(label, config) of every cell, checked; a mistake names the cell it is found in."""
+    tables = expand(table)
+    cells = []
+    for name, cell in tables:
+        try:
+            made = make_config(cell)
+            made.parts()
+        except HoldfastError as error:
+            raise type(error)(f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)) from None
+        cells.append((name, made))
     return cells
 
 
@@ -58,9 +81,23 @@ def _check(override: Any) -> None:
     if "set" not in tables or set(tables) - {"when", "set"} or not all(isinstance(table, Mapping) for table in tables.values()):
         raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
     for path in flatten(tables.get("when", {})):
-        section = path.split(".")[0]
-        if section not in Config.model_fields:  # else it would silently never apply
-            raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(section, Config.model_fields)}")
+        _check_key(path)
+
+
+def _check_key(path: str) -> None:
+    """That a config can have such a key: an override that waits for another would silently never apply."""
+    at: type[BaseModel] = Config
+    known = set(at.model_fields)
+    for step in path.split("."):
+        if step not in known:
+            raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(step, known)}")
+        if step in PART_SECTIONS:  # which part it is may be the sweep's choice
+            known = {"name", "wrap"}.union(*(part.model_fields for part in parts(step).values()))
+            continue
+        kind = at.model_fields[step].annotation if step in at.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return
+        known, at = set(kind.model_fields), kind
 
 
 def _override(cell: Table, override: Mapping[str, Any]) -> None:

@@ -39,7 +39,8 @@ class Standing:
         if self.status == "finished":
             return "finished"
         if self.status in ("diverged", "failed"):
-            return f"{self.status} in round {self.round}" + (f": {self.reason}" if self.reason else "")
+            when = f"in round {self.round}" if self.round else "before its first round"
+            return f"{self.status} {when}" + (f": {self.reason}" if self.reason else "")
         begun = "not begun" if self.status == "not begun" else f"in round {self.round + 1}"
         return f"{self.shared}: {begun}" if self.shared else begun
 

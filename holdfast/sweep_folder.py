@@ -56,7 +56,7 @@ class SweepFolder:
         ]
         engines = {json.dumps(config.plain()["engine"], sort_keys=True) for _, config in cells}
         if len(engines) > 1:
-            raise ConfigError("sweep: experiments that are played together share device, plan, memory, threads; do not sweep over engine")
+            raise ConfigError("sweep: experiments that are played together share all settings of [engine]; do not sweep over engine")
 
     def check(self) -> None:
         """A directory holds one run or one sweep; another sweep is refused, and told from this one."""

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from holdfast.config import Config
-from holdfast.core.errors import ConfigError, InUse, RunError
+from holdfast.core.errors import ConfigError, HoldfastError, InUse, RunError
 from holdfast.core.registry import load_plugin
+from holdfast.data.federation import Samples
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment, shared_samples
 from holdfast.manifest import manifest_of, read_manifest
 from holdfast.playing import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
-from holdfast.standing import Standing, forget_failure
+from holdfast.standing import Standing, forget_failure, write_failure
 from holdfast.store import Store
 from holdfast.sweep_folder import Group, Place, SweepFolder, read_sweep
 
@@ -86,12 +87,19 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
     wanted = _with_their_groups(task, task.open(mine))
     if wanted:
         samples = shared_samples([place.config for place in wanted])
-        built = [Experiment(p.config, p.path, p.label, store) for p, store in zip(wanted, samples, strict=True)]
+        built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
         with ExitStack() as locks:
             _take(task, wanted, built, locks)
             _play(task)
     ours = {place.path for place in [*mine, *wanted]}
     return [_seen(place.standing(), place.path in ours) for place in folder.cells]
+
+
+def _built(place: Place, samples: Samples) -> Experiment:
+    try:
+        return Experiment(place.config, place.path, place.label, samples)
+    except HoldfastError as error:
+        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from None
 
 
 def _seen(standing: Standing, mine: bool) -> Standing:
@@ -149,16 +157,44 @@ def _members(task: _Task, group: Group) -> list[Place]:
 def _begin(task: _Task, experiments: list[Experiment]) -> None:
     group = None
     try:
-        terms = agree(experiments, task.device or experiments[0].config.engine.device, task.watch)
-        names = tuple(experiment.out.name for experiment in experiments)
+        able, terms = _agreed(task, experiments)
+        if not able:
+            return
+        names = tuple(experiment.out.name for experiment in able)
         group = Group(names, terms.plans, terms.threads, terms.device, torch.__version__)
         task.folder.write_group(group)
-        _write_manifests(task, group, experiments)
-        play_together(experiments, terms, task.engine, task.watch)
+        _write_manifests(task, group, able)
+        play_together(able, terms, task.engine, task.watch)
     except BaseException:
         if not any((experiment.out / "head.json").exists() for experiment in experiments):
             task.folder.give_up([experiment.out for experiment in experiments], group)
         raise
+
+
+def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], Terms]:
+    """Those that can be trained, and on what terms. A network whose first trial fails is noted and takes no other with it; where nothing
+    of the sweep can begin, its error is raised instead."""
+    device = task.device or experiments[0].config.engine.device
+    for experiment in experiments:
+        forget_failure(experiment.out)
+    try:
+        return experiments, agree(experiments, device, task.watch)
+    except Exception as first:
+        errors: dict[str, Exception] = {}
+        for key in dict.fromkeys(experiment.cell.plan_key for experiment in experiments):
+            try:
+                agree([experiment for experiment in experiments if experiment.cell.plan_key == key], device, Watch())
+            except Exception as error:
+                errors[key] = error
+        able = [experiment for experiment in experiments if experiment.cell.plan_key not in errors]
+        if not able and not task.folder.groups():
+            raise first
+    terms = agree(able, device, task.watch) if able else Terms((), 1, device)
+    for experiment in experiments:
+        if experiment.cell.plan_key in errors:
+            write_failure(experiment.out, 0, errors[experiment.cell.plan_key])
+            task.watch.say(f"{experiment.label} failed before its first round; the others go on")
+    return able, terms
 
 
 def _continue(task: _Task, group: Group, members: list[Place]) -> None:

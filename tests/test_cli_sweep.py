@@ -108,7 +108,9 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
     assert told.code == 1 and json.loads(told.out)["cells"][1]["reason"] == "ZeroDivisionError: the server fell"
     assert holdfast("sweep", grid, *names, "--out", "s", "--shard", "1/2").code == 0, "another shard's failure"
     text = render(read_cells(Path("s")))
-    assert "1 of the runs failed and have no figures" in text and "the server fell" in text
+    assert "1 of the runs failed and have no figures" in text
+    assert '<td class="status">failed in round 1: ZeroDivisionError: the server fell</td>' in text, "a sentence wraps, a figure does not"
+    assert ".status {" in text
     assert "| failed in round 1: ZeroDivisionError: the server fell |" in holdfast("report", "s", "--markdown").out
 
 
@@ -120,6 +122,15 @@ def test_a_diverging_cell_is_no_error_but_is_seen(holdfast: Callable[..., Answer
     assert "4 of the runs diverged" in text and "2 diverged" in text
     cell = json.loads(holdfast("resume", "s", "--json").out)["cells"][1]
     assert cell["status"] == "diverged" and cell["final"]["diverged"] == 1 == cell["round"]
+
+
+def test_a_page_without_the_plug_in_of_a_cell_that_failed(holdfast: Callable[..., Answer], grid: Path) -> None:
+    names = ("--set", 'sweep.method.name=["fedavg", "test-cli-falls"]', "--set", "sweep.seed=[0]")
+    holdfast("sweep", grid, *names, "--out", "s")
+    (folder,) = Path("s").glob("*test-cli-falls*")
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"test-cli-falls"', '"test-nowhere"'))
+    assert "unknown: the method is not at hand here" in render(read_cells(Path("s")))
 
 
 def test_a_page_of_a_part_of_a_sweep(holdfast: Callable[..., Answer], grid: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
-from holdfast.grid import expand
+from holdfast.grid import configs, expand
 
 
 def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -92,7 +92,12 @@ def test_an_override_may_choose_a_part_and_set_it() -> None:
     ({"override": [{"when": 3, "set": {"seed": 1}}]}, "needs a table `set`"),
     ({"override": [{"wenn": {"seed": 1}, "set": {"seed": 1}}]}, "needs a table `set`"),
     ({"override": [{"when": {"metod.name": "ditto"}, "set": {"seed": 1}}]}, "did you mean 'method'"),
+    ({"override": [{"when": {"train.lrr": 0.1}, "set": {"seed": 1}}]}, "unknown key 'sweep.override.when.train.lrr'; did you mean 'lr'"),
+    ({"override": [{"when": {"method.lamm": 0.1}, "set": {"seed": 1}}]}, "did you mean 'lam'"),
+    ({"override": [{"when": {"data.partition.betta": 0.1}, "set": {"seed": 1}}]}, "did you mean 'beta'"),
     ({"seed.x": [1]}, "'seed' is not a section"),
+    ({"metod.name": ["ditto"]}, "unknown key 'sweep.metod'; did you mean 'method'"),
+    ({"overide": [{"set": {"seed": 3}}]}, "unknown key 'sweep.overide'; did you mean 'override'"),
 ])  # fmt: skip
 def test_mistakes(sweep: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
@@ -100,6 +105,15 @@ def test_mistakes(sweep: Any, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_misspelt_axis_is_found_in_the_cell() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'metod'; did you mean 'method'"):
-        make_config(cells(sweep={"metod.name": ["ditto"]})[0][1])
+def test_a_misspelt_section() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'sweeep'; did you mean 'sweep'"):
+        cells(sweeep={"seed": [0, 1]})
+
+
+def test_a_misspelt_setting_is_found_in_the_cell() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'train.lrr'; did you mean 'lr'"):
+        make_config(cells(sweep={"train.lrr": [0.1]})[0][1])
+    with pytest.raises(ConfigError, match="did you mean 'lr'. .in the sweep's cell 'lrr=0.1 seed=0'"):
+        configs({"sweep": {"train.lrr": [0.1], "seed": [0, 1]}})
+    with pytest.raises(ConfigError, match="unknown method 'dito'.*in the sweep's cell 'dito'"):
+        configs({"sweep": {"method.name": ["ditto", "dito"]}})

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import experiment as experiment_module
 from holdfast import planning, session, sweeping
 from holdfast.config import Config, make_config
-from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.errors import ConfigError, DataError, RunError
 from holdfast.core.registry import register
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment
@@ -23,6 +23,7 @@ from holdfast.files import read_json, write_if_absent
 from holdfast.grid import expand
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
+from holdfast.models.mlp import Mlp
 from holdfast.results import Run
 from holdfast.store import Store
 from holdfast.sweeping import resume_sweep, sweep
@@ -367,6 +368,38 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
     assert not (standings[2].path / "failure.json").exists() and Run(standings[2].path).round == 3
     assert before == [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
+
+
+def test_a_network_that_cannot_take_a_step_is_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails when plans are tried, before anything is committed; mended, it is begun as a group of its own."""
+    forward = Mlp.build
+
+    def build(self: Any, *args: Any) -> Any:
+        made = forward(self, *args)
+        if self.hidden == 7 and not os.environ.get("MENDED"):
+            made.backbone.register_forward_hook(lambda module, given, out: 1 / 0)
+        return made
+
+    monkeypatch.setattr(Mlp, "build", build)
+    cells = [(label, make_config(given)) for label, given in expand({**TINY, "sweep": {"model.hidden": [6, 7], "seed": [0, 1]}})]
+    standings = sweep(cells, tmp_path / "s")
+    assert statuses(standings) == ["finished", "finished", "failed", "failed"]
+    assert standings[2].words == "failed before its first round: ZeroDivisionError: division by zero"
+    with monkeypatch.context() as patch:
+        no_training(patch)
+        assert sweep(cells, tmp_path / "s") == standings, "not tried again"
+    assert sweep(cells, tmp_path / "s", retry=True)[2].status == "failed"
+    before = [bits(folder) for folder in folders(tmp_path / "s")[:2]]
+    monkeypatch.setenv("MENDED", "yes")
+    assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
+    assert not list((tmp_path / "s").glob("*/failure.json"))
+    assert before == [bits(folder) for folder in folders(tmp_path / "s")[:2]]
+
+
+def test_a_cell_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="lower data.clients .in the sweep's cell 'clients=5000 iid'"):
+        sweep(cells_of(**{"data.clients": [4, 5000], "data.partition.name": ["iid"]}), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_retried_cell_does_not_join_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

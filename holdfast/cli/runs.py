@@ -140,25 +140,15 @@ def report(
 
 def read_cells(config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None) -> list[tuple[str, Config]]:
     """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
-    from holdfast.config import assign, make_config, read_config
-    from holdfast.core.errors import HoldfastError
-    from holdfast.grid import expand
+    from holdfast.config import assign, read_config
+    from holdfast.grid import configs
 
     load_plugins(plugins)
     table = read_config(config, changes)
     for key, value in options.items():
         if value is not None:
             assign(table, key, value)
-    cells = []
-    tables = expand(table)
-    for label, cell in tables:
-        try:
-            made = make_config(cell)
-            made.parts()
-        except HoldfastError as error:
-            raise type(error)(f"{error} (in the sweep's cell '{label}')" if len(tables) > 1 else str(error)) from None
-        cells.append((label, made))
-    return cells
+    return configs(table)
 
 
 def is_grid(cells: list[tuple[str, Config]]) -> bool:

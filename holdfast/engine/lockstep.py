@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE
 from holdfast.engine.simulator import Call
+from holdfast.engine.workers import WorkerLost
 from holdfast.store import Ready, seal_all
 
 
@@ -99,18 +101,30 @@ def _to_the_end(engine: Engine, players: list[Player], after: Callable[[Player],
 
 
 def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
-    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind."""
-    calls = [Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]
-    for player in now:
-        player.cell.rows.keep()
+    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind. A worker process that was lost may be
+    nobody's failure, so then all are asked together once more: one by one, their last bits could be others."""
     try:
-        return list(engine.exchange(calls))
+        try:
+            return _together(engine, now)
+        except WorkerLost as lost:
+            warnings.warn(f"{lost}; its round goes on with new ones", RuntimeWarning, stacklevel=2)
+            return _together(engine, now)
     except StoreError:
         raise
     except Exception as error:
-        for player in now:
-            player.cell.rows.restore()  # what some of them had already done would be done twice
         if len(now) == 1:
             now[0].fail(error)
             return [None]
     return [answer for player in now for answer in _exchange(engine, [player])]
+
+
+def _together(engine: Engine, now: list[Player]) -> list[Uplink | None]:
+    """All or nothing: after an error, the private rows are what they were."""
+    for player in now:
+        player.cell.rows.keep()
+    try:
+        return list(engine.exchange([Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]))
+    except Exception:
+        for player in now:
+            player.cell.rows.restore()  # what some of them had already done would be done twice
+        raise

@@ -27,9 +27,9 @@ from holdfast.engine.cell import join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
 from holdfast.engine.staff import Call, Done, Staff
 from holdfast.engine.workers import can_fork
+from holdfast.files import readable
 from holdfast.local.client import Local, Received, stack_states
 from holdfast.local.plan import Plan
-from holdfast.store import readable
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`

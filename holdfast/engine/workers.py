@@ -27,6 +27,12 @@ from holdfast.core.errors import RunError
 from holdfast.files import let_go_of_locks
 
 Work = Callable[[Any], Any]
+
+
+class WorkerLost(RunError):
+    """A worker process ended in the middle of its work: memory ran out, or somebody killed it. Not always the work's own fault."""
+
+
 _BUFFER = 1 << 22  # bytes that a socket should hold: fewer changes between the processes
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
@@ -126,13 +132,13 @@ class Pool:
             raise _error(*failure)
         return answer
 
-    def _lost(self, worker: int) -> RunError:
+    def _lost(self, worker: int) -> WorkerLost:
         pid, self._pids[worker] = self._pids[worker], None
         code = 0
         with suppress(ChildProcessError):  # the program may collect its children itself
             code = os.waitstatus_to_exitcode(os.waitpid(pid or -1, 0)[1])
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "ended"
-        return RunError(
+        return WorkerLost(
             f"worker process {worker + 1} of {self.size} (process {pid}) {how} in the middle of its work; "
             "if memory is short, lower engine.memory or set engine.workers = 1"
         )

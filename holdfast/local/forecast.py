@@ -132,21 +132,28 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
     began = time.perf_counter()
     step = trial.seconds(Plan("loop"), 1)
     slow = step > _SLOW
-    best = {"loop": step} if slow and "loop" in plans else {}  # a first try warms up as well, which only short steps feel
+    found: dict[str, list[float]] = {name: [] for name in plans}
+    if slow and "loop" in plans:
+        found["loop"].append(step)  # a first try warms up as well, which only short steps feel
     sizes = {name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1)) for name, plan in plans.items()}
     least, most = _TURNS
-    for turn in range(most):
+    try:
         for name, plan in plans.items():
-            spent = time.perf_counter() - began
-            if name in best and (spent > 1.0 or (turn >= least and spent > _ENOUGH)):
-                continue
-            try:
-                best[name] = min(best.get(name, float("inf")), trial.seconds(plan, sizes[name]))
-            except RunError:
-                if "loop" not in best:
-                    raise
-                return {"loop": best["loop"] * 1e6}
-    return {name: seconds * 1e6 for name, seconds in best.items()}
+            if not slow:
+                trial.seconds(plan, min(2, sizes[name]))
+        for turn in range(most):
+            for name, plan in plans.items():
+                spent = time.perf_counter() - began
+                enough = len(found[name]) >= (1 if slow else 2) and spent > 1.0
+                if not enough and (turn < least or spent <= _ENOUGH):
+                    found[name].append(trial.seconds(plan, sizes[name]))
+    except RunError:
+        if not found.get("loop"):
+            if "loop" not in plans or len(plans) == 1:
+                raise
+            found["loop"] = [trial.seconds(Plan("loop"), 1)]
+        return {"loop": min(found["loop"]) * 1e6}
+    return {name: min(seconds) * 1e6 for name, seconds in found.items()}
 
 
 def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float) -> dict[str, float]:

@@ -146,7 +146,7 @@ def read_cells(folder: Path) -> list[Cell]:
 
 
 def not_begun(cells: Sequence[Cell]) -> int:
-    """How many cells of the sweep that these runs belong to have left nothing to show."""
+    """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed before their first round."""
     folder = cells[0].path.parent
     content = read_json(folder / "sweep.json") or {}
     return len([c for c in content.get("cells", []) if not (folder / c["folder"] / "manifest.json").exists()])

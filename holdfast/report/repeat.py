@@ -34,9 +34,10 @@ def config_text(cells: Sequence[Cell]) -> str | None:
 
 
 def command(cells: Sequence[Cell]) -> str:
-    """With the plan and the threads that the bits depend on."""
+    """With the plan, the threads and the worker processes that the bits depend on."""
     manifest = cells[0].manifest
-    words = ["holdfast run config.toml", f"--plan {manifest['plan']['name']}", f"--set engine.threads={manifest['threads']}"]
+    plan, threads = manifest["plan"], manifest["threads"]
+    words = ["holdfast run config.toml", f"--plan {plan['name']}", f"--set engine.threads={threads}", f"--workers {plan.get('workers', 1)}"]
     return " ".join(words) + plugin_options(manifest.get("plugins", []))
 
 

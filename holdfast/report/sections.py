@@ -14,7 +14,7 @@ from holdfast.data.federation import build_federation
 from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
 from holdfast.report.gather import Cell, Line, not_begun
 from holdfast.report.repeat import command, config_text, without_defaults
-from holdfast.report.table import COLUMNS, tabulate
+from holdfast.report.table import COLUMNS, STATUS, tabulate
 from holdfast.report.toml import to_toml
 
 CURVES = {"accuracy": "Accuracy", "loss": "Loss"}
@@ -47,12 +47,13 @@ def facts(lines: Sequence[Line]) -> str:
 def headline(lines: Sequence[Line]) -> str:
     table = tabulate(lines)
     heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in COLUMNS)
-    heads += "".join(f'<th scope="col">{title}</th>' for title in table.titles[len(COLUMNS) + 1 :])
+    heads += "".join(f'<th class="{STATUS}" scope="col">{title}</th>' for title in table.titles[len(COLUMNS) + 1 :])
     rows = []
     for place, row in enumerate(table.rows):
         cells = []
-        for entry in row[1:]:
-            cells.append(f'<td class="{"best" if entry.best else "plain"}">{escape(entry.text)}</td>')
+        for name, entry in zip(table.titles[1:], row[1:], strict=True):
+            kind = STATUS if name == STATUS else "best" if entry.best else "plain"
+            cells.append(f'<td class="{kind}">{escape(entry.text)}</td>')
         rows.append(f'<tr><th scope="row">{swatch(place)}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
     notes = ["★ best of its column."] if len(lines) > 1 else []
     if any(line.seeds > 1 for line in lines):
@@ -81,7 +82,7 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
     if failed := status.count("failed"):
         notes.append(f"{failed} of the runs failed and have no figures.")
     if missing := not_begun(cells):
-        notes.append(f"{missing} cells of the sweep have not begun and are not shown.")
+        notes.append(f"{missing} cells of the sweep have not begun, or failed before their first round, and are not shown.")
     return notes
 
 
@@ -199,7 +200,7 @@ def _model_words(told: dict[str, Any]) -> str:
         "customised": "the model the server makes for each client",
     }
     kept = {"keep_own": "its own last one", "deliver": "what it would be sent", "finetune": "a copy trained from what it would be sent"}
-    text = meaning.get(str(told["deployed"]), str(told["deployed"]))
+    text = meaning.get(str(told["deployed"]), "unknown: the method is not at hand here")
     return f"{text} (a client outside the cohort: {kept[told['unselected']]})" if told["deployed"] == "personal" else text
 
 

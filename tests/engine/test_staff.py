@@ -154,6 +154,7 @@ def test_no_process_is_left(simulate: Callable[..., Run]) -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
+@pytest.mark.filterwarnings("ignore:worker process")
 def test_a_killed_worker_stops_the_run_where_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(method="test-mortal", train={"rounds": 3}, engine={"plan": "loop", "workers": 2})
     with pytest.raises(RunError, match=r"worker process \d of 2 \(process \d+\) was ended by SIGKILL"):
@@ -167,6 +168,7 @@ def test_a_killed_worker_stops_the_run_where_it_can_go_on(tmp_path: Path, monkey
     same_bits(Run(tmp_path / "run"), Run(tmp_path / "whole"))
 
 
+@pytest.mark.filterwarnings("ignore:worker process")
 @pytest.mark.parametrize(
     ("method", "engine", "error"),
     [("test-mortal", {"workers": 2}, "worker process"), ("test-tripping", {"workers": 2}, "ZeroDivisionError: the client fell"),
@@ -183,6 +185,28 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, method: str, engi
     assert lived and {run.round for run in runs} == {1, 3}
     for run, table in lived:
         same_bits(run, play([{**table, "engine": {"plan": "loop", "workers": 1}}], tmp_path / f"alone {table['seed']}")[0])
+
+
+def test_a_worker_that_is_killed_once_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells of a sweep are asked again together: one by one, BatchNorm on plan vmap would have other last bits."""
+    norm = {"name": "mlp", "hidden": 6, "batch_norm": True}
+    common = {"model": norm, "method": "test-mortal", "train": {"dtype": "float32", "rounds": 3}, "engine": {"plan": "vmap", "workers": 2}}
+    tables: list[dict[str, Any]] = [{**common, "seed": seed} for seed in (0, 1)]
+    killed = tmp_path / "killed"
+
+    def happens(self: Any, local: Any) -> None:
+        if local.round == 2 and os.getpid() != PARENT and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Mortal, "happens", Plain.happens)
+    whole = play(tables, tmp_path / "whole")
+    monkeypatch.setattr(Mortal, "happens", happens)
+    with pytest.warns(RuntimeWarning, match="worker process . of 2 .* its round goes on with new ones"):
+        disturbed = play(tables, tmp_path / "disturbed")
+    assert killed.exists()
+    for one, other in zip(whole, disturbed, strict=True):
+        same_bits(one, other)
 
 
 def test_a_rule_with_a_memory_of_its_own_is_played_here(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
     assert text.count('class="client"') == 3 * 2 * 4  # methods, seeds, clients
     assert re.search(r"client 3, class \d: \d+ samples", text)
     assert "the global model, one for all" in text and "each client&#x27;s personal model" in text
-    assert "holdfast run config.toml --plan loop --set engine.threads=1" in text
+    assert "holdfast run config.toml --plan loop --set engine.threads=1 --workers 1" in text
     assert "accuracy/pooled" in text
 
 

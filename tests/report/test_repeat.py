@@ -55,6 +55,12 @@ def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
     assert text is None or sorted(map(str, made_from(text))) == sorted(str(cell.run.config.plain()) for cell in cells)
 
 
+def test_the_command_names_the_workers_that_were_chosen(tmp_path: Path) -> None:
+    """On plan vmap the last bits depend on them, and by default they are chosen by timing."""
+    sweep(tmp_path / "s", sweep={"seed": [0, 1]}, engine={"plan": "vmap", "workers": 2})
+    assert command(read_cells(tmp_path / "s")) == "holdfast run config.toml --plan vmap --set engine.threads=1 --workers 2"
+
+
 def test_the_command_gives_the_same_bits(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = read_cells(grid)
