@@ -221,4 +221,5 @@ def _cell_on_disk(seen: Rehearsed, place: int) -> tuple[float, float, float, flo
         index = 16 * (attendance.live[rounds - 1] - attendance.live[last - 1])  # of whose row is where, in the state
     else:
         index = 0.0
-    return sum(sizes.values()) + index, measured * with_figures + (rounds - measured) * without, private, len(sizes) + 2 * rounds + bool(private)
+    in_rounds = measured * with_figures + (rounds - measured) * without
+    return sum(sizes.values()) + index, in_rounds, private, len(sizes) + 2 * rounds + bool(private)

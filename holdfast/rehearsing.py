@@ -116,7 +116,8 @@ def _play(stage: _Stage, cells: Sequence[tuple[str, Config]], folder: Path, plug
     if len(cells) == 1 and not cells[0][0]:
         if shard != (1, 1):
             raise ConfigError("shard: there is no [sweep] section with a list, so nothing to share out")
-        start(cells, folder, watch, plugins, engine=stage.make_engine)
+        config = cells[0][1]
+        start([(config.parts().method.name, config)], folder, watch, plugins, engine=stage.make_engine)
         return
     standings = sweep(cells, folder, watch, plugins, shard, engine=stage.make_engine)
     failed = [standing for standing in standings if standing.status == "failed"]
