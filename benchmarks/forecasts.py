@@ -103,6 +103,7 @@ def _planned(config: dict[str, Any], device: str) -> dict[str, Any]:
 def _played(config: dict[str, Any], device: str) -> dict[str, Any]:
     import torch
 
+    import holdfast.api  # noqa: F401  (its imports are part of the peak, as they are of the plan's)
     from holdfast.config import make_config
     from holdfast.engine.simulator import Simulator
     from holdfast.grid import expand

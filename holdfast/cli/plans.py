@@ -25,7 +25,7 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )  # fmt: skip
-from holdfast.cli.runs import engine_options, read_cells
+from holdfast.cli.runs import engine_options, new_folder, read_cells
 from holdfast.cli.sweeps import read_shard
 
 if TYPE_CHECKING:
@@ -65,13 +65,12 @@ def plan(
       holdfast plan --set method.name=ditto --set train.rounds=500
     """
     with only_json(as_json):
-        from holdfast.api import fresh_folder
         from holdfast.rehearsing import rehearse
 
         part = read_shard(shard)
         cells = read_cells(config, changes or [], engine_options(device, way, precision, memory, workers, data_dir), plugin)
         with _Follow() as follow:
-            found = rehearse(cells, out or fresh_folder(), follow.watch(), [str(p) for p in plugin or []], part)
+            found = rehearse(cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part)
     if as_json:
         return print_json(found.plain())
     console = to_stdout()
