@@ -101,16 +101,12 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class _Kind:
-    """All exchanges of one kind: seconds = fixed + slope * rows, in every round or in every evaluation of its experiments."""
+    """All exchanges of one kind in the whole run: steps of all clients, and seconds."""
 
-    members: list[int]
-    evaluation: bool
-    fixed: float
-    slope: float
-    steps: float
-    """Of all clients in the whole run."""
-    seconds: float
     group: tuple[Any, ...]
+    evaluation: bool
+    steps: float
+    seconds: float
 
 
 def predict_seconds(seen: Rehearsed) -> tuple[Seconds, list[_Kind]]:
@@ -139,6 +135,7 @@ def _by_kind(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def _kind(seen: Rehearsed, spans: list[Span]) -> _Kind:
+    """In every round, or in every evaluation, seconds = fixed + slope * rows."""
     first = spans[0]
     members = [i for i, e in enumerate(seen.experiments) if e.cell.group(first.task) == first.group]
     steady = sorted({span.round for span in spans if 2 <= span.round <= seen.last})
@@ -154,7 +151,7 @@ def _kind(seen: Rehearsed, spans: list[Span]) -> _Kind:
     rows, steps = (mean([total(r, name) for r in steady] or [0.0]) * times * growth for name in ("rows_in_full", "steps_in_full"))
     finish = sum(span.seconds + slope * (span.work.rows_in_full - span.work.rows) for span in after)
     steps += sum(span.work.steps_in_full for span in after)
-    return _Kind(members, first.evaluation, fixed, slope, steps, fixed * times * bool(steady) + slope * rows + finish, first.group)
+    return _Kind(first.group, first.evaluation, steps, fixed * times + slope * rows + finish)
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

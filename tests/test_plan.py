@@ -255,6 +255,7 @@ def test_a_cell_that_would_fail_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
 
     def go(*args: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
@@ -298,6 +299,15 @@ def test_the_table(call: Callable[..., tuple[int, str, str]], tmp_path: Path) ->
         assert words in out
     code, out, _ = call("--set", "method.name=ditto", "--set", "train.rounds=2", "--plan", "loop")
     assert code == 0 and "ditto" in out and "1 group on cpu" in out
+
+
+def test_ctrl_c(call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rehearsal, "exchange", stop)
+    code, out, err = call("--set", "train.rounds=2")
+    assert code == 130 and not out and "nothing was left behind" in err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,12 @@ def plan(
 
         part = read_shard(shard)
         cells = read_cells(config, changes or [], engine_options(device, way, precision, memory, workers, data_dir), plugin)
-        with _Follow() as follow:
-            found = rehearse(cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part)
+        try:
+            with _Follow() as follow:
+                found = rehearse(cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part)
+        except KeyboardInterrupt:
+            to_stderr().print("interrupted; nothing was left behind")
+            raise typer.Exit(130) from None
     if as_json:
         return print_json(found.plain())
     console = to_stdout()
@@ -110,18 +114,19 @@ class _Follow:
 
 
 def _groups(found: Prediction) -> Table:
-    """One line for each group of cells that are trained as one computation."""
+    """One line for each group of cells that are trained as one computation: models of a round, how many of them take a step together,
+    processes x threads."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    words = ("group", "plan", "precision", "processes x threads")
-    for title in ("group", "cells", "models a round", "in a stack", *words[1:], "client steps", "us a step"):
-        table.add_column(title, justify="left" if title in words else "right")
+    table.add_column("group", overflow="fold")
+    for title in ("cells", "models", "stack", "plan", "processes", "client steps", "us a step"):
+        table.add_column(title, justify="left" if title in ("plan", "processes") else "right", no_wrap=True)
     for group in found.groups:
         name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"
         micro = "-" if group.microseconds is None else f"{group.microseconds:,.0f}"
         table.add_row(
-            name.replace("[", r"\["), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", group.plan, group.precision,
+            name.replace("[", r"\["), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", f"{group.plan} {group.precision}",
             f"{group.workers} x {group.threads}", f"{group.client_steps:,.0f}", micro,
         )  # fmt: skip
     return table
