@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from holdfast.api import resume, run, sweep
+    from holdfast.api import plan, resume, run, sweep
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.models.network import Model
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Public names and where they live; torch is imported when one of them is first used, not by `import holdfast`.
 _HOMES = {
     "run": "holdfast.api",
+    "plan": "holdfast.api",
     "resume": "holdfast.api",
     "sweep": "holdfast.api",
     "load": "holdfast.results",
@@ -33,7 +34,7 @@ _HOMES = {
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
-__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "register", "resume", "run", "setting", "sweep"]
+__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "plan", "register", "resume", "run", "setting", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

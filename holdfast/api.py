@@ -12,6 +12,8 @@ from typing import Any
 from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError
 from holdfast.grid import configs
+from holdfast.prediction import Prediction
+from holdfast.rehearsing import rehearse
 from holdfast.results import Run
 from holdfast.session import Watch, start
 from holdfast.session import resume as resume_runs
@@ -23,12 +25,7 @@ def run(
     config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, watch: Watch | None = None, **sections: Any
 ) -> Run:
     """Play one experiment and return it. `out` is its directory; by default a new one under runs/."""
-    if isinstance(config, Config):
-        if sections:
-            raise ConfigError("give a Config or sections, not both")
-        chosen = config
-    else:
-        chosen = make_config({**(config or {}), **sections})
+    chosen = _sole(config, sections) if isinstance(config, Config) else make_config({**(config or {}), **sections})
     path = Path(out) if out is not None else fresh_folder()
     start([("", chosen)], path, watch)
     return Run(path, chosen)
@@ -66,6 +63,25 @@ class Swept:
 def _swept(standing: Standing, config: Config) -> Swept:
     run = Run(standing.path, config) if (standing.path / "manifest.json").exists() else None
     return Swept(standing.label, standing.shared or standing.status, standing.round, standing.reason, run)
+
+
+def plan(
+    config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, shard: tuple[int, int] = (1, 1),
+    watch: Watch | None = None, **sections: Any,
+) -> Prediction:  # fmt: skip
+    """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory, bytes on disk. Found by playing
+    a few short rounds beside `out`; nothing is left behind."""
+    if isinstance(config, Config):
+        cells = [("", _sole(config, sections))]
+    else:
+        cells = configs({**(config or {}), **sections})
+    return rehearse(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard)
+
+
+def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
+    if sections:
+        raise ConfigError("give a Config or sections, not both")
+    return config
 
 
 def resume(

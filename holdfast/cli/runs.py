@@ -65,7 +65,7 @@ def run(
         from holdfast.session import start
 
         cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
-        folder, plugins = out or _fresh(), [str(p) for p in plugin or []]
+        folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
             standings = play_sweep(cells, folder, plugin)
         else:
@@ -164,7 +164,7 @@ def engine_options(
     return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": data_dir and str(data_dir.absolute())}
 
 
-def _fresh() -> Path:
+def new_folder() -> Path:
     from holdfast.api import fresh_folder
 
     return fresh_folder()

@@ -65,6 +65,11 @@ class Pool:
     def size(self) -> int:
         return len(self._links)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of those that are not known to have ended."""
+        return [pid for pid in self._pids if pid is not None]
+
     def answers(self, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
         """What the workers make of these messages, in their order. Whoever is free takes the next message, which is made only then, and
         nobody runs far ahead, so that few messages and answers exist at a time. Whatever goes wrong ends the pool: nobody may find an
