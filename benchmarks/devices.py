@@ -32,11 +32,11 @@ def main(device: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for method in parts("method"):
             base, accuracy, _ = play(Path(folder), method, "cpu", "loop", "float64")
-            for plan in ("loop", "vmap"):
+            for plan in ("loop", "vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
                 weights, there, seconds = play(Path(folder), method, device, plan, "float64")
                 once, again = (play(Path(folder), method, device, plan, "float32")[0] for _ in range(2))
                 print(
-                    f"{method:10} {device} {plan:5} against cpu: {float((weights - base).abs().max()):.1e}"
+                    f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e}"
                     f"  accuracy {there:.4f} ({accuracy:.4f})  float32 twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}"
                     f"  {seconds:.1f} s",
                     flush=True,

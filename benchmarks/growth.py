@@ -92,8 +92,8 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
         shape = (1, 28, 28) if model == "cnn28" else (3, 32, 32)
         work = Work("", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": shape}, point["clients"], 100, device=point["device"])
     bench = Bench.of(work)
-    plan = bench.choose(point["plan"]) if point["device"] == "cpu" else Plan(point["plan"], precision="tf32")
     before = _memory(point["device"])
+    plan = bench.choose(point["plan"]) if point["device"] == "cpu" else Plan(point["plan"], precision="tf32")
     for _ in range(TURNS):
         bench._clock("it", plan, lambda: bench.fit(plan))
     seconds = bench.seconds["it"]

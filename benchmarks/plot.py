@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 360, 70, 150, 36, 52
+_APART = 30  # pixels between two numbers of the horizontal axis
 COLOURS = ("#1668b8", "#c2410c", "#15803d", "#7e22ce", "#b45309", "#0e7490")
 
 
@@ -38,8 +39,12 @@ def log_plot(lines: Sequence[Line], across: str, up: str) -> str:
         _, y = place(low_x, 10.0**power)
         out.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#333">{10.0**power:,g}</text>')
+    last = -math.inf
     for value in sorted({x for x, _ in every}):
         x, _ = place(value, 10.0**bottom)
+        if x - last < _APART:
+            continue
+        last = x
         out.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="#333">{_short(value)}</text>')
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle" fill="#111">{escape(across)}</text>')
     ends = _apart([place(*line.points[-1])[1] for line in shown])
