@@ -1,0 +1,85 @@
+"""Every plan on a device against plan `loop` on the CPU, in float64; the same training twice in TF32 and bf16, bit for bit; and whether a
+training waits for the device:
+
+    python benchmarks/equal_plans.py cuda
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, get_args
+
+import torch
+
+from holdfast.core.device import counting
+from holdfast.core.keys import Key
+from holdfast.core.registry import build
+from holdfast.data.federation import Padded, Samples
+from holdfast.local.fit import Fitted, Recipe, fit
+from holdfast.local.plan import REPLAYED, Plan, PlanName
+from holdfast.local.programs import refusals
+from holdfast.models.network import Network
+
+CPU = torch.device("cpu")
+NETWORKS = {"cnn-bn": (1, 28, 28), "fedcap-cnn": (3, 32, 32)}
+
+
+def world(model: str, clients: int, samples: int, dtype: torch.dtype, ragged: bool) -> tuple[Network, Samples, Padded]:
+    store = build("source", {"name": "synthetic", "shape": NETWORKS[model]}).load(None)
+    part = build("model", model)
+    network = Network(lambda: part.build(store.sample_shape, store.classes), signature=f"{model} {dtype}", dtype=dtype)
+    rows = torch.arange(clients * samples).view(clients, -1) % len(store)
+    count = torch.full((clients,), samples) - (torch.arange(clients) * 3 % (samples // 2) if ragged else 0)
+    return network, store, Padded(rows, store.y[rows], count)
+
+
+def train(world: tuple[Network, Samples, Padded], recipe: Recipe, plan: Plan, device: torch.device, pulled: bool = False) -> Fitted:
+    network, store, data = world
+    network.module.to(device)
+    n, start = len(data.count), network.initial(Key(0)).to(device)
+    options: dict[str, Any] = {"pull": (network.initial(Key(1)).to(device).expand(n, -1), 0.1)} if pulled else {}
+    on_device = Padded(data.rows.to(device), data.labels.to(device), data.count)
+    with counting(device, plan.precision):
+        return fit(network, start.expand(n, -1), store.on(device), on_device, Key(0).fold(torch.arange(n)), recipe, plan, **options)
+
+
+def main(device: torch.device) -> None:
+    for model in NETWORKS:
+        recipe = Recipe(lr=0.05, epochs=2, batch_size=5, momentum=0.5, weight_decay=1e-3)
+        exact = world(model, 6, 24, torch.float64, ragged=True)
+        want = train(exact, recipe, Plan("loop"), CPU, pulled=True)
+        for name in get_args(PlanName):
+            sizes = (3, 8) if name in REPLAYED and Plan(name).stacked else ()
+            got = train(exact, recipe, Plan(name, sizes=sizes), device, pulled=True)
+            print(f"{model:11} {name:14} {device} against cpu loop: {float((got.model.cpu() - want.model).abs().max()):.1e}", flush=True)
+        rough = world(model, 20, 100, torch.float32, ragged=False)
+        for name in get_args(PlanName):
+            for precision in ("tf32", "bf16"):
+                plan = Plan(name, precision=precision)  # type: ignore[arg-type]
+                once, again = (train(rough, Recipe(), plan, device).model for _ in range(2))
+                print(f"{model:11} {name:14} {precision} twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}", flush=True)
+        if device.type == "cuda":
+            _waits(rough, device)
+    print(f"{refusals()} programs could not be made", flush=True)
+
+
+def _waits(rough: tuple[Network, Samples, Padded], device: torch.device) -> None:
+    network, store, data = rough
+    n, ready = len(data.count), Padded(data.rows.to(device), data.labels.to(device), data.count)
+    start, key = network.initial(Key(0)).to(device).expand(n, -1), Key(0).fold(torch.arange(n))
+    for name in ("vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
+        plan = Plan(name, precision="tf32")  # type: ignore[arg-type]
+        with counting(device, "tf32"):
+            fit(network, start, store.on(device), ready, key, Recipe(), plan)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                fit(network, start, store.on(device), ready, key, Recipe(), plan)
+                print(f"{name:14} waits for nothing", flush=True)
+            except RuntimeError as error:
+                print(f"{name:14} WAITS: {error}", flush=True)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+if __name__ == "__main__":
+    main(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu"))
