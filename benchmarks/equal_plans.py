@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import torch
 
-from holdfast.core.device import counting
+from holdfast.core.device import Precision, counting
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
@@ -54,8 +54,8 @@ def main(device: torch.device) -> None:
             print(f"{model:11} {name:14} {device} against cpu loop: {float((got.model.cpu() - want.model).abs().max()):.1e}", flush=True)
         rough = world(model, 20, 100, torch.float32, ragged=False)
         for name in get_args(PlanName):
-            for precision in ("tf32", "bf16"):
-                plan = Plan(name, precision=precision)  # type: ignore[arg-type]
+            for precision in get_args(Precision)[1:]:
+                plan = Plan(name, precision=precision)
                 once, again = (train(rough, Recipe(), plan, device).model for _ in range(2))
                 print(f"{model:11} {name:14} {precision} twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}", flush=True)
         if device.type == "cuda":
@@ -67,8 +67,8 @@ def _waits(rough: tuple[Network, Samples, Padded], device: torch.device) -> None
     network, store, data = rough
     n, ready = len(data.count), Padded(data.rows.to(device), data.labels.to(device), data.count)
     start, key = network.initial(Key(0)).to(device).expand(n, -1), Key(0).fold(torch.arange(n))
-    for name in ("vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
-        plan = Plan(name, precision="tf32")  # type: ignore[arg-type]
+    for name in get_args(PlanName)[1:]:  # the loop asks for every step anew
+        plan = Plan(name, precision="tf32")
         with counting(device, "tf32"):
             fit(network, start, store.on(device), ready, key, Recipe(), plan)
             torch.cuda.set_sync_debug_mode("error")
