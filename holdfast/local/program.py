@@ -17,14 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
-from holdfast.data.federation import Samples
 from holdfast.local.augment import Augment
-from holdfast.local.losses import Batch, Loss
+from holdfast.local.losses import Batch
+from holdfast.local.same import same
 from holdfast.local.sgd import Sgd
 from holdfast.local.stack import Stack
-from holdfast.local.steps import Stacked, Step, Tensors, apply_step
+from holdfast.local.steps import Stacked, Tensors, apply_step
 from holdfast.models.folded import DECOMPOSITIONS, as_products
-from holdfast.models.network import Network
 
 _WARM_UP = 3  # runs before a capture: libraries choose their kernels and buffers in the first ones
 
@@ -37,8 +36,8 @@ class Structure:
     dtype: torch.dtype
     device: torch.device
     store: int
-    loss: Loss
-    step: Step | None
+    functions: Any
+    """The loss and the step, as `same` tells them apart."""
     augment: Augment
     batch_size: int
     full: bool
@@ -64,8 +63,8 @@ class Structure:
         pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
-            network.signature, network.dtype, stack.model.device, id(stack.samples), recipe.loss, stack.step, recipe.augment,
-            recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone,
+            network.signature, network.dtype, stack.model.device, id(stack.samples), same((recipe.loss, stack.step)),
+            recipe.augment, recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone,
             name.startswith("compiled"), precision,
         )  # fmt: skip
 
@@ -73,9 +72,10 @@ class Structure:
 class Program:
     """`load` some rows, `run` their steps, `unload` them."""
 
-    def __init__(self, structure: Structure, network: Network, samples: Samples, pool: Any = None):
+    def __init__(self, structure: Structure, stack: Stack, pool: Any = None):
         """`pool`: scratch memory of another program. They run one after the other and leave nothing behind in it, so they can share."""
-        self.structure, self.network, self.samples = structure, network, samples
+        self.structure, self.samples = structure, stack.samples
+        network, loss, step = stack.network, stack.recipe.loss, stack.step
         s, slots = structure, {slot.name: slot for slot in network.layout.slots}
 
         def room(*shape: int, dtype: torch.dtype = s.dtype) -> Tensor:
@@ -95,8 +95,8 @@ class Program:
         self.memory |= {f"aux.{name}": room(*shape, dtype=dtype) for name, shape, dtype in s.aux}
         self.memory |= {f"number.{name}": room() for name in ("lr", "momentum", "decay", "pull")} | {"losses": room()}
         self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
-        self._stepper = Stacked(network, s.loss, s.precision)
-        self._run = apply_step(network, s.loss, s.step, s.precision) if s.step else None
+        self._stepper = Stacked(network, loss, s.precision)
+        self._run = apply_step(network, loss, step, s.precision) if step else None
         self.graph: torch.cuda.CUDAGraph | None = None
         if s.device.type == "cuda":
             self.graph = _captured(self._advance(), s.device, pool)

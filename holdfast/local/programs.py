@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.local.plan import Plan
 from holdfast.local.program import Program, Structure
+from holdfast.local.same import HoldsTensors
 from holdfast.local.sgd import PerRow
 from holdfast.local.stack import Stack
 from holdfast.local.steps import Tensors, no_luck
@@ -20,6 +21,7 @@ _log = logging.getLogger("holdfast.local")
 _MOST = 12  # programs that are kept; each holds its rows' tensors
 _programs: OrderedDict[Structure, Program] = OrderedDict()
 _refused: dict[Structure, str] = {}
+_said: set[str] = set()
 
 
 class CannotReplay(Exception):
@@ -106,25 +108,35 @@ def _tensors(stack: Stack, rows: Tensor) -> Tensors:
 
 def _program(stack: Stack, size: int, plan: Plan) -> Program:
     """Made once for each structure; the ones that were used last are kept."""
-    structure = Structure.of(stack, size, plan.name, plan.precision)
+    try:
+        structure = Structure.of(stack, size, plan.name, plan.precision)
+    except HoldsTensors as found:
+        _say_once(f"plan {plan.name} cannot run this loss or step ({found}); the next best plan does")
+        raise CannotReplay(str(found)) from None
     if structure in _refused:
         raise CannotReplay(_refused[structure])
     if structure not in _programs:
         try:
             alive = (p.graph.pool() for s, p in _programs.items() if p.graph is not None and s.device == structure.device)
-            _programs[structure] = Program(structure, stack.network, stack.samples, next(alive, None))
+            _programs[structure] = Program(structure, stack, next(alive, None))
         except HoldfastError:
             raise
         except Exception as error:  # compilers fail in many ways; whatever it was, another plan can do the work
             reason = (str(error).strip() or "no reason given").splitlines()[0][:300]
             _refused[structure] = f"{type(error).__name__}: {reason}"
             forget()
-            _log.warning("plan %s cannot run this model (%s); the next best plan does", plan.name, _refused[structure])
+            _say_once(f"plan {plan.name} cannot run this model ({_refused[structure]}); the next best plan does")
             raise CannotReplay(_refused[structure]) from error
         if len(_programs) > _MOST:
             _programs.popitem(last=False)
     _programs.move_to_end(structure)
     return _programs[structure]
+
+
+def _say_once(line: str) -> None:
+    if line not in _said:
+        _said.add(line)
+        _log.warning(line)
 
 
 def refusals() -> int:

@@ -28,6 +28,7 @@ COMPILED = Plan("compiled-vmap")
 @pytest.fixture(autouse=True)
 def no_programs() -> Iterator[None]:
     programs.forget()
+    programs._said.clear()
     yield
     programs.forget()
 
@@ -121,6 +122,27 @@ def test_an_error_of_the_user_is_no_reason_to_try_another_plan() -> None:
 
     with pytest.raises(ConfigError, match="one value per sample"):
         train(network, starts(network, 2), samples, data, replace(RECIPE, loss=wrong), COMPILED)
+
+
+def test_a_loss_made_anew_is_the_same_and_one_that_holds_tensors_is_not_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    """A method's closure over numbers serves every round; over a tensor of this round, a program would go on with the old one."""
+    samples = random_samples(40)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4])
+    model = starts(network, 2)
+
+    def scaled(by: Any) -> Any:
+        return lambda net, batch: by * nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+
+    for _ in range(2):
+        twice = train(network, model, samples, data, replace(RECIPE, loss=scaled(2.0)), COMPILED).model
+    assert len(kept()) == 1
+    with caplog.at_level(logging.WARNING, "holdfast.local"):
+        for factor in (2.0, 3.0):
+            got = train(network, model, samples, data, replace(RECIPE, loss=scaled(torch.tensor(factor).double())), COMPILED).model
+            want = train(network, model, samples, data, replace(RECIPE, loss=scaled(factor)), LOOP).model
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    assert len(kept()) == 1 and not torch.equal(twice, got)
+    assert caplog.messages and all("aux" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(crop=1, flip=0.5, jitter=0.2)], ids=["plain", "augmented"])
