@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tests.helpers import play
 
 # One thread: the tensors are tiny, and bits must not depend on the machine's cores.
 torch.set_num_threads(1)
+# A shell that starts something in the background has it ignore Ctrl-C, which children inherit; tests that send it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
