@@ -11,7 +11,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -222,7 +222,7 @@ def run_bench(
     with on_threads(threads):
         for work in find_works(names, where.type):
             if isinstance(work, Work):
-                bench = Bench.of(work)
+                bench = Bench.of(replace(work, device=device))
                 bench.measure(budget)
                 fresh = bench.rows()
             else:

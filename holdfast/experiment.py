@@ -22,6 +22,7 @@ from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
+from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context
 from holdfast.models.network import Model, Network
 from holdfast.roster import Roster, read_availability
@@ -282,6 +283,8 @@ def make_network(parts: Parts, samples: Samples, dtype: str) -> Network:
     rule = parts.method.Client(parts.method)
     kind = torch.float64 if dtype == "float64" else torch.float32
     built_by = f"{type(rule).network.__module__}.{type(rule).network.__qualname__}"
+    if type(rule).network is not ClientRule.network:  # which may read any setting
+        built_by += f" {parts.method.settings()}"
     if isinstance(parts.model, Model):
         model = parts.model
         return Network(lambda: rule.network(model.make()), model.head, f"{id(model):x} {built_by}", kind)

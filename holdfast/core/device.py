@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 Precision = Literal["fp32", "tf32", "bf16"]
+# read when cuBLAS is first used, so it has to be set before anything is: with it, the same work has the same bits
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
@@ -35,7 +37,6 @@ def counting(device: torch.device, precision: Precision) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     cudnn = torch.backends.cudnn
     before = (
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision(),

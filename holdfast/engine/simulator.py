@@ -30,6 +30,7 @@ from holdfast.engine.workers import can_fork
 from holdfast.files import readable
 from holdfast.local.client import Local, Received, stack_states
 from holdfast.local.plan import Plan
+from holdfast.local.programs import forget
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
@@ -45,9 +46,11 @@ class Simulator:
     _staff: Staff | None = None
 
     def close(self) -> None:
-        """End the workers, if there are any."""
+        """End the workers, if there are any, and give back what programs hold on a GPU."""
         if self._staff is not None:
             self._staff.close()
+        if self.device.type == "cuda":
+            forget()
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""

@@ -165,15 +165,19 @@ def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_
         pays = best == "captured-vmap" and times[best] * client_steps > _WORTH_COMPILING
         if name == "compiled-vmap" and len(plans) > 1 and not pays:
             continue
-        before = refusals()
-        together = min(rows, plan.together) if plan.stacked else 1
-        trial.seconds(plan, together, 1)
-        if len(plans) > 1 and refusals() > before:  # the log has said why
+        before, together = refusals(), min(rows, plan.together) if plan.stacked else 1
+        try:
+            trial.seconds(plan, together, 1)
+            if len(plans) > 1 and refusals() > before:  # the log has said why
+                continue
+            short, long = (min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS)
+        except RunError:  # vmap knows no LSTM
+            if len(plans) == 1:
+                raise
             continue
-        short, long = (min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS)
-        times[name] = (long - short) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
-    if not times:  # neither can be captured
-        times = {name: trial.seconds(Plan(cast(PlanName, name)), min(rows, 2)) for name in ("loop", "vmap")}
+        times[name] = max(long - short, 1e-9) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
+    if not times:  # nothing can be captured
+        times["loop"] = trial.seconds(replace(next(iter(plans.values())), name="loop"), 1)
     return {name: seconds * 1e6 for name, seconds in times.items()}
 
 

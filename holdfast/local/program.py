@@ -99,7 +99,8 @@ class Program:
         self._run = apply_step(network, loss, step, s.precision) if step else None
         self.graph: torch.cuda.CUDAGraph | None = None
         if s.device.type == "cuda":
-            self.graph = _captured(self._advance(), s.device, pool)
+            self._run_once = self._advance()  # kept: the graph reads tensors that the compiled code may own
+            self.graph = _captured(self._run_once, s.device, pool)
             self.replay: Callable[[], None] = self.graph.replay
         else:
             self.replay = self._advance()
@@ -134,11 +135,11 @@ class Program:
         if self.structure.alone:
             gradients = self._gradients_alone
             if compiled and self._run is None:
-                gradients = torch.compile(_traced(gradients, *self._inputs_alone()), dynamic=False)
+                gradients = _compiled(_traced(gradients, *self._inputs_alone()))
             return partial(self._step_alone, gradients)
         step: Callable[[Tensors], Tensors] = self._step
         if compiled:
-            step = torch.compile(self.traced(), dynamic=False)
+            step = _compiled(self.traced())
 
         def run() -> None:
             fresh = step(self.memory)
@@ -154,7 +155,7 @@ class Program:
         momenta, masks = _under(memory, "momenta."), _under(memory, "masks.")
         old = [params[name] for name in s.wanted]
         if self._run is not None:
-            new, buffers, value = torch.func.vmap(self._run)(params, buffers, batch, dropout, memory["number.lr"])
+            new, buffers, value = Stacked.run(torch.func.vmap(self._run), params, buffers, batch, dropout, memory["number.lr"])
             fresh = [torch.where(masks[name], new[name], params[name]) if s.partly else new[name] for name in s.wanted]
             momenta = {}
         else:
@@ -226,9 +227,17 @@ def _captured(run: Callable[[], None], device: torch.device, pool: Any) -> torch
                 run()
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.stream(now), torch.cuda.graph(graph, pool=pool):  # a capture that fails may leave its own stream behind
             run()
     return graph
+
+
+def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Without what a compiler decides by the stopwatch: another order of sums would be other bits the next time."""
+    import torch._inductor.config as settings
+
+    by_stopwatch = ("shape_padding", "dynamic_scale_rblock", "benchmark_fusion")
+    return torch.compile(traced, dynamic=False, options={name: False for name in by_stopwatch if hasattr(settings, name)})
 
 
 def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:

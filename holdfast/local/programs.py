@@ -18,10 +18,11 @@ from holdfast.local.stack import Stack
 from holdfast.local.steps import Tensors, no_luck
 
 _log = logging.getLogger("holdfast.local")
-_MOST = 12  # programs that are kept; each holds its rows' tensors
+_MOST = 32  # programs that are kept; each holds its rows' tensors, and all go when memory is short
 _programs: OrderedDict[Structure, Program] = OrderedDict()
 _refused: dict[Structure, str] = {}
 _said: set[str] = set()
+_count = 0
 
 
 class CannotReplay(Exception):
@@ -112,25 +113,41 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
         structure = Structure.of(stack, size, plan.name, plan.precision)
     except HoldsTensors as found:
         _say_once(f"plan {plan.name} cannot run this loss or step ({found}); the next best plan does")
-        raise CannotReplay(str(found)) from None
+        raise _refusal(str(found)) from None
     if structure in _refused:
-        raise CannotReplay(_refused[structure])
+        raise _refusal(_refused[structure])
     if structure not in _programs:
         try:
-            alive = (p.graph.pool() for s, p in _programs.items() if p.graph is not None and s.device == structure.device)
-            _programs[structure] = Program(structure, stack, next(alive, None))
+            _programs[structure] = _made(structure, stack)
         except HoldfastError:
             raise
         except Exception as error:  # compilers fail in many ways; whatever it was, another plan can do the work
-            reason = (str(error).strip() or "no reason given").splitlines()[0][:300]
-            _refused[structure] = f"{type(error).__name__}: {reason}"
+            cause = error.__context__ if "capture" in str(error) and error.__context__ is not None else error
+            reason = (str(cause).strip() or "no reason given").splitlines()[0][:300]
+            _refused[structure] = f"{type(cause).__name__}: {reason}"
             forget()
             _say_once(f"plan {plan.name} cannot run this model ({_refused[structure]}); the next best plan does")
-            raise CannotReplay(_refused[structure]) from error
+            raise _refusal(_refused[structure]) from error
         if len(_programs) > _MOST:
             _programs.popitem(last=False)
     _programs.move_to_end(structure)
     return _programs[structure]
+
+
+def _made(structure: Structure, stack: Stack) -> Program:
+    """Where others hold the memory, they are given up: whether a program can be made must not depend on which were made before."""
+    alive = (p.graph.pool() for s, p in _programs.items() if p.graph is not None and s.device == structure.device)
+    try:
+        return Program(structure, stack, next(alive, None))
+    except torch.OutOfMemoryError:
+        forget()
+        return Program(structure, stack)
+
+
+def _refusal(reason: str) -> CannotReplay:
+    global _count
+    _count += 1
+    return CannotReplay(reason)
 
 
 def _say_once(line: str) -> None:
@@ -140,8 +157,8 @@ def _say_once(line: str) -> None:
 
 
 def refusals() -> int:
-    """How many structures could not be made into programs so far."""
-    return len(_refused)
+    """How often a training could not be replayed so far."""
+    return _count
 
 
 def forget() -> None:

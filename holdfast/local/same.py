@@ -6,9 +6,9 @@ none to make a program from. Tensors belong into `aux`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,28 +32,38 @@ class Same:
         return id(self.thing)
 
 
-def same(thing: Any) -> Any:
-    """Something hashable that is equal for functions that do the same."""
+def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
+    """Something hashable that is equal for functions that do the same. `inside` are the addresses of what is being looked through."""
     if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
         return (type(thing), thing)
+    if isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType)):
+        return Same(thing)
+    if id(thing) in inside:
+        raise HoldsTensors("itself")
+    deeper = (*inside, id(thing))
     if isinstance(thing, tuple):
-        return tuple(same(part) for part in thing)
+        return tuple(same(part, deeper) for part in thing)
     if isinstance(thing, functools.partial):
-        return same(thing.func), same(thing.args), tuple((name, same(value)) for name, value in sorted(thing.keywords.items()))
+        return same((thing.func, thing.args, *_sorted(thing.keywords)), deeper)
     if isinstance(thing, types.MethodType):
-        return same(thing.__func__), Same(thing.__self__)
+        return same((thing.__func__, thing.__self__), deeper)
     if isinstance(thing, types.FunctionType):
-        return _function(thing)
+        return _function(thing, deeper)
     if isinstance(thing, BaseModel):  # a part chosen by name: every experiment has its own, and equal settings mean the same
         return type(thing), str(thing.model_dump())
-    if isinstance(thing, (Tensor, dict, list, set)) or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
+    if isinstance(thing, (Tensor, dict, list, set)) or not hasattr(thing, "__dict__"):
         raise HoldsTensors(f"a {type(thing).__name__}")
-    return Same(thing)
+    return Same(type(thing)), same(_sorted(vars(thing)), deeper)  # an object is what it holds now
 
 
-def _function(function: types.FunctionType) -> Any:
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+def _sorted(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(table.items()))
+
+
+def _function(function: types.FunctionType, inside: tuple[int, ...]) -> Any:
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
     try:
-        return function.__code__, same(function.__defaults__), tuple(same(cell) for cell in cells)
+        held = same((function.__defaults__, _sorted(function.__kwdefaults__ or {}), cells), inside)
     except HoldsTensors as found:
         raise HoldsTensors(f"{function.__qualname__} closes over {found}; hand tensors to `aux`") from None
+    return function.__code__, Same(function.__globals__), held

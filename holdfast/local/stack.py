@@ -106,7 +106,7 @@ class Stack:
             pick(self.sgd.lr), pick(momentum), pick(self.sgd.weight_decay), pick(self.sgd.pull),
             [torch.zeros_like(params[name]) for name in wanted] if isinstance(momentum, Tensor) or momentum else None,
             None if self.target is None else _named(layout, self.target[put(rows, device)], wanted),
-            _named(layout, (self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows].to(device), wanted)
+            _named(layout, put((self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows], device), wanted)
             if partly else None,
         )  # fmt: skip
 
