@@ -295,21 +295,26 @@ def test_other_shards_are_told_apart(tmp_path: Path) -> None:
     assert len(list((tmp_path / "s" / "groups").iterdir())) == 2
 
 
-def test_a_group_that_has_begun_is_continued_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begun as one, continued as a shard: on vmap a part of it would have other bits."""
-    cells = mixed()[:2]
-    sweep(cells, tmp_path / "whole")
+def stop_in_round(round: int, cells: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when the sweep asks its clients for something in this round."""
     exchange = Simulator.exchange
 
     def stop(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == 2:
+        if calls[0].cell.round == round:
             raise KeyboardInterrupt
         return exchange(self, calls)
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulator, "exchange", stop)
         with pytest.raises(KeyboardInterrupt):
-            sweep(cells, tmp_path / "cut")
+            sweep(cells, out)
+
+
+def test_a_group_that_has_begun_is_continued_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun as one, continued as a shard: on vmap a part of it would have other bits."""
+    cells = mixed()[:2]
+    sweep(cells, tmp_path / "whole")
+    stop_in_round(2, cells, tmp_path / "cut", monkeypatch)
     assert statuses(sweep(cells, tmp_path / "cut", shard=(2, 2))) == ["finished", "finished"]
     for folder in folders(tmp_path / "whole"):
         assert bits(tmp_path / "cut" / folder.name) == bits(folder)
@@ -406,17 +411,7 @@ def test_a_retried_cell_does_not_join_the_others(tmp_path: Path, monkeypatch: py
     """They are in the middle of their runs; their bits are those of a sweep in which it failed and stayed away."""
     cells = mixed()
     sweep(cells, tmp_path / "whole")
-    exchange = Simulator.exchange
-
-    def stop(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == 3:
-            raise KeyboardInterrupt
-        return exchange(self, calls)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulator, "exchange", stop)
-        with pytest.raises(KeyboardInterrupt):
-            sweep(cells, tmp_path / "cut")
+    stop_in_round(3, cells, tmp_path / "cut", monkeypatch)
     assert (tmp_path / "cut" / "002-bad" / "failure.json").exists()
     monkeypatch.setenv("MENDED", "yes")
     assert statuses(sweep(cells, tmp_path / "cut", retry=True)) == ["finished"] * 4

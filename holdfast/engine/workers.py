@@ -232,6 +232,7 @@ def send(link: socket.socket, message: Any) -> None:
 
 
 def receive(link: socket.socket) -> Any:
+    """Pickle is for this process and the children it has forked, over a pair of sockets that nobody else can open."""
     (count,) = struct.unpack("<Q", _exactly(link, 8))
     sizes = struct.unpack(f"<{count}Q", _exactly(link, 8 * count))
     head, *contents = [_exactly(link, size) for size in sizes]
