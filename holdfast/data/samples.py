@@ -15,7 +15,7 @@ from holdfast.core.errors import DataError
 class Samples:
     """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes stay bytes: they are normalised when gathered."""
 
-    x: Tensor  # [N, ...] uint8 or float32
+    x: Tensor  # [N, ...] uint8 or float32; or int32: words as hashes >= 1, with 0 where a text has ended
     y: Tensor  # [N] int64
     classes: int
     train_rows: int
@@ -23,6 +23,7 @@ class Samples:
     std: tuple[float, ...] = (1.0,)
     name: str = ""
     user: Tensor | None = None  # [N] int64: who recorded the row, where the dataset says so
+    class_names: tuple[str, ...] = ()  # one per class, where the dataset says so
     # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
@@ -41,10 +42,18 @@ class Samples:
     def sample_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    @property
+    def words(self) -> bool:
+        """Whether a sample is a text: hashes of words, which a model looks up, not numbers to count with."""
+        return self.x.dtype == torch.int32
+
     def batch(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The normalised samples of these rows: [*rows.shape, *sample_shape]."""
-        flat = self.x.index_select(0, rows.reshape(-1)).to(dtype)
-        flat = (flat - self._shift.to(dtype)) / self._scale.to(dtype)
+        """The normalised samples of these rows: [*rows.shape, *sample_shape]; words come as int64, as they are."""
+        flat = self.x.index_select(0, rows.reshape(-1))
+        if self.words:
+            flat = flat.to(torch.int64)
+        else:
+            flat = (flat.to(dtype) - self._shift.to(dtype)) / self._scale.to(dtype)
         return flat.reshape(*rows.shape, *self.sample_shape)
 
     def on(self, device: torch.device) -> Samples:
@@ -66,14 +75,16 @@ class Samples:
 
 def _check(samples: Samples) -> None:
     name, rows = samples.name or "samples", samples.x.shape[0]
-    if samples.x.dtype not in (torch.uint8, torch.float32):
-        raise DataError(f"{name}: x must be uint8 or float32, not {samples.x.dtype}")
+    if samples.x.dtype not in (torch.uint8, torch.float32, torch.int32):
+        raise DataError(f"{name}: x must be uint8, float32 or (words) int32, not {samples.x.dtype}")
     if samples.y.dtype != torch.int64 or samples.y.shape != (rows,):
         raise DataError(f"{name}: y must be {rows} int64 labels, not {tuple(samples.y.shape)} of {samples.y.dtype}")
     if samples.user is not None and samples.user.shape != (rows,):
         raise DataError(f"{name}: user must have {rows} entries, not {tuple(samples.user.shape)}")
     if rows and not (0 <= int(samples.y.min()) and int(samples.y.max()) < samples.classes):
         raise DataError(f"{name}: labels must be 0..{samples.classes - 1}, found {int(samples.y.min())}..{int(samples.y.max())}")
+    if samples.class_names and len(samples.class_names) != samples.classes:
+        raise DataError(f"{name}: {len(samples.class_names)} class names for {samples.classes} classes")
     if not 0 <= samples.train_rows <= rows:
         raise DataError(f"{name}: train_rows is {samples.train_rows} but there are {rows} rows")
     channels = samples.sample_shape[0] if samples.sample_shape else 1

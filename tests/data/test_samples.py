@@ -63,3 +63,16 @@ def test_unsound_samples_are_refused(change: dict, message: str) -> None:
     Samples(**sound)
     with pytest.raises(DataError, match=message):
         Samples(**{**sound, **change})
+
+
+def test_words_are_handed_out_as_they_are():
+    x = torch.tensor([[7, 2**31 - 1, 0], [1, 0, 0]], dtype=torch.int32)
+    samples = Samples(x, torch.tensor([0, 1]), classes=2, train_rows=2)
+    assert samples.words
+    got = samples.batch(torch.tensor([[1], [0]]), torch.float64)
+    assert got.dtype == torch.int64 and got.tolist() == [[[1, 0, 0]], [[7, 2**31 - 1, 0]]]
+
+
+def test_as_many_names_as_classes():
+    with pytest.raises(DataError, match="3 class names for 2 classes"):
+        Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 2, 1, class_names=("a", "b", "c"))
