@@ -49,7 +49,7 @@ def test_bytes_stay_bytes_and_the_store_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.zeros(4, 2, dtype=torch.float64)}, "x must be uint8 or float32"),
+        ({"x": torch.zeros(4, 2, dtype=torch.float64)}, "x must be uint8, float32 or"),
         ({"y": torch.zeros(3, dtype=torch.int64)}, "y must be 4 int64 labels"),
         ({"y": torch.tensor([0, 1, 2, 3])}, r"labels must be 0..2, found 0..3"),
         ({"train_rows": 5}, "train_rows is 5 but there are 4 rows"),
