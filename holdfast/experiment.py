@@ -218,7 +218,8 @@ class Experiment:
         parts = self.store.parts(self.cell.round)
         who = self.adversary.malicious, len(self.roster.clients), self.roster.banned
         final = metrics.of_run(parts, self.config.evaluate.targets, *who, self.metrics)
-        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "deployed": self.method.deploys}
+        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "metrics": list(self.metrics)}
+        protocol["deployed"] = self.method.deploys
         self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
         self.store.write_json("result.json", self.finished)
         return self.finished
