@@ -66,7 +66,7 @@ class EvaluateSettings(Section):
         "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
     )
     test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
-    metrics: tuple[Metric, ...] = setting((), "beside accuracy and loss, of each client's own samples: macro_f1, balanced_accuracy, auc")
+    metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
     targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")
 
 

@@ -106,7 +106,8 @@ def test_three_classes_by_hand() -> None:
     ([[0, 1], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),
     ([[0, 1, 0], [NAN, 0, 0], [1, 0, 0]], [1, 0, 0], ((1 + 2 / 3) / 2, 0.75, 0.5)),
     ([[0, 60], [0, 50], [0, 40]], [1, 0, 0], ((2 / 4 + 0) / 2, 0.5, 1.0)),  # in float64 all three have probability 1
-    ([[-1e308, 1e308], [1e308, -1e308], [0, 1]], [1, 0, 1], (1.0, 1.0, 1.0)),  # the difference is more than there is room for
+    ([[-1e308, 1e308], [1e308, -1e308], [0, 1]], [1, 0, 1], (1.0, 1.0, 1.0)),  # the difference is more than there is room for,
+    ([[-1e308, 1e308], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),  # and still not as much as the worst
 ])  # fmt: skip
 def test_corners_by_hand(logits: list[list[float]], labels: list[int], expected: tuple[float, ...]) -> None:
     assert tuple(tally_of(logits, labels).values()) == pytest.approx(expected, abs=1e-15)
