@@ -19,6 +19,7 @@ from holdfast.detectors.base import Detector
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
+from holdfast.tally import Metric
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
@@ -65,6 +66,7 @@ class EvaluateSettings(Section):
         "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
     )
     test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
+    metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
     targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")
 
 

@@ -1,13 +1,11 @@
-"""How good a model is on a client's data: counts of right answers and the sum of losses, per client, for any of its models."""
+"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked, into one tally."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -15,66 +13,66 @@ from holdfast.data.federation import Padded, Samples
 from holdfast.local.plan import Plan
 from holdfast.local.steps import Single
 from holdfast.models.network import Network
+from holdfast.tally import Score, Tally
 
 Predict = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Tensor]
 _VALUES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 26}  # of the samples of one forward pass: more of them spill a core's cache
 _SAMPLES_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 14}
-
-
-@dataclass(frozen=True)
-class Score:
-    """Per client: right answers, summed loss, and how many samples there were."""
-
-    correct: Tensor
-    loss: Tensor
-    total: Tensor
+_ANSWERS_KEPT = {"cpu": 1 << 22, "cuda": 1 << 26}  # numbers of 8 bytes, one per place and class, where a metric needs all of a client's
 
 
 def score(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    aux: Mapping[str, Tensor] | None = None,
+    aux: Mapping[str, Tensor] | None = None, metrics: Collection[str] = (),
 ) -> Score:  # fmt: skip
     """Client i's data through model bank[which[i]]. Clients that share a model go through it together, except on plan `loop`,
-    where every client is measured exactly as it would measure itself."""
+    where every client is measured exactly as it would measure itself. `metrics` are those beside accuracy and loss."""
     training = network.module.training
     network.module.eval()
     try:
         with torch.no_grad():
-            return _score(network, predict, bank, which, samples, data, plan, aux or {})
+            return _score(network, predict, bank, which, samples, data, plan, aux or {}, metrics)
     finally:
         network.module.train(training)
 
 
 def _score(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan, aux: Mapping[str, Tensor]
-) -> Score:
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
+    aux: Mapping[str, Tensor], metrics: Collection[str],
+) -> Score:  # fmt: skip
     n = len(data.count)
-    where = data.rows.device
-    device = where.type
+    device = data.rows.device.type
     at_once = max(1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape))))
     # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
     stacked = plan.stacked and not few and not large
+    portions = list(_portions(data.count, samples.classes, _ANSWERS_KEPT[device])) if "auc" in metrics else [slice(0, n)]
 
-    def work() -> Score:
-        correct, loss = torch.zeros(n, dtype=torch.int64, device=where), torch.zeros(n, dtype=torch.float64, device=where)
+    def work(part: slice) -> Score:
+        longest = max(1, int(data.count[part].max()) if len(data.count[part]) else 0)
+        own = Padded(data.rows[part, :longest], data.labels[part, :longest], data.count[part])
+        whose, theirs, tally = which[part], {name: value[part] for name, value in aux.items()}, Tally(own, samples.classes, metrics)
         if stacked:
-            _stacked(network, predict, bank, which, samples, data, aux, at_once, plan.rows, correct, loss)
+            _stacked(network, predict, bank, whose, samples, own, theirs, at_once, plan.rows, tally)
         elif plan.stacked and few:
-            _by_model(network, predict, bank, which, samples, data, at_once, correct, loss)
+            _by_model(network, predict, bank, whose, samples, own, at_once, tally)
         else:
-            _one_by_one(network, predict, bank, which, samples, data, aux, at_once, correct, loss)
-        return Score(correct.cpu(), loss.cpu(), data.count.cpu().clone())
+            _one_by_one(network, predict, bank, whose, samples, own, theirs, at_once, tally)
+        return tally.score()
 
-    return network.attempt(work, stacked)
+    return network.attempt(lambda: Score.joined([work(part) for part in portions]), stacked)
 
 
-def judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Right or wrong, and the loss, per sample. A model that answers with NaN is wrong, whatever argmax makes of it."""
-    right = (logits.argmax(-1) == labels) & torch.isfinite(logits).all(-1)
-    losses = F.cross_entropy(logits.flatten(0, -2).double(), labels.flatten(), reduction="none").view(labels.shape)
-    return right, losses
+def _portions(count: Tensor, classes: int, most: int) -> Iterator[slice]:
+    """Consecutive clients whose answers, in a table as wide as the longest of them needs, are within the bound; at least one of them."""
+    start = longest = 0
+    for i, samples in enumerate(count.tolist()):
+        longest = max(longest, samples)
+        if i > start and (i + 1 - start) * longest * classes > most:
+            yield slice(start, i)
+            start, longest = i, samples
+    yield slice(start, len(count))
 
 
 def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
@@ -92,7 +90,7 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
 
 def _one_by_one(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, correct: Tensor, loss: Tensor,
+    at_once: int, tally: Tally,
 ) -> None:  # fmt: skip
     bind = _binder(network)
     for i, count in enumerate(data.count.tolist()):
@@ -100,28 +98,22 @@ def _one_by_one(
         for start in range(0, count, at_once):
             part = slice(start, min(count, start + at_once))
             x = network.ordered(samples.batch(data.rows[i, part], dtype=network.dtype))
-            right, losses = judge(predict(module, x, own), data.labels[i, part])
-            correct[i] += right.sum()
-            loss[i] += losses.sum()
+            tally.add(i, part, predict(module, x, own))
 
 
 def _by_model(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int,
-    correct: Tensor, loss: Tensor,
-) -> None:  # fmt: skip
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int, tally: Tally
+) -> None:
     """Few models for many clients: all samples of a model's clients in long batches."""
-    bind = _binder(network)
-    real, owner = data.mask, torch.arange(len(data.count), device=data.rows.device)[:, None].expand_as(data.rows)
-    for j in range(bank.shape[0]):
-        chosen = real & (which.to(real.device) == j)[:, None]
-        rows, labels, clients = data.rows[chosen], data.labels[chosen], owner[chosen]
+    bind, real = _binder(network), data.mask
+    for j in which.unique().tolist():
+        clients, places = (real & (which.to(real.device) == j)[:, None]).nonzero(as_tuple=True)
+        rows = data.rows[clients, places]
         module = bind(bank[j])
         for start in range(0, len(rows), at_once):
             part = slice(start, start + at_once)
             x = network.ordered(samples.batch(rows[part], dtype=network.dtype))
-            right, losses = judge(predict(module, x, {}), labels[part])
-            correct.index_add_(0, clients[part], right.long())
-            loss.index_add_(0, clients[part], losses.double())
+            tally.add(clients[part], places[part], predict(module, x, {}))
 
 
 class _Predictor(nn.Module):
@@ -135,7 +127,7 @@ class _Predictor(nn.Module):
 
 def _stacked(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, most: int, correct: Tensor, loss: Tensor,
+    at_once: int, most: int, tally: Tally,
 ) -> None:  # fmt: skip
     """Every client under its own model, several clients in one pass."""
     wrapped = _Predictor(network.module, predict)
@@ -150,8 +142,4 @@ def _stacked(
         longest = int(data.count[rows].max()) if len(data.count[rows]) else 0
         for first in range(0, longest, width):
             part = slice(first, min(first + width, longest))
-            logits = forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own)
-            right, losses = judge(logits, data.labels[rows, part])
-            real = data.mask[rows, part]
-            correct[rows] += (right & real).sum(1)
-            loss[rows] += torch.where(real, losses, torch.zeros_like(losses)).sum(1)
+            tally.add(rows, part, forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own))

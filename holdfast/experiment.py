@@ -49,6 +49,7 @@ class Experiment:
         availability = read_availability(config.train.availability, self.federation.clients)
         self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
+        self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
         self.store = Store(self.out)
         self.cell = self._cell()
         self.meter = Meter()
@@ -148,7 +149,7 @@ class Experiment:
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids)
-        figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys)
+        figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys, self.metrics)
         self.meter.evaluate += time.perf_counter() - started
         return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
 
@@ -215,8 +216,10 @@ class Experiment:
     def _conclude(self) -> dict[str, Any]:
         """Write the final figures beside the protocol they were measured by."""
         parts = self.store.parts(self.cell.round)
-        final = metrics.of_run(parts, self.config.evaluate.targets, self.adversary.malicious, len(self.roster.clients), self.roster.banned)
-        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "deployed": self.method.deploys}
+        who = self.adversary.malicious, len(self.roster.clients), self.roster.banned
+        final = metrics.of_run(parts, self.config.evaluate.targets, *who, self.metrics)
+        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "metrics": list(self.metrics)}
+        protocol["deployed"] = self.method.deploys
         self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
         self.store.write_json("result.json", self.finished)
         return self.finished
@@ -227,7 +230,7 @@ class Experiment:
             lr=train.lr, epochs=train.local_epochs, steps=train.local_steps, batch_size=train.batch_size, momentum=train.momentum,
             weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment, loss=self.parts.loss,
         )  # fmt: skip
-        measure = Measure(self.models, evaluate.test, evaluate.unselected, self.config.data.split.validation > 0)
+        measure = Measure(self.models, evaluate.test, evaluate.unselected, self.config.data.split.validation > 0, self.metrics)
         return Cell(
             label=self.label, key=self.key, method=self.method, rule=self.rule, network=self.network, initial=self.initial,
             federation=self.adversary.poison_data(self.federation), recipe=recipe, lr_decay=train.lr_decay, measure=measure,

@@ -18,10 +18,13 @@ SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/d
 _OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "worst10", "std", "best", "last10", "last10_std", "selected")
 NAMES = ("accuracy", *(f"accuracy/{name}" for name in _OF_MODELS))
 """What every result has; null where a method has no such model or nothing was measured."""
+_OF_METRICS = ("global", "customised", "personal", "worst10", "std", "clients")
+"""The same for a metric that was asked for."""
 
 
-def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str) -> Figures:
-    """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the deployed model gives the headline."""
+def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str, asked: Sequence[str] = ()) -> Figures:
+    """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the deployed model gives the headline.
+    `asked` are the metrics beside accuracy and loss."""
     out: Figures = {}
     for split, prefix in (("test", ""), ("validation", "validation/")):
         if f"{split}/total" not in fields:
@@ -35,6 +38,12 @@ def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str]
                 out |= {f"{prefix}accuracy/{name}": value for name, value in figures.items()}
         known = [out[f"{prefix}accuracy/{model}"] for model in models]
         out[f"{prefix}accuracy/better_of"] = max((a for a in known if a is not None), default=None)
+        for metric in asked:
+            for model in models:
+                figures = _of_metric(fields[f"{split}/{model}/{metric}"][benign])
+                out[f"{prefix}{metric}/{model}"] = mean = figures.pop("mean")
+                if model == deployed:
+                    out |= {f"{prefix}{metric}": mean, **{f"{prefix}{metric}/{name}": value for name, value in figures.items()}}
     return out
 
 
@@ -45,14 +54,21 @@ def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tens
     if not len(total):
         return {"mean": None, "loss": None, "pooled": None, "std": None, "worst10": None}
     accuracy = correct / total
-    worst = accuracy.sort().values[: max(1, math.ceil(len(accuracy) / 10))]
-    return {
-        "mean": float(accuracy.mean()),
+    return _over_clients(accuracy) | {
         "loss": float(fields[f"{split}/{model}/loss"][counted].sum() / total.sum()),
         "pooled": float(correct.sum() / total.sum()),
-        "std": float(accuracy.std(unbiased=False)),
-        "worst10": float(worst.mean()),
     }
+
+
+def _of_metric(values: Tensor) -> Figures:
+    """Over the clients for which it is defined, and how many those are."""
+    values = values[values >= 0]
+    return (_over_clients(values) if len(values) else {"mean": None, "std": None, "worst10": None}) | {"clients": len(values)}
+
+
+def _over_clients(values: Tensor) -> Figures:
+    worst = values.sort().values[: max(1, math.ceil(len(values) / 10))]
+    return {"mean": float(values.mean()), "std": float(values.std(unbiased=False)), "worst10": float(worst.mean())}
 
 
 def divergence(figures: Figures, exchanges: Sequence[Answers], malicious: set[int]) -> str | None:
@@ -69,13 +85,15 @@ def divergence(figures: Figures, exchanges: Sequence[Answers], malicious: set[in
 
 
 def of_run(
-    parts: Sequence[Mapping[str, Any]], targets: Sequence[float], malicious: Tensor, clients: int, banned: Mapping[int, Any]
-) -> Figures:
+    parts: Sequence[Mapping[str, Any]], targets: Sequence[float], malicious: Tensor, clients: int, banned: Mapping[int, Any],
+    asked: Sequence[str] = (),
+) -> Figures:  # fmt: skip
     """The final figures: the last evaluation, and what can only be said of all rounds."""
     evaluated = [p for p in parts if p["metrics"].get("accuracy") is not None]
     # also where the deployed model is not among evaluate.models, and there is no headline
     measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
-    out: Figures = dict.fromkeys(NAMES) | (measured[-1]["metrics"] if measured else {})
+    names = [*NAMES, *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS)))]
+    out: Figures = dict.fromkeys(names) | (measured[-1]["metrics"] if measured else {})
     out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train"))}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:

@@ -23,6 +23,7 @@ from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import config_of, read_manifest, run_folders
 from holdfast.store import RowStore, Store
+from holdfast.tally import METRICS
 
 
 class Run:
@@ -64,7 +65,8 @@ class Run:
         return pd.DataFrame(rows)
 
     def clients(self, round: int | None = None) -> pd.DataFrame:
-        """One row per evaluated client of a round: accuracy of each of its models, samples, whether it was in the cohort."""
+        """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
+        samples, whether it was in the cohort."""
         arrays = self.store.arrays(self.round if round is None else round)
         if "evaluate/ids" not in arrays:
             raise ConfigError(f"{self.path}: round {self.round if round is None else round} was not evaluated")
@@ -72,8 +74,13 @@ class Run:
         total = arrays["evaluate/test/total"]
         frame["samples"] = total.long().tolist()
         for name, value in arrays.items():
-            if name.startswith("evaluate/test/") and name.endswith("/correct"):
-                frame[f"accuracy/{name.split('/')[2]}"] = (value / total.clamp(min=1)).tolist()
+            model, _, figure = name.removeprefix("evaluate/test/").partition("/")
+            if not name.startswith("evaluate/test/"):
+                continue
+            if figure == "correct":
+                frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()
+            elif figure in METRICS:
+                frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
         return frame
 
     @cached_property

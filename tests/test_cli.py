@@ -89,6 +89,20 @@ def test_json_of_a_run_is_the_contract(cli: Callable[..., Answer], tmp_path: Pat
     assert "talks" in answer.err
 
 
+def test_metrics_that_are_asked_for_are_shown(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    asked = ("run", *SMALL, "--set", "evaluate.metrics=['auc', 'macro_f1', 'auc']", "--out", tmp_path / "a")
+    said = cli(*asked).out
+    again = cli("resume", tmp_path / "a", "--json")
+    result = json.loads(again.out)
+    final = result["final"]
+    assert result["protocol"]["metrics"] == ["auc", "macro_f1"] and 0 <= final["auc"] <= 1
+    assert {"macro_f1/global", "auc/worst10", "auc/clients"} <= set(final) and "balanced_accuracy" not in final
+    table = [line.split() for line in said.splitlines() if "macro-F1" in line or line.startswith("fedavg")]
+    assert said.count("AUC") == said.count("macro-F1") == 1 and "balanced" not in said
+    assert table[0].index("macro-F1") < table[0].index("AUC") < table[0].index("sent")
+    assert f"{100 * final['macro_f1']:.1f} %" in said and f"{100 * final['auc']:.1f} %" in said
+
+
 def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tmp_path: Path) -> None:
     config = tmp_path / "sweep.toml"
     config.write_text('[sweep]\n"method.name" = ["local", "fedavg"]\nseed = [0, 1]\n')
@@ -229,6 +243,7 @@ BAD_SETTINGS = {
     "negative lr": (["train.lr=-0.1"], ["train.lr", "-0.1"]),
     "lr is no number": (["train.lr=fast"], ["train.lr", "fast"]),
     "aggregator on local": (["method.name=local", "aggregator.name=mean"], ["'local' never reduces", "aggregator"]),
+    "unknown metric": (["evaluate.metrics=['f1']"], ["evaluate.metrics.0", "'macro_f1'", "'f1'"]),
     "unknown device": (["engine.device=tpu"], ["engine.device", "tpu"]),
     "device that cannot train": (["engine.device=meta"], ["engine.device", "meta"]),
     "unknown plan": (["engine.plan=fast"], ["engine.plan", "fast"]),

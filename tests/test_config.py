@@ -145,6 +145,8 @@ def test_objects_without_a_name_are_found_again() -> None:
     ({"train": {"momentum": 1}}, ["train.momentum"]),
     ({"data": {"split": {"train": 0.9}}}, ["data.split", "1.15"]),
     ({"data": {"held_out": 20}}, ["held_out"]),
+    ({"evaluate": {"metrics": ["f1"]}}, ["evaluate.metrics.0", "'macro_f1', 'balanced_accuracy' or 'auc'", "'f1'"]),
+    ({"evaluate": {"metrics": "auc"}}, ["evaluate.metrics"]),
     ({"evaluate": {"targets": [80]}}, ["evaluate.targets.0", "80"]),
     ({"method": {"name": "ditto", "lam": -1}}, ["method.lam"]),
     # parts that do not go together

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast import evaluate
+from holdfast import evaluate, tally
 from holdfast.core.keys import Key
-from holdfast.evaluate import Score, score
+from holdfast.evaluate import score
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 from holdfast.results import Run
@@ -90,7 +90,7 @@ def test_a_broken_model_is_wrong() -> None:
         got = score(network, plain, bank, which, SAMPLES, DATA, plan)
         assert got.correct.sum() == 0 and torch.isnan(got.loss[torch.tensor(COUNTS) > 0]).all()
     infinite = torch.tensor([[float("inf"), 0.0, 0.0]])
-    assert not evaluate.judge(infinite, torch.tensor([0]))[0].any()
+    assert not tally.judge(infinite, torch.tensor([0]))[0].any()
 
 
 @pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
@@ -123,7 +123,7 @@ def test_scoring_leaves_the_module_in_the_mode_it_was_in_and_the_models_alone() 
 def test_nobody() -> None:
     network, nobody = network_of(make), torch.zeros(0, dtype=torch.int64)
     for plan in (LOOP, VMAP):
-        got: Score = score(network, plain, models(network, 1), nobody, SAMPLES, deal_nobody(), plan)
+        got = score(network, plain, models(network, 1), nobody, SAMPLES, deal_nobody(), plan)
         assert len(got.correct) == len(got.loss) == len(got.total) == 0
 
 

@@ -69,6 +69,28 @@ def test_validation_stands_beside_test() -> None:
     assert figures["validation/accuracy/worst10"] == 1.0
 
 
+ASKED = FIELDS | {"test/global/auc": counts(0.5, -1, 1, 0.75, 0.25), "test/personal/auc": counts(-1, -1, -1, -1, 1)}
+
+
+def test_a_metric_is_averaged_where_it_is_defined() -> None:
+    """The second client has one class only, and the fifth is malicious."""
+    figures = of_round(ASKED, BENIGN, ("global", "personal"), "global", ("auc",))
+    plain = of_round(FIELDS, BENIGN, ("global", "personal"), "global")
+    assert {name: value for name, value in figures.items() if name in plain} == plain
+    assert {name: value for name, value in figures.items() if name not in plain} == pytest.approx({
+        "auc": 0.75, "auc/global": 0.75, "auc/std": (2 * 0.25**2 / 3) ** 0.5, "auc/worst10": 0.5, "auc/clients": 3, "auc/personal": None,
+    })  # fmt: skip
+    undefined = of_round(ASKED, BENIGN, ("global", "personal"), "personal", ("auc",))
+    assert undefined["auc"] is None and undefined["auc/std"] is None and undefined["auc/clients"] == 0
+
+
+def test_a_metric_of_validation_data() -> None:
+    fields = ASKED | {f"validation/{name.removeprefix('test/')}": value for name, value in ASKED.items()}
+    fields["validation/global/auc"] = counts(1, -1, 1, 1, 0)
+    figures = of_round(fields, BENIGN, ("global",), "global", ("auc",))
+    assert figures["validation/auc"] == figures["validation/auc/global"] == 1.0 and figures["auc"] == 0.75
+
+
 def part(round: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
     metrics = {
         "accuracy": accuracy,
@@ -114,6 +136,14 @@ def test_near_targets_have_names_of_their_own() -> None:
 def test_every_name_is_always_there() -> None:
     final = run([])
     assert all(final[name] is None for name in NAMES) and final["rounds_to/0.80"] is None and final["bytes/up"] == 0
+
+
+def test_a_metric_that_was_asked_for_is_in_every_result() -> None:
+    parts = [part(1, 0.5, metrics={"auc": 0.7, "auc/global": 0.7}), part(2, 0.6, metrics={"auc": 0.8, "auc/global": 0.8})]
+    final = of_run(parts, (), NOBODY, 10, {}, ("auc", "macro_f1"))
+    assert final["auc"] == final["auc/global"] == 0.8 and final["auc/personal"] is None and final["macro_f1/worst10"] is None
+    assert of_run([], (), NOBODY, 10, {}, ("auc",))["auc/clients"] is None
+    assert "auc" not in of_run([part(1, 0.5)], (), NOBODY, 10, {})
 
 
 def test_rounds_that_were_not_evaluated_are_passed_over() -> None:

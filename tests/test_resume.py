@@ -47,6 +47,7 @@ def table(method: str = "ditto", plan: str = "loop", **train: Any) -> dict[str, 
         "model": {"name": "mlp", "hidden": 8},
         "data": {"clients": 5, "partition": {"name": "pathological", "samples_per_client": 20}},
         "train": {"rounds": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "participation": 0.6, **train},
+        "evaluate": {"metrics": ["macro_f1", "balanced_accuracy", "auc"]},
         "engine": {"plan": plan, "threads": 1},
     }
 

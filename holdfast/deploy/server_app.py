@@ -152,12 +152,13 @@ class Fleet:
 
 
 def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
-    """The value checks. A measured loss may honestly be infinite, so of a measurement only the counts are screened, as they enter means."""
+    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened: counts and metrics,
+    which enter means."""
     if task != EVALUATE:
         checked = screen(up, schema, norm_cap)
         return Uplink(checked.ids, checked.fields, {**refused, **checked.refused})
-    counts = {name: field for name, field in schema.items() if field.kind == "count"}
-    checked = screen(Uplink(up.ids, {name: up[name] for name in counts}), counts)
+    bounded = {name: field for name, field in schema.items() if field.low is not None}
+    checked = screen(Uplink(up.ids, {name: up[name] for name in bounded}), bounded)
     kept = up.only(torch.isin(up.ids, checked.ids))
     return Uplink(kept.ids, kept.fields, {**refused, **checked.refused})
 

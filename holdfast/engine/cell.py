@@ -21,12 +21,14 @@ from holdfast.store import RowStore
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured on a client: which of its models, on which data, and what a client outside the cohort uses."""
+    """What is measured on a client: which of its models, on which data, what a client outside the cohort uses, and which metrics beside
+    accuracy and loss."""
 
     models: tuple[str, ...]
     test: str = "per-client"
     unselected: str = "keep_own"
     validation: bool = False
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass

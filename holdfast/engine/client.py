@@ -14,9 +14,10 @@ from holdfast.core.flat import Wire
 from holdfast.core.types import Field, Schema, State
 from holdfast.data.federation import Padded
 from holdfast.engine.cell import Measure
-from holdfast.evaluate import Score, score
+from holdfast.evaluate import score
 from holdfast.local.client import Local, Received, rows_of, stack_states
 from holdfast.methods.base import ClientRule
+from holdfast.tally import UNDEFINED
 
 EVALUATE = "evaluate"
 
@@ -49,10 +50,12 @@ def schema_of(rule: ClientRule, task: str, wire: Wire, measure: Measure) -> Sche
         return rule.schema(task, wire)
     splits = ["test", *(["validation"] if measure.validation else [])]
     count, loss = Field("count", low=0, dtype=torch.float64), Field("score", dtype=torch.float64)
+    asked = Field("score", low=UNDEFINED, high=1, dtype=torch.float64)
     fields = {f"{split}/total": count for split in splits}
     for split in splits:
         for model in measure.models:
             fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
+            fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
     return fields
 
 
@@ -70,7 +73,7 @@ def _state(rule: ClientRule, local: Local, job: Job) -> State:
 
 
 def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[str, Tensor]:
-    """Right answers and losses of each of the client's models. Trains at most a copy; writes nothing."""
+    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a copy; writes nothing."""
     measure, received = job.measure, job.received
     assert measure is not None and job.test is not None
     shared = received
@@ -85,9 +88,10 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             bank, which = _sent(local, shared if model == "global" else received)
         aux = rule.aux(local, state, received)
         for split, table in data.items():
-            result: Score = score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux)
+            result = score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, measure.metrics)
             out[f"{split}/{model}/correct"] = result.correct.double()
             out[f"{split}/{model}/loss"] = result.loss
+            out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
             out[f"{split}/total"] = result.total.double()
     return out
 

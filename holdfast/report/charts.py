@@ -34,6 +34,7 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
     right = 24 + 7.5 * max(len(shorten(one.label, 18)) for one in series)
     first, last = min(p[0] for p in every), max(p[0] for p in every)
     ticks = nice_ticks(*worth_seeing(every, percent))
+    clip = f"clip-{escape(name.replace(' ', '-'))}"
 
     def x(round: float) -> float:
         return left + (round - first) / max(last - first, 1) * (width - left - right)
@@ -44,7 +45,7 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
     out = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} over rounds" '
         f'data-x="{left},{width - right},{first},{last}" data-percent="{int(percent)}">'
-        f'<clipPath id="clip-{escape(name)}"><rect x="0" y="{top - 4}" width="{width}" height="{height - top - bottom + 8}"/></clipPath>'
+        f'<clipPath id="{clip}"><rect x="0" y="{top - 4}" width="{width}" height="{height - top - bottom + 8}"/></clipPath>'
     ]
     for tick in ticks:
         text = f"{100 * tick:.3g} %" if percent else f"{tick:.3g}"
@@ -55,7 +56,7 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
     out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 4}">round</text>')
     ends = spread_out([y(one.points[-1][1]) if one.points else 0.0 for one in series], 14, top + 4, height - bottom)
     for place, one in enumerate(series):
-        out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#clip-{escape(name)})"'))
+        out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#{clip})"'))
     out.append(f'<path class="cursor" d="M0 {top}V{height - bottom}" visibility="hidden"/></svg>')
     return "".join(out)
 

@@ -16,6 +16,7 @@ from holdfast.files import read_json
 from holdfast.manifest import run_folders
 from holdfast.results import Run, name_of
 from holdfast.standing import standing
+from holdfast.tally import METRICS
 
 Points = list[tuple[int, float]]  # round, value
 
@@ -135,6 +136,12 @@ class Line:
 
     def dots(self) -> list[Dot]:
         return [dot for cell in self.cells for dot in cell.dots()]
+
+
+def asked(lines: Iterable[Line]) -> list[str]:
+    """The metrics beside accuracy and loss that any of the runs was asked for."""
+    wanted = {metric for line in lines for cell in line.cells for metric in cell.config["evaluate"].get("metrics", ())}
+    return [metric for metric in METRICS if metric in wanted]
 
 
 def read_cells(folder: Path) -> list[Cell]:

@@ -52,7 +52,7 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
 def _data(lines: Sequence[Line]) -> str:
     """What the pointer reads. `<` is written as an escape, so that no label can end the script element."""
     out = {}
-    for metric in sections.CURVES:
+    for metric in sections.charted(lines):
         curves = [(line.label, line.curve(metric)) for line in lines]
         out[metric] = [{"label": name, "rounds": [p[0] for p in c], "values": [round(p[1], 5) for p in c]} for name, c in curves]
     return json.dumps(out, separators=(",", ":")).replace("<", "\\u003c")

@@ -12,13 +12,19 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
 from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
-from holdfast.report.gather import Cell, Line, not_begun
+from holdfast.report.gather import Cell, Line, asked, not_begun
 from holdfast.report.repeat import command, config_text, without_defaults
-from holdfast.report.table import COLUMNS, STATUS, tabulate
+from holdfast.report.table import STATUS, columns, tabulate
 from holdfast.report.toml import to_toml
 
-CURVES = {"accuracy": "Accuracy", "loss": "Loss"}
+CURVES = {"accuracy": "Accuracy", "loss": "Loss", "macro_f1": "Macro-F1", "balanced_accuracy": "Balanced accuracy", "auc": "AUC"}
 MOST_CLIENTS = 100  # columns of the heat map
+
+
+def charted(lines: Sequence[Line]) -> dict[str, str]:
+    """What has a curve: accuracy and loss, and of what the runs were asked for that which was defined."""
+    more = [metric for metric in asked(lines) if any(line.curve(metric) for line in lines)]
+    return {metric: CURVES[metric] for metric in ("accuracy", "loss", *more)}
 
 
 def title(lines: Sequence[Line]) -> str:
@@ -45,9 +51,9 @@ def facts(lines: Sequence[Line]) -> str:
 
 
 def headline(lines: Sequence[Line]) -> str:
-    table = tabulate(lines)
-    heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in COLUMNS)
-    heads += "".join(f'<th class="{STATUS}" scope="col">{title}</th>' for title in table.titles[len(COLUMNS) + 1 :])
+    table, shown = tabulate(lines), columns(lines)
+    heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in shown)
+    heads += "".join(f'<th class="{STATUS}" scope="col">{title}</th>' for title in table.titles[len(shown) + 1 :])
     rows = []
     for place, row in enumerate(table.rows):
         cells = []
@@ -125,10 +131,10 @@ def _all_figures(lines: Sequence[Line]) -> str:
 
 def over_rounds(lines: Sequence[Line]) -> str:
     charts = []
-    for metric, name in CURVES.items():
-        drawn = curves([Series(line.label, line.curve(metric)) for line in lines], name, metric == "accuracy")
-        charts.append(f'<div data-chart="{metric}"><h3>{name}</h3>{drawn}</div>')
-    cut = " The steepest first rounds lie outside the charts." if any(_is_cut(lines, metric) for metric in CURVES) else ""
+    for metric, name in charted(lines).items():
+        chart = curves([Series(line.label, line.curve(metric)) for line in lines], name, metric != "loss")
+        charts.append(f'<div data-chart="{metric}"><h3>{name}</h3>{chart}</div>')
+    cut = " The steepest first rounds lie outside the charts." if any(_is_cut(lines, metric) for metric in charted(lines)) else ""
     band = " Bands reach from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
     return (
         f'<section><h2>Over the rounds</h2><p class="note">Of the model each method deploys, on the clients\' test samples.{band}{cut}</p>'
@@ -138,7 +144,7 @@ def over_rounds(lines: Sequence[Line]) -> str:
 
 def _is_cut(lines: Sequence[Line], metric: str) -> bool:
     points = [point for line in lines for point in line.curve(metric)]
-    return bool(points) and worth_seeing(points, metric == "accuracy") != (min(p[2] for p in points), max(p[3] for p in points))
+    return bool(points) and worth_seeing(points, metric != "loss") != (min(p[2] for p in points), max(p[3] for p in points))
 
 
 def clients(lines: Sequence[Line]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from holdfast.report.gather import Line
+from holdfast.report.gather import Line, asked
 
 
 def percent(value: float) -> str:
@@ -44,17 +44,27 @@ class Column:
         return sum(known) if known else None
 
 
-COLUMNS = (
+ALWAYS = (
     Column("accuracy", ("accuracy",), percent, 1, "mean over clients of the model the method deploys, last round"),
     Column("worst 10 %", ("accuracy/worst10",), percent, 1, "mean over the tenth of the clients that are served worst"),
     Column("pooled", ("accuracy/pooled",), percent, 1, "right answers over all clients' test samples together"),
     Column("best round", ("accuracy/best",), percent, 1, "accuracy of the best round; chosen by the test data, so no fair estimate"),
+)
+ON_REQUEST = {
+    "macro_f1": Column("macro-F1", ("macro_f1",), percent, 1, "mean over clients of the mean F1 of a client's classes"),
+    "balanced_accuracy": Column("balanced", ("balanced_accuracy",), percent, 1, "balanced accuracy: mean over clients of the mean recall"),
+    "auc": Column("AUC", ("auc",), percent, 1, "area under the ROC curve, mean over the clients that have two classes or more"),
+}
+COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
 )
-
-
 STATUS = "status"
+
+
+def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
+    """With those of the metrics that any of the runs was asked for."""
+    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *COSTS)
 
 
 @dataclass(frozen=True)
@@ -77,16 +87,17 @@ def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Ta
     given, or where not all are simply finished."""
     if statuses is None and any(cell.standing.status != "finished" for line in lines for cell in line.cells):
         statuses = [line.status for line in lines]
-    values = {column.title: [column.value(line) for line in lines] for column in COLUMNS}
+    shown = columns(lines)
+    values = {column.title: [column.value(line) for line in lines] for column in shown}
     rows = []
     for place, line in enumerate(lines):
         row = [Entry(line.label)]
-        for column in COLUMNS:
+        for column in shown:
             row.append(_entry(column, line, values[column.title], place))
         if statuses is not None:
             row.append(Entry(statuses[place]))
         rows.append(tuple(row))
-    return Table(("", *(c.title for c in COLUMNS), *([STATUS] if statuses is not None else [])), tuple(rows))
+    return Table(("", *(c.title for c in shown), *([STATUS] if statuses is not None else [])), tuple(rows))
 
 
 def _entry(column: Column, line: Line, values: Sequence[float | None], place: int) -> Entry:

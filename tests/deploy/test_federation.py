@@ -68,9 +68,10 @@ class Tape:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also under partial participation and lost replies, with validation data and evaluation of clients outside the cohort."""
+    """Also under partial participation and lost replies, with validation data, all metrics and evaluation of clients outside the cohort."""
     split = "split = { train = 0.6, validation = 0.2, test = 0.2 }"
-    config = write_config(tmp_path, method, rounds=3, train="participation = 0.67\ndropout = 0.2", data=split)
+    train = 'participation = 0.67\ndropout = 0.2\n[evaluate]\nmetrics = ["macro_f1", "balanced_accuracy", "auc"]'
+    config = write_config(tmp_path, method, rounds=3, train=train, data=split)
     here, there = Tape(), Tape()
     simulate(config, tmp_path / "sim", engine=here.simulator)
     plain = Fleet.exchange
@@ -253,15 +254,22 @@ def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None,
     assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1]
 
 
-def test_a_lying_measurement_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("total", float("nan"), "is not finite"), ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite")],
+)
+def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
         if (request.metadata.dst_node_id, request.metadata.message_type) == (1000, "evaluate"):
-            reply.content["fields"]["test/total"] = wire._array(torch.tensor(float("nan"), dtype=torch.float64))
+            assert f"test/{field}" in reply.content["fields"]
+            reply.content["fields"][f"test/{field}"] = wire._array(torch.tensor(value, dtype=torch.float64))
         return reply
 
-    federate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed", tamper=lie)
+    config = write_config(tmp_path, "fedavg", rounds=1, train='[evaluate]\nmetrics = ["auc"]')
+    federate(config, tmp_path / "fed", tamper=lie)
     part = part_of(tmp_path / "fed", 1)
-    assert part["refused"] == {"0": "test/total is not finite"} and part["metrics"]["accuracy"] is not None
+    assert part["refused"] == {"0": f"test/{field} {reason}"} and part["metrics"]["accuracy"] is not None
+    assert part["metrics"]["auc/clients"] == 2
 
 
 def test_a_forged_reply_is_missing_not_refused(tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
     assert "accuracy/pooled" in text
 
 
+def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) -> None:
+    text = render(read_cells(sweep(tmp_path / "s", evaluate={"metrics": ["balanced_accuracy", "auc"]})))
+    Balanced(text)
+    assert 'data-chart="balanced_accuracy"' in text and 'data-chart="auc"' in text and 'data-chart="macro_f1"' not in text
+    for clip in re.findall(r"url\(#([^)]*)\)", text):
+        assert " " not in clip and f'id="{clip}"' in text
+    assert "AUC</th>" in text and "auc/worst10" in text and '"auc":[{' in text
+    assert "AUC" not in render(read_cells(single))
+
+
 def test_heat_map_counts_every_training_sample_once(single: Path) -> None:
     text = render(read_cells(single))
     counts = [int(n) for n in re.findall(r"client \d+, class \d: (\d+) samples", text)]

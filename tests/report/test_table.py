@@ -8,6 +8,7 @@ from rich.console import Console
 from holdfast.core.errors import ConfigError
 from holdfast.report.gather import by_setting, one_each, read_cells
 from holdfast.report.table import Entry, Table, amount, duration, tabulate, to_markdown, to_rich
+from tests.report.conftest import sweep
 
 
 def test_seeds_are_averaged_and_their_spread_is_told(grid: Path) -> None:
@@ -51,6 +52,14 @@ def test_markdown_and_terminal_have_the_same_texts(grid: Path) -> None:
     for row in table.rows:
         assert all(entry.text in text and entry.text in shown for entry in row)
     assert text.splitlines()[1] == "|---|" + "---:|" * 6
+
+
+def test_metrics_have_columns_where_a_run_was_asked_for_them(tmp_path: Path) -> None:
+    more = {"evaluate.metrics": [["auc"], []]}
+    table = tabulate(by_setting(read_cells(sweep(tmp_path / "s", sweep=more))))
+    place = table.titles.index("AUC")
+    assert "macro-F1" not in table.titles and table.titles[place - 1 : place + 2] == ("best round", "AUC", "sent")
+    assert [row[place].text for row in table.rows][1] == "–" and table.rows[0][place].text.endswith(" %")
 
 
 def test_markdown_keeps_a_bar_inside_its_cell() -> None:
