@@ -1,0 +1,66 @@
+"""Tables: numeric and categorical columns of a folder of your own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast.core.errors import DataError
+from holdfast.core.registry import register, setting
+from holdfast.data.cache import New
+from holdfast.data.columns import Category, Number, kind_of, numbers
+from holdfast.data.order import Order
+from holdfast.data.parquet import Rows
+from holdfast.data.progress import progress
+from holdfast.data.sources.labelled import Labelled, Scale
+
+BATCH = 16384
+
+
+@register("source", "table")
+class Table(Labelled):
+    """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the label.
+
+    Numbers are standardised by the train split; words and truth values become one column for each value seen there. What is missing
+    becomes 0. Licence: that of your data.
+    """
+
+    normalise: Literal["dataset"] = setting("dataset", "nothing to choose: each column is standardised by itself")
+    columns: tuple[str, ...] = setting((), "columns to use; else all but label and user")
+    categorical: tuple[str, ...] = setting((), "columns of numbers that only name something, such as a postcode")
+    buckets: int = setting(64, "a categorical column with more values than this is hashed into so many", ge=1)
+
+    def _fill(self, order: Order, new: New) -> Scale:
+        names = self._names(order.parts)
+        fitted = self._fitted(order, names)
+        width = sum(column.width for column in fitted)
+        if not width:
+            raise DataError(f"{order.parts[0].paths[0]}: no column has a value in the train split besides '{self.label}'; nothing to learn from")
+        x, begin = new("x", (order.count, width), np.float32), 0
+        with progress(f"encoding {self.name}", order.count) as advance:
+            for rows in order.parts:
+                at = 0  # in this split
+                for batch in rows.batches(names, BATCH):
+                    x[order.place[begin : begin + len(batch)]] = _encoded(batch, names, fitted, rows, at)
+                    at, begin = at + len(batch), begin + len(batch)
+                    advance(len(batch))
+        return (0.0,), (1.0,)
+
+    def _names(self, parts: tuple[Rows, ...]) -> list[str]:
+        """The columns to use, all of them such that they can be used."""
+        for rows in parts:
+            for name in (*self.columns, *self.categorical):
+                rows.need(name)
+        names = list(self.columns) or [name for name in parts[0].names if name not in (self.label, self.user)]
+        if self.label in names:
+            raise DataError(f"data.options.columns: '{self.label}' is the label, it must not be learnt from")
+        stray = [name for name in self.categorical if name not in names]
+        if stray:
+            raise DataError(f"data.options.categorical: '{stray[0]}' is not among the columns that are used")
+        return names
+
+    def _fitted(self, order: Order, names: list[str]) -> list[Number | Category]:
+        """How each column becomes numbers, found from the rows of the train split, one column after the other."""
+        rows = order.parts[0]
+        kinds = [{self._kind(part, name) for part in order.parts} for name in names]
