@@ -64,36 +64,28 @@ class Category:
     def __init__(self, train: pa.ChunkedArray, buckets: int):
         import pyarrow.compute as pc
 
-        distinct = pc.unique(_plain(train)).drop_null()
+        distinct = pc.unique(_words(train)).drop_null()
         self.known = distinct.take(pc.sort_indices(distinct))
         self.hashed = len(self.known) > buckets
         self.width = buckets if self.hashed else len(self.known)
 
-    def __call__(self, values: pa.ChunkedArray, place: Place) -> np.ndarray:
-        values = _plain(values)
-        codes = self._buckets(values) if self.hashed else self._numbers(values)
-        out = np.zeros((len(codes), self.width), dtype=np.float32)
-        there = np.flatnonzero(codes >= 0)
-        out[there, codes[there]] = 1
+    def __call__(self, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        words = _words(values)
+        column = self._bucket(words) if self.hashed else _index(words, self.known)
+        out = np.zeros((len(words), self.width), dtype=np.float32)
+        there = np.flatnonzero(column >= 0)
+        out[there, column[there]] = 1
         return out
 
-    def _numbers(self, values: pa.ChunkedArray) -> np.ndarray:
-        """-1 where a value is missing or was never seen in training."""
+    def _bucket(self, words: pa.Array | pa.ChunkedArray) -> np.ndarray:
         import pyarrow.compute as pc
 
-        values = values.cast(self.known.type)
-        found = pc.index_in(values, value_set=self.known)
-        return np.asarray(pc.fill_null(found, -1).to_numpy())
-
-    def _buckets(self, values: pa.ChunkedArray) -> np.ndarray:
-        import pyarrow.compute as pc
-
-        distinct = pc.unique(values).drop_null()
-        bucket = np.array([hash_word(str(value)) % self.width for value in distinct.to_pylist()] + [-1])  # the last: missing
-        return bucket[pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()]
+        distinct = pc.unique(words).drop_null()
+        bucket = np.array([hash_word(word) % self.width for word in distinct.to_pylist()] + [-1])  # the last: missing
+        return bucket[_index(words, distinct)]
 
 
-def numbers(values: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
+def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
     """float64, NaN where a value is missing."""
     import pyarrow as pa
 
@@ -103,7 +95,20 @@ def numbers(values: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
     return plain
 
 
-def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _plain(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+
+
+def _words(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    import pyarrow as pa
+
+    return _plain(values).cast(pa.large_string())  # so that splits that store them differently agree
+
+
+def _index(words: pa.Array | pa.ChunkedArray, known: pa.Array) -> np.ndarray:
+    """Where each is in the list, -1 where it is not."""
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.fill_null(pc.index_in(words, value_set=known), -1).to_numpy())

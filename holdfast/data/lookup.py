@@ -41,6 +41,14 @@ def find_files(names: Sequence[str], dir: Path | None, repository: Repository) -
     raise DataError(f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {EXPECTED}")
 
 
+def find_file(names: Sequence[str], dir: Path | None, file: str) -> Path | None:
+    """A dataset's file that is not Parquet, where its folder has it."""
+    own = Path(names[0]).expanduser()
+    pointed_at = own.is_absolute() or names[0].startswith(".")
+    folders = [own] if pointed_at else [folder for _, place in _places(dir) if place for folder in _spelt(place, names)]
+    return next((folder / file for folder in folders if (folder / file).is_file()), None)
+
+
 def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
     from_environment = os.environ.get(ENVIRONMENT)
     yield "data.dir", dir

@@ -48,6 +48,9 @@ class Rows:
             raise DataError(f"{self.paths[0]}: no column {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}")
         return found
 
+    def type_of(self, column: str) -> pa.DataType:
+        return self._files[0].schema_arrow.field(self.need(column)).type
+
     def class_names(self, column: str) -> tuple[str, ...]:
         """What the Hub's description of the columns, kept in the file, calls the classes; () where it does not say."""
         try:

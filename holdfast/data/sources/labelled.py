@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import FolderSource, inputs
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
 
 class Labelled(FolderSource):
@@ -29,11 +31,12 @@ class Labelled(FolderSource):
         files = self._files(dir)
         return self._read(inputs(files), lambda new: self._make(files, new))
 
-    def _read(self, paths: list[Path], make: Any) -> Samples:
+    def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
         """The samples that `make` makes of these files, from the cache where they are in it."""
         matters = {name: value for name, value in self.settings().items() if name != "normalise"}
         entry = cached(f"{self.name} {matters}", paths, make)
-        return self._samples(**entry.arrays, **entry.facts)
+        made: dict[str, Any] = {**entry.arrays, **entry.facts}
+        return self._samples(**made)
 
     def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
         order = self._order(files)
@@ -44,10 +47,10 @@ class Labelled(FolderSource):
         mean, std = self._fill(order, new)
         return {"classes": classes, "class_names": names, "train_rows": order.train_rows, "mean": mean, "std": std}
 
-    def _fill(self, order: Order, new: New) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _fill(self, order: Order, new: New) -> Scale:
         raise TypeError(f"source '{self.name}' does not say how its samples are made")
 
 
-def number_users(parts: tuple[Rows, ...], column: str) -> np.ndarray:
+def number_users(parts: Sequence[Rows], column: str) -> np.ndarray:
     """Users as 0, 1, 2 and so on, in ascending order of what the column calls them."""
     return np.unique(read_users(parts, column), return_inverse=True)[1].astype(np.int64)

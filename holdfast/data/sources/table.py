@@ -36,7 +36,7 @@ class Table(Labelled):
         fitted = self._fitted(order, names)
         width = sum(column.width for column in fitted)
         if not width:
-            raise DataError(f"{order.parts[0].paths[0]}: no column has a value in the train split besides '{self.label}'; nothing to learn from")
+            raise DataError(f"{order.parts[0].paths[0]}: no column besides '{self.label}' has a value in the train split")
         x, begin = new("x", (order.count, width), np.float32), 0
         with progress(f"encoding {self.name}", order.count) as advance:
             for rows in order.parts:
@@ -62,5 +62,40 @@ class Table(Labelled):
 
     def _fitted(self, order: Order, names: list[str]) -> list[Number | Category]:
         """How each column becomes numbers, found from the rows of the train split, one column after the other."""
-        rows = order.parts[0]
-        kinds = [{self._kind(part, name) for part in order.parts} for name in names]
+        import pyarrow as pa
+
+        fitted: list[Number | Category] = []
+        for name in names:
+            kind = self._kind(order.parts, name)
+            rows, values = order.parts[0], order.parts[0].column(name)
+            train = order.place[: rows.count] < order.train_rows  # all of it, unless a share of it is set aside for testing
+            if kind == "number":
+                fitted.append(Number(name, numbers(values, name, rows.place)[train]))
+            else:
+                fitted.append(Category(values.filter(pa.array(train)), self.buckets))
+        return fitted
+
+    def _kind(self, parts: tuple[Rows, ...], name: str) -> str:
+        kinds = ["category" if name in self.categorical else kind_of(rows.type_of(name)) for rows in parts]
+        for rows, kind in zip(parts, kinds, strict=True):
+            if kind == "neither":
+                raise DataError(
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor words; "
+                    "name the columns to use in data.options.columns"
+                )
+            if kind != kinds[0]:
+                raise DataError(f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, in the train split {parts[0].type_of(name)}")
+        return kinds[0]
+
+
+def _encoded(batch: Any, names: list[str], fitted: list[Number | Category], rows: Rows, before: int) -> np.ndarray:
+    """float32 [n, width] of a batch that begins after `before` rows of its split."""
+
+    def place(row: int) -> str:
+        return rows.place(before + row)
+
+    out = []
+    for name, column in zip(names, fitted, strict=True):
+        values = batch.column(name)
+        out.append(column(numbers(values, name, place), place) if isinstance(column, Number) else column(values))
+    return np.concatenate(out, axis=1)

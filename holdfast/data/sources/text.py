@@ -12,7 +12,7 @@ from holdfast.data.cache import New
 from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
 from holdfast.data.progress import progress
-from holdfast.data.sources.labelled import Labelled
+from holdfast.data.sources.labelled import Labelled, Scale
 from holdfast.data.words import Words
 
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
@@ -31,7 +31,7 @@ class Text(Labelled):
     length: int = setting(128, _LENGTH, ge=1)
     keep: Literal["head", "tail"] = setting("head", "which words of a longer text are kept: the first, or the last")
 
-    def _fill(self, order: Order, new: New) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _fill(self, order: Order, new: New) -> Scale:
         x = new("x", (order.count, self.length), np.int32)
         words, begin = Words(self.length, self.keep), 0
         with progress(f"hashing the words of {self.name}", order.count) as advance:

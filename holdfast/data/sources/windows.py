@@ -27,13 +27,13 @@ class Windows(Labelled):
     numbers: ClassVar[int | None] = None  # how many a window of a known dataset has
     signal: str = setting("signal", "column of the windows, each a list of numbers")
     channels: int = setting(1, "channels of a window", ge=1)
-    order: Literal["channels", "time"] = setting("channels", "a list holds one channel after the other, or (time) one moment after the other")
+    order: Literal["channels", "time"] = setting("channels", "a list holds channel after channel, or (time) moment after moment")
 
     def _fill(self, order: Order, new: New) -> Scale:
         width = self.numbers or first_size(order.parts[0], self.signal)
         if not width or width % self.channels:
             raise DataError(
-                f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', which cannot be {self.channels} channels of equal length; "
+                f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', not {self.channels} channels of equal length; "
                 "set data.options.channels"
             )
         x, moments, begin = new("x", (order.count, self.channels, width // self.channels), np.float32), Moments(), 0
