@@ -37,10 +37,10 @@ class Pictures:
     transposed: bool = False  # they were stored with rows and columns exchanged
 
 
-def decode_images(order: Order, column: str, how: Pictures, new: New, title: str) -> Moments:
-    """Fill x, uint8 [N, channels, height, width], from the images in a column. Returns mean and deviation over the train rows."""
+def decode_images(order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None) -> None:
+    """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over the train rows."""
     decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
-    moments, begin, x = Moments(), 0, None
+    begin, x = 0, None
     with progress(f"decoding {title}", order.count) as advance:
         for rows in order.parts:
             at = 0  # in this split
@@ -50,10 +50,10 @@ def decode_images(order: Order, column: str, how: Pictures, new: New, title: str
                     x = new("x", (order.count, *pixels.shape[1:]), np.uint8)
                 place = order.place[begin : begin + len(items)]
                 x[place] = pixels
-                moments.add(pixels[place < order.train_rows])
+                if moments is not None:
+                    moments.add(pixels[place < order.train_rows])
                 at, begin = at + len(items), begin + len(items)
                 advance(len(items))
-    return moments
 
 
 class _Decoder:

@@ -12,6 +12,7 @@ from holdfast.core.registry import register, setting
 from holdfast.data.cache import New, cached
 from holdfast.data.images import COLUMNS, Mode, Pictures, decode_images
 from holdfast.data.labels import read_labels, read_users
+from holdfast.data.moments import Moments
 from holdfast.data.parquet import Rows
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import FolderSource, inputs
@@ -22,7 +23,7 @@ class ImageSource(FolderSource):
 
     classes: ClassVar[int | None] = None
     names: ClassVar[tuple[str, ...]] = ()  # of the classes, where the files may not say
-    exact: ClassVar[bool] = True  # mean and std are the published ones of the whole train split, whatever part of it is here
+    published: ClassVar[bool] = True  # mean and std are those of the whole train split, whatever part of it is here
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
         """Image (or what it may be called), label, user."""
@@ -39,10 +40,9 @@ class ImageSource(FolderSource):
         what = f"{self.name} {self._columns()} {self._pictures()} test={self.test}"
         entry = cached(what, inputs(files), lambda new: self._decode(files, new))
         facts = entry.facts
-        measured = {} if self.exact else {"mean": facts["mean"], "std": facts["std"]}
         return self._samples(
             entry.arrays["x"], entry.arrays["y"], facts["classes"], facts["train_rows"],
-            user=entry.arrays.get("user"), class_names=facts["class_names"], **measured,
+            facts.get("mean"), facts.get("std"), entry.arrays.get("user"), facts["class_names"],
         )  # fmt: skip
 
     def _decode(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
@@ -53,9 +53,10 @@ class ImageSource(FolderSource):
         order.arranged(labels, new("y", (order.count,), np.int64))
         if user is not None:
             order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
-        moments = decode_images(order, column, self._pictures(), new, self.name)
+        moments = None if self.published else Moments()
+        decode_images(order, column, self._pictures(), new, self.name, moments)
         facts = {"classes": classes, "class_names": names, "train_rows": order.train_rows}
-        return {**facts, "mean": moments.mean, "std": moments.std}
+        return facts if moments is None else {**facts, "mean": moments.mean, "std": moments.std}
 
 
 @register("source", "images")
@@ -65,7 +66,7 @@ class Images(ImageSource):
     Labels are class numbers, or words, which are numbered in sorted order. Licence: that of your data.
     """
 
-    exact: ClassVar[bool] = False
+    published: ClassVar[bool] = False
     image: str | None = setting(None, "column of the images; else image or img")
     label: str = setting("label", "column of the labels")
     user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
