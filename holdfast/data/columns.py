@@ -89,7 +89,7 @@ def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: Place) -> np.n
     """float64, NaN where a value is missing."""
     import pyarrow as pa
 
-    plain = _plain(values).cast(pa.float64()).to_numpy()
+    plain = np.asarray(_plain(values).cast(pa.float64(), safe=False))  # not safe: whole numbers beyond 2^53 are rounded
     if np.isinf(plain).any():
         raise DataError(f"{place(int(np.isinf(plain).argmax()))} has an infinite number in '{name}'; mend it, or make it a missing one")
     return plain
@@ -111,4 +111,4 @@ def _index(words: pa.Array | pa.ChunkedArray, known: pa.Array) -> np.ndarray:
     """Where each is in the list, -1 where it is not."""
     import pyarrow.compute as pc
 
-    return np.asarray(pc.fill_null(pc.index_in(words, value_set=known), -1).to_numpy())
+    return np.asarray(pc.fill_null(pc.index_in(words, value_set=known), -1))

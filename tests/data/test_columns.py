@@ -48,6 +48,7 @@ def test_numbers_are_standardised_by_train_and_missing_ones_are_the_mean() -> No
     assert column(train, place).tolist() == [[-1.0], [0.0], [1.0]]  # mean 2, deviation 1
     test = numbers(chunks([2.5, float("nan"), 5.0, None]), "a", place)
     got = column(test, place)
+    assert numbers(pa.array([2**60 + 1, None]), "a", place)[0] == 2.0**60  # rounded, not refused
     assert got.dtype == np.float32 and got.tolist() == [[0.5], [0.0], [3.0], [0.0]]
 
 

@@ -18,6 +18,8 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
+_ASIDE = ("normalise", "folder", "repo", "subset", "revision")  # what samples are made of is told by the files, and not by these
+
 
 class Labelled(FolderSource):
     """A subclass says in _fill how the x of its rows is made, and what mean and deviation it has."""
@@ -33,7 +35,7 @@ class Labelled(FolderSource):
 
     def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
         """The samples that `make` makes of these files, from the cache where they are in it."""
-        matters = {name: value for name, value in self.settings().items() if name != "normalise"}
+        matters = {name: value for name, value in self.settings().items() if name not in _ASIDE}
         entry = cached(f"{self.name} {matters}", paths, make)
         made: dict[str, Any] = {**entry.arrays, **entry.facts}
         return self._samples(**made)

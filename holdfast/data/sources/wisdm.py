@@ -6,7 +6,6 @@ import warnings
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,4 +100,5 @@ def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | Non
         user, time, activity = int(fields[0]), int(fields[2]), fields[1].strip()
     except ValueError:
         return None
-    return (user, activity, time, (x, y, z)) if activity and isfinite(x + y + z) else None
+    sound = activity and abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63  # not so where one is not a number
+    return (user, activity, time, (x, y, z)) if sound else None
