@@ -117,7 +117,7 @@ def _read(folder: Path) -> Entry | None:
         # "r", not "c": the system refuses a private writable mapping that is larger than memory
         modes: dict[str, Any] = {name: "r" if mapped else None for name, mapped in facts.pop("arrays").items()}
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode=mode, allow_pickle=False) for name, mode in modes.items()}
-    except (OSError, ValueError, EOFError, KeyError, AttributeError):
+    except (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError):
         return None
     return Entry(arrays, facts)
 

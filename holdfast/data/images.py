@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image", "img")
 LOOKED_AT = 256  # first images that tell grey from colour
+AT_ONCE = 1 << 24  # bytes of decoded images before they are written
 
 Mode = Literal["auto", "grey", "colour"]
 _PILLOW = {"grey": "L", "colour": "RGB"}
@@ -44,7 +44,7 @@ def decode_images(order: Order, column: str, how: Pictures, new: New, title: str
     with progress(f"decoding {title}", order.count) as advance:
         for rows in order.parts:
             at = 0  # in this split
-            for items in _encoded(rows, column):
+            for items in _encoded(rows, column, decoder.at_once):
                 pixels = np.stack([decoder(item, rows, at + i) for i, item in enumerate(items)])
                 if x is None:
                     x = new("x", (order.count, *pixels.shape[1:]), np.uint8)
@@ -61,7 +61,8 @@ class _Decoder:
 
     def __init__(self, how: Pictures, mode: Mode, size: tuple[int, int]):
         self.how, self.mode, self.strict = how, _PILLOW[mode], how.mode == "auto" and mode == "grey"
-        self.size = how.shape or size
+        self.size = (how.side, how.side) if how.side else how.shape or size
+        self.at_once = min(max(AT_ONCE // (self.size[0] * self.size[1] * len(self.mode)), 1), 1024)
         self.format: tuple[str, ...] | None = None  # of the last image: Pillow need not try all it knows for the next
 
     def __call__(self, item: Any, rows: Rows, row: int) -> np.ndarray:
@@ -69,9 +70,9 @@ class _Decoder:
         if self.strict and not _is_grey(image):
             raise DataError(f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode")
         image = image if image.mode == self.mode else image.convert(self.mode)
-        if self.how.side:
-            image = image.resize((self.how.side, self.how.side), resample=2) if image.size != (self.how.side,) * 2 else image
-        elif (image.height, image.width) != self.size:
+        if self.how.side and image.size != self.size:
+            image = image.resize(self.size, resample=2)  # bilinear, over all pixels that one stands for
+        if (image.height, image.width) != self.size:
             wanted = "expected" if self.how.shape else "set data.options.size to the side all shall have, the first is"
             raise DataError(f"{rows.place(row)} is {_by((image.height, image.width))}; {wanted} {_by(self.size)}")
         pixels = np.asarray(image, dtype=np.uint8)
@@ -86,19 +87,19 @@ class _Decoder:
 
 def _first_look(rows: Rows, column: str, how: Pictures) -> tuple[Mode, tuple[int, int]]:
     """Grey or colour, and the first image's height and width."""
-    items = next(_encoded(rows, column))
+    items = next(_encoded(rows, column, LOOKED_AT))
     first = _open(items[0], rows, 0)
     mode = how.mode
     if mode == "auto":
-        mode = "grey" if all(_is_grey(_open(item, rows, i)) for i, item in enumerate(islice(items, LOOKED_AT))) else "colour"
+        mode = "grey" if all(_is_grey(_open(item, rows, i)) for i, item in enumerate(items)) else "colour"
     return mode, (first.height, first.width)
 
 
-def _encoded(rows: Rows, column: str) -> Iterator[list[Any]]:
-    """The images as they are stored: bytes, or the Hub's {bytes, path}."""
+def _encoded(rows: Rows, column: str, at_once: int) -> Iterator[list[Any]]:
+    """The images as they are stored, bytes or the Hub's {bytes, path}, some at a time."""
     import pyarrow as pa
 
-    for batch in rows.batches([column]):
+    for batch in rows.batches([column], at_once):
         stored = batch.column(0)
         if pa.types.is_struct(stored.type) and stored.type.get_field_index("bytes") >= 0:
             stored = stored.field("bytes")
