@@ -1,5 +1,6 @@
 """Decoded arrays, kept as .npy files so that a dataset is decoded once and then mapped into memory.
 
+Arrays are decoded straight into the files and read from them page by page, so that a dataset may be larger than memory.
 The folder is ~/.cache/holdfast, or HOLDFAST_CACHE. It only saves time: where it cannot be written or is damaged, arrays are made again.
 """
 
@@ -7,77 +8,158 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from holdfast.core.errors import DataError, StoreError
+from holdfast.files import HOST, as_json, sync, write_json
+
 ENVIRONMENT = "HOLDFAST_CACHE"
-FORMAT = 1  # raise when the arrays made from the same files change
+FORMAT = 2  # raise when what is made from the same files changes
+FACTS = "facts.json"
 
-Arrays = dict[str, np.ndarray]
+Shape = tuple[int, ...]
+New = Callable[[str, Shape, Any], np.ndarray]
 
 
-def cached(name: str, inputs: Sequence[Path], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays made from these files; made again when a file's path, size or time of change differs."""
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What was made: arrays that may only be read, and small things that JSON can hold."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str, Any]]) -> Entry:
+    """What `make` makes of these files; made again when the name or a file's path, size or time of change differs.
+
+    `make(new)` fills arrays that it gets from new(array_name, shape, dtype), and returns the small things. The name begins with the
+    dataset's and goes on with every setting that matters to what is made.
+    """
     folder = _folder(name, inputs)
-    if folder is None:
-        return make()
-    found = _read(folder)
+    found = _read(folder) if folder else None
     if found is not None:
         return found
-    arrays = make()
+    with _making(folder) as place:
+        maker = _Maker(place)
+        facts = json.loads(as_json(make(maker.new)))  # as they will be read
+        if folder and place and not maker.refused and _keep(folder, place, maker.arrays, facts):
+            return _read(folder) or Entry(maker.arrays, facts)
+        return Entry(maker.arrays, facts)
+
+
+def cache_folder() -> Path | None:
+    """None where there is no home directory."""
     try:
-        _write(folder, arrays)
-    except OSError:  # read-only or full: work without
-        return arrays
-    return _read(folder) or arrays  # mapped, so that the decoded copy can be freed
+        return Path(os.environ.get(ENVIRONMENT) or "~/.cache/holdfast").expanduser()
+    except RuntimeError:
+        return None
+
+
+class _Maker:
+    """Hands out arrays to fill: mapped files, or memory where the folder takes no files."""
+
+    def __init__(self, place: Path | None):
+        self.place, self.refused = place, ""
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def new(self, name: str, shape: Shape, dtype: Any) -> np.ndarray:
+        array = self._mapped(name, shape, np.dtype(dtype))
+        if array is None:
+            try:
+                array = np.empty(shape, dtype)
+            except MemoryError:
+                why = self.refused or "there is no home directory"
+                raise DataError(f"{name} does not fit into memory, and the cache cannot hold it ({why}); set {ENVIRONMENT}") from None
+        self.arrays[name] = array
+        return array
+
+    def _mapped(self, name: str, shape: Shape, dtype: np.dtype) -> np.ndarray | None:
+        if self.place is None or not np.prod(shape):
+            return None
+        path = self.place / f"{name}.npy"
+        try:
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            with open(path, "r+b") as file:  # a full disk must be an error here, not a SIGBUS when a page is written
+                os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
+        except OSError as error:
+            self.refused = error.strerror or str(error)
+            return None
+        return array
 
 
 def _folder(name: str, inputs: Sequence[Path]) -> Path | None:
     stamp = hashlib.sha256(f"{FORMAT} {name}".encode())
     for path in inputs:
-        stat = path.stat()
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
         stamp.update(f"\n{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+    base = cache_folder()
+    word = re.match(r"[\w.-]*", name)
+    return base and base / f"{word[0] if word else ''}-{stamp.hexdigest()[:16]}"
+
+
+def _read(folder: Path) -> Entry | None:
+    """None unless all is there."""
     try:
-        base = Path(os.environ.get(ENVIRONMENT) or "~/.cache/holdfast").expanduser()
-    except RuntimeError:  # no home directory
+        facts = json.loads((folder / FACTS).read_text())
+        # "r", not "c": the system refuses a private writable mapping that is larger than memory
+        modes: dict[str, Any] = {name: "r" if mapped else None for name, mapped in facts.pop("arrays").items()}
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode=mode, allow_pickle=False) for name, mode in modes.items()}
+    except (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError):
         return None
-    return base / f"{name}-{stamp.hexdigest()[:16]}"
-
-
-def _read(folder: Path) -> Arrays | None:
-    """None unless all is there: `names` is written last."""
-    try:
-        names = (folder / "names").read_text().split()
-        # "c": private pages, which torch may hold as writable without the file ever changing
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names}
-    except (OSError, ValueError, EOFError):
-        return None
-    return arrays or None
-
-
-def _write(folder: Path, arrays: Arrays) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in arrays.items():
-        with _replacing(folder / f"{name}.npy") as path, open(path, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-    with _replacing(folder / "names") as path:
-        path.write_text("\n".join(arrays))
+    return Entry(arrays, facts)
 
 
 @contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A file beside the target that takes its place when complete, so that readers never see half of it."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
+def _making(folder: Path | None) -> Iterator[Path | None]:
+    """A folder beside the entry that takes its place when complete; None where none can be made. What is left of it goes away."""
+    place = None
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(folder)
+            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.{HOST}.{os.getpid()}.", suffix=".making"))
     try:
-        yield Path(name)
-        with open(name, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield place
+    finally:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """What processes of this machine left behind that were killed while they made the entry."""
+    for old in folder.parent.glob(f".{folder.name}.{HOST}.*.making"):
+        maker = old.name.removeprefix(f".{folder.name}.{HOST}.").partition(".")[0]
+        if maker.isdigit() and not Path(f"/proc/{maker}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _keep(folder: Path, place: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> bool:
+    """Let a complete folder take its place. False where the disk refuses: work without."""
+    try:
+        for name, array in arrays.items():
+            if not isinstance(array, np.memmap):  # empty: nothing to map
+                np.save(place / f"{name}.npy", array, allow_pickle=False)
+            sync(place / f"{name}.npy")
+        write_json(place / FACTS, {**facts, "arrays": {name: isinstance(array, np.memmap) for name, array in arrays.items()}})
+        try:
+            os.rename(place, folder)
+        except OSError:  # taken: another process was quicker, or what is there is damaged
+            if _read(folder) is None:
+                shutil.rmtree(folder)
+                os.rename(place, folder)
+    except (OSError, StoreError):
+        return False
+    return True

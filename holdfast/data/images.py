@@ -1,76 +1,142 @@
-"""Encoded images in a Parquet file, as the Hugging Face Hub stores them, to one array of bytes."""
+"""Encoded images in a column, as the Hugging Face Hub stores them, to one array of bytes."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from holdfast.core.errors import DataError, suggest
+from holdfast.core.errors import DataError
+from holdfast.data.cache import New
+from holdfast.data.moments import Moments
+from holdfast.data.order import Order
+from holdfast.data.parquet import Rows
+from holdfast.data.progress import progress
 
-IMAGE_COLUMNS = ("image", "img")
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COLUMNS = ("image", "img")
+LOOKED_AT = 256  # first images that tell grey from colour
+AT_ONCE = 1 << 24  # bytes of decoded images before they are written
+
+Mode = Literal["auto", "grey", "colour"]
+_PILLOW = {"grey": "L", "colour": "RGB"}
 
 
-def read_images(path: Path, mode: str, label: str = "label") -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [N, channels, height, width] and int64 [N]; mode is Pillow's (L: grey, RGB: colour)."""
+@dataclass(frozen=True)
+class Pictures:
+    """What images are to become."""
+
+    mode: Mode = "auto"  # auto: grey where the first images are, whatever they are stored as, and then all must be
+    side: int | None = None  # they are brought to a square of this side; else they must agree
+    shape: tuple[int, int] | None = None  # height and width that they are known to have
+    transposed: bool = False  # they were stored with rows and columns exchanged
+
+
+def decode_images(order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None) -> None:
+    """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over the train rows."""
+    decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
+    begin, x = 0, None
+    with progress(f"decoding {title}", order.count) as advance:
+        for rows in order.parts:
+            at = 0  # in this split
+            for items in _encoded(rows, column, decoder.at_once):
+                pixels = np.stack([decoder(item, rows, at + i) for i, item in enumerate(items)])
+                if x is None:
+                    x = new("x", (order.count, *pixels.shape[1:]), np.uint8)
+                place = order.place[begin : begin + len(items)]
+                x[place] = pixels
+                if moments is not None:
+                    moments.add(pixels[place < order.train_rows])
+                at, begin = at + len(items), begin + len(items)
+                advance(len(items))
+
+
+class _Decoder:
+    """Decodes images one by one and holds them to one shape."""
+
+    def __init__(self, how: Pictures, mode: Mode, size: tuple[int, int]):
+        self.how, self.mode, self.strict = how, _PILLOW[mode], how.mode == "auto" and mode == "grey"
+        self.size = (how.side, how.side) if how.side else how.shape or size
+        self.at_once = min(max(AT_ONCE // (self.size[0] * self.size[1] * len(self.mode)), 1), 1024)
+        self.format: tuple[str, ...] | None = None  # of the last image: Pillow need not try all it knows for the next
+
+    def __call__(self, item: Any, rows: Rows, row: int) -> np.ndarray:
+        image = self._open(item, rows, row)
+        if self.strict and not _is_grey(image):
+            raise DataError(f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode")
+        image = image if image.mode == self.mode else image.convert(self.mode)
+        if self.how.side and image.size != self.size:
+            image = image.resize(self.size, resample=2)  # bilinear, over all pixels that one stands for
+        if (image.height, image.width) != self.size:
+            wanted = "expected" if self.how.shape else "set data.options.size to the side all shall have, the first is"
+            raise DataError(f"{rows.place(row)} is {_by((image.height, image.width))}; {wanted} {_by(self.size)}")
+        pixels = np.asarray(image, dtype=np.uint8)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return pixels.swapaxes(1, 2) if self.how.transposed else pixels
+
+    def _open(self, item: Any, rows: Rows, row: int) -> Image:
+        image = _open(item, rows, row, self.format)
+        self.format = (image.format,) if image.format else None
+        return image
+
+
+def _first_look(rows: Rows, column: str, how: Pictures) -> tuple[Mode, tuple[int, int]]:
+    """Grey or colour, and the first image's height and width."""
+    items = next(_encoded(rows, column, LOOKED_AT))
+    first = _open(items[0], rows, 0)
+    mode = how.mode
+    if mode == "auto":
+        mode = "grey" if all(_is_grey(_open(item, rows, i)) for i, item in enumerate(items)) else "colour"
+    return mode, (first.height, first.width)
+
+
+def _encoded(rows: Rows, column: str, at_once: int) -> Iterator[list[Any]]:
+    """The images as they are stored, bytes or the Hub's {bytes, path}, some at a time."""
+    import pyarrow as pa
+
+    for batch in rows.batches([column], at_once):
+        stored = batch.column(0)
+        if pa.types.is_struct(stored.type) and stored.type.get_field_index("bytes") >= 0:
+            stored = stored.field("bytes")
+        if not (pa.types.is_binary(stored.type) or pa.types.is_large_binary(stored.type)):
+            raise DataError(f"{rows.paths[0]}: column '{column}' holds {stored.type}, not encoded images")
+        if len(stored):
+            yield stored.to_pylist()
+
+
+def _open(encoded: Any, rows: Rows, row: int, formats: tuple[str, ...] | None = None) -> Image:
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError("Parquet datasets need pyarrow: pip install pyarrow") from None
-    try:
-        file = pq.ParquetFile(path)
-        column = _image_column(path, file.schema_arrow.names, label)
-        images: list[np.ndarray] = []
-        labels: list[Any] = []
-        for batch in file.iter_batches(batch_size=1024, columns=[column, label]):
-            labels += batch.column(label).to_pylist()
-            for item in batch.column(column).to_pylist():
-                images.append(_decode(item, path, len(images), mode))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet, fetch it again: {error}") from None
-    if not images:
-        raise DataError(f"{path} has no rows")
-    return _stack(images, path), _labels(labels, path)
-
-
-def _image_column(path: Path, names: list[str], label: str) -> str:
-    column = next((name for name in IMAGE_COLUMNS if name in names), None)
-    if column is None:
-        raise DataError(f"{path}: no column '{IMAGE_COLUMNS[0]}' or '{IMAGE_COLUMNS[1]}'{suggest('image', names)}")
-    if label not in names:
-        raise DataError(f"{path}: no column '{label}'{suggest(label, names)}")
-    return column
-
-
-def _decode(item: Any, path: Path, row: int, mode: str) -> np.ndarray:
-    """One image, given as bytes or as the Hub's {bytes, path}."""
-    try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise DataError("image datasets need Pillow: pip install pillow") from None
-    encoded = item.get("bytes") if isinstance(item, dict) else item
-    if not isinstance(encoded, bytes):
-        raise DataError(f"{path}: row {row} holds no image bytes (only files with embedded images can be read)")
+    if encoded is None:
+        raise DataError(f"{rows.place(row)} holds no image bytes (only files with embedded images can be read)")
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image.convert(mode), dtype=np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises any of them
-        raise DataError(f"{path}: row {row} is not a readable image: {error}") from None
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        try:
+            image: Image.Image = Image.open(io.BytesIO(encoded), formats=formats)
+        except UnidentifiedImageError:
+            if not formats:
+                raise
+            image = Image.open(io.BytesIO(encoded))
+        image.load()
+    except Exception as error:  # damaged bytes make Pillow's readers fail in every way there is
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{rows.place(row)} is not a readable image: {why}") from None
+    return image
 
 
-def _stack(images: list[np.ndarray], path: Path) -> np.ndarray:
-    odd = next((row for row, image in enumerate(images) if image.shape != images[0].shape), None)
-    if odd is not None:
-        raise DataError(f"{path}: images differ in size, row 0 is {images[0].shape} and row {odd} is {images[odd].shape}")
-    return np.stack(images)
+def _is_grey(image: Image) -> bool:
+    """Also where grey was stored as three equal channels, as WebP does."""
+    if image.mode in ("1", "L", "LA", "I", "I;16", "F"):
+        return True
+    pixels = np.asarray(image.convert("RGB"))
+    return bool((pixels == pixels[..., :1]).all())
 
 
-def _labels(labels: list[Any], path: Path) -> np.ndarray:
-    wrong = next((row for row, label in enumerate(labels) if not isinstance(label, int) or label < 0), None)
-    if wrong is not None:
-        raise DataError(f"{path}: row {wrong} has label {labels[wrong]!r}, expected a class number")
-    return np.array(labels, dtype=np.int64)
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,15 @@ def real_data() -> Path:
         if place and (Path(place) / "mnist" / "train.parquet").is_file():
             return Path(place)
     pytest.skip("no real datasets: set HOLDFAST_DATA to a folder with mnist/train.parquet")
+
+
+@pytest.fixture
+def real(real_data: Path) -> Callable[[str], Path]:
+    """Skips where one of the datasets is not among them: real("imdb")."""
+
+    def find(folder: str) -> Path:
+        if not (real_data / folder / "train.parquet").is_file():
+            pytest.skip(f"no real data: {folder}/train.parquet is not below the folder of real datasets")
+        return real_data
+
+    return find

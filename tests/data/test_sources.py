@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import builtins
-import io
 import os
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import build, describe, parts
-from holdfast.data import sources
-from holdfast.data.images import read_images
+from holdfast.data.sources import images as image_sources
+from tests.data.folders import colour, grey, write_images
 
 
 def load(name: str, dir: Path | None = None, **options: Any) -> Any:
@@ -66,41 +65,11 @@ def test_every_source_is_documented(name: str) -> None:
 # ---- Parquet folders, written small here ----
 
 
-def encode(pixels: np.ndarray, kind: str) -> bytes:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-    file = io.BytesIO()
-    image.fromarray(pixels).save(file, kind, lossless=True) if kind == "WEBP" else image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
-def write(folder: Path, images: list[np.ndarray], labels: list[Any], column: str = "image", kind: str = "PNG", wrap: bool = True) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    folder.mkdir(parents=True, exist_ok=True)
-    items: list[Any] = [encode(pixels, kind) if isinstance(pixels, np.ndarray) else pixels for pixels in images]
-    if wrap:
-        items = [{"bytes": item, "path": None} for item in items]
-    half = len(items) * 3 // 4
-    for name, part in (("train", slice(0, half)), ("test", slice(half, None))):
-        pq.write_table(pa.table({column: items[part], "label": labels[part]}), folder / f"{name}.parquet", row_group_size=2)
-
-
-def grey(count: int = 8, side: int = 28) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, 256, (side, side), dtype=np.uint8) for _ in range(count)]
-
-
-def colour(count: int = 8) -> list[np.ndarray]:
-    rng = np.random.default_rng(1)
-    return [rng.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(count)]
-
-
 @pytest.mark.parametrize(("folder", "column", "kind", "wrap"), [("mnist", "image", "PNG", True), ("mnist", "img", "WEBP", False)])
 def test_grey_images(tmp_path: Path, folder: str, column: str, kind: str, wrap: bool) -> None:
     images, labels = grey(), list(range(8))
     stored = [np.repeat(pixels[:, :, None], 3, 2) for pixels in images] if kind == "WEBP" else images  # WebP knows no grey
-    write(tmp_path / folder, stored, labels, column, kind, wrap)
+    write_images(tmp_path / folder, stored, labels, column, kind, wrap)
     samples = load("mnist", tmp_path)
     assert samples.x.shape == (8, 1, 28, 28) and samples.train_rows == 6 and samples.y.tolist() == labels
     assert np.array_equal(samples.x[:, 0].numpy(), np.stack(images))
@@ -108,7 +77,7 @@ def test_grey_images(tmp_path: Path, folder: str, column: str, kind: str, wrap: 
 
 def test_colour_images_channels_first(tmp_path: Path) -> None:
     images = colour()
-    write(tmp_path / "cifar10", images, [3] * 8, "img")
+    write_images(tmp_path / "cifar10", images, [3] * 8, "img")
     samples = load("cifar10", tmp_path)
     assert samples.x.shape == (8, 3, 32, 32) and np.array_equal(samples.x.numpy(), np.stack(images).transpose(0, 3, 1, 2))
     assert samples.mean == (0.4914, 0.4822, 0.4465)
@@ -116,40 +85,27 @@ def test_colour_images_channels_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["fashion-mnist", "fashion_mnist"])
 def test_folder_from_the_environment_with_either_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    write(tmp_path / folder, grey(), [0] * 8)
+    write_images(tmp_path / folder, grey(), [0] * 8)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     assert len(load("fashion-mnist")) == 8
     assert len(load("fashion-mnist", tmp_path / "elsewhere")) == 8  # data.dir does not serve, the environment does
 
 
-def test_a_missing_dataset_names_both_places_and_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
-    with pytest.raises(DataError) as error:
-        load("fashion-mnist", tmp_path)
-    text = str(error.value)
-    assert f"data.dir ({tmp_path})" in text and "HOLDFAST_DATA (not set)" in text and "\n" not in text
-    assert "fashion_mnist/train.parquet and fashion_mnist/test.parquet" in text
-    with pytest.raises(DataError, match=r"data.dir \(not set\)"):
-        load("mnist")
-
-
 def test_decoded_once_and_again_when_a_file_changes(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "mnist", grey(), [1] * 8)
+    write_images(tmp_path / "mnist", grey(), [1] * 8)
     first = load("mnist", tmp_path)
-    assert sorted(path.suffix for path in own_cache.rglob("*.*") if path.is_file()) == [".npy"] * 3  # and no temporary file is left
+    assert sorted(path.name for path in own_cache.rglob("*") if path.is_file()) == ["facts.json", "x.npy", "y.npy"]  # nothing temporary
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_images", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(image_sources, "decode_images", lambda *_: pytest.fail("decoded again"))
         again = load("mnist", tmp_path)
     assert torch.equal(first.x, again.x) and torch.equal(first.y, again.y) and again.train_rows == 6
-    again.x[0] = 0  # private pages: the file keeps its bytes
-    assert torch.equal(load("mnist", tmp_path).x[0], torch.from_numpy(grey()[0])[None])
-    write(tmp_path / "mnist", grey(), [2] * 8)
+    write_images(tmp_path / "mnist", grey(), [2] * 8)
     os.utime(tmp_path / "mnist" / "train.parquet", ns=(1, 1))
     assert load("mnist", tmp_path).y.tolist() == [2] * 8
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path, own_cache: Path) -> None:
-    write(tmp_path / "mnist", grey(), [1] * 8)
+    write_images(tmp_path / "mnist", grey(), [1] * 8)
     load("mnist", tmp_path)
     stored = next(own_cache.rglob("x.npy"))
     stored.write_bytes(stored.read_bytes()[:300])
@@ -158,7 +114,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, own_cache: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "mnist", grey(), [1] * 8)
+    write_images(tmp_path / "mnist", grey(), [1] * 8)
     blocked = tmp_path / "a-file"
     blocked.write_text("")
     monkeypatch.setenv("HOLDFAST_CACHE", str(blocked / "cache"))  # also for root, who may write read-only folders
@@ -170,28 +126,28 @@ def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, monkeypatch
     [
         ([*grey(7), b"no image"], [0] * 8, "image", "test.parquet: row 1 is not a readable image"),
         ([*grey(4), None, *grey(3)], [0] * 8, "image", "train.parquet: row 4 holds no image bytes"),
-        ([*grey(5), *grey(1, side=20), *grey(2)], [0] * 8, "image", r"train.parquet: images differ in size, row 0 .* row 5"),
-        ([*grey(6), *grey(2, side=20)], [0] * 8, "image", "train images are"),
-        (grey(), [0] * 7 + [None], "image", "test.parquet: row 1 has label None"),
-        (grey(), [0] * 7 + [10], "image", r"mnist: labels must be 0..9, found 0..10"),
+        ([*grey(5), *grey(1, side=20), *grey(2)], [0] * 8, "image", r"train.parquet: row 5 is 20 x 20; expected 28 x 28"),
+        ([*grey(6), *grey(2, side=20)], [0] * 8, "image", "test.parquet: row 0 is 20 x 20; expected 28 x 28"),
+        (grey(), [0] * 7 + [None], "image", "test.parquet: row 1 has nothing in 'label'"),
+        (grey(), [0] * 7 + [10], "image", r"test.parquet: row 1 has label 10 in 'label', expected whole numbers 0..9"),
         (grey(), [0] * 8, "imago", "no column 'image' or 'img'; did you mean 'imago'"),
     ],
 )
 def test_damaged_images_name_file_and_row(tmp_path: Path, images: list[Any], labels: list[Any], column: str, message: str) -> None:
-    write(tmp_path / "mnist", images, labels, column)
+    write_images(tmp_path / "mnist", images, labels, column)
     with pytest.raises(DataError, match=message):
         load("mnist", tmp_path)
 
 
 def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
-    write(tmp_path / "mnist", grey(), [0] * 8)
+    write_images(tmp_path / "mnist", grey(), [0] * 8)
     (tmp_path / "mnist" / "test.parquet").write_bytes(b"half a download")
     with pytest.raises(DataError, match="test.parquet cannot be read as Parquet, fetch it again"):
         load("mnist", tmp_path)
 
 
 def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "mnist", [b"x"] * 8, [0] * 8)  # type: ignore[list-item]
+    write_images(tmp_path / "mnist", [b"x"] * 8, [0] * 8)  # type: ignore[list-item]
     real_import = builtins.__import__
 
     def without(name: str, *args: Any) -> Any:
@@ -206,16 +162,20 @@ def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("folder", "mode", "first", "mean", "per_class"),
+    ("name", "shape", "first", "mean", "per_class"),
     [
-        ("mnist", "L", [7, 2, 1, 0, 4, 1, 4, 9], [0.1325], [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
-        ("fashion_mnist", "L", [9, 2, 1, 1, 6, 1, 4, 6], [0.2868], [1000] * 10),
-        ("cifar10", "RGB", [3, 8, 8, 0, 6, 6, 1, 6], [0.4942, 0.4851, 0.4504], [1000] * 10),
+        ("mnist", (1, 28, 28), [7, 2, 1, 0, 4, 1, 4, 9], [0.1325], [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
+        ("fashion-mnist", (1, 28, 28), [9, 2, 1, 1, 6, 1, 4, 6], [0.2868], [1000] * 10),
+        ("cifar10", (3, 32, 32), [3, 8, 8, 0, 6, 6, 1, 6], [0.4942, 0.4851, 0.4504], [1000] * 10),
     ],
 )
-def test_the_real_test_splits(real_data: Path, folder: str, mode: str, first: list[int], mean: list[float], per_class: list[int]) -> None:
+def test_the_real_test_splits(
+    real_data: Path, tmp_path: Path, name: str, shape: tuple[int, ...], first: list[int], mean: list[float], per_class: list[int]
+) -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
-    x, y = read_images(real_data / folder / "test.parquet", mode)
-    assert x.shape == ((10000, 1, 28, 28) if mode == "L" else (10000, 3, 32, 32)) and x.dtype == np.uint8
-    assert y[:8].tolist() == first and np.bincount(y).tolist() == per_class
-    np.testing.assert_allclose(x.mean((0, 2, 3)) / 255, mean, atol=1e-4)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "train.parquet").symlink_to(real_data / name.replace("-", "_") / "test.parquet")
+    samples = load(name, tmp_path, test=0)
+    assert samples.x.shape == (10000, *shape) and samples.x.dtype == torch.uint8 and samples.train_rows == 10000
+    assert samples.y[:8].tolist() == first and torch.bincount(samples.y).tolist() == per_class
+    np.testing.assert_allclose(samples.x.double().mean((0, 2, 3)) / 255, mean, atol=1e-4)

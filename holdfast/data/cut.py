@@ -1,0 +1,50 @@
+"""Rows of a sensor, one after the other as they were recorded, cut into windows of equal length.
+
+A window never reaches over the end of a recording: where the next row has another user or another label, or its time goes back or jumps.
+Windows are named by their first and last row, so that users and labels are looked up by row and only the values are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def recordings(ids: Sequence[np.ndarray], seconds: np.ndarray | None = None, gap: float = 1.0) -> np.ndarray:
+    """Where recordings begin, followed by the number of rows. `ids` are [rows] arrays (users, labels) that do not change within one."""
+    rows = len(ids[0])
+    if not rows:
+        return np.zeros(1, dtype=np.int64)
+    begins = np.zeros(rows, dtype=bool)
+    begins[0] = True
+    for column in ids:
+        begins[1:] |= column[1:] != column[:-1]
+    if seconds is not None:
+        step = np.diff(seconds)
+        begins[1:] |= ~((step >= 0) & (step <= gap))  # a time that is not a number ends a recording too
+    return np.append(np.flatnonzero(begins), rows)
+
+
+def place_windows(bounds: np.ndarray, length: int, overlap: float = 0.0, minimum: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """First and last row of every window, in the order of the rows; `bounds` is what recordings() gives.
+
+    Neighbours share the part `overlap` of their rows. What remains at the end of a recording, from where its next window would begin,
+    is kept when it has `minimum` rows (default: length, so nothing) and some of them are in no window yet; it ends early, at its last row.
+    """
+    step = max(1, round(length * (1 - overlap)))
+    minimum = length if minimum is None else minimum
+    sizes = np.diff(bounds)
+    whole = np.maximum(0, (sizes - length) // step + 1)
+    left = sizes - whole * step
+    unseen = sizes - np.where(whole > 0, (whole - 1) * step + length, 0)
+    count = whole + ((left >= minimum) & (unseen > 0))
+    turn = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    first = np.repeat(bounds[:-1], count) + turn * step
+    return first, np.minimum(first + length, np.repeat(bounds[1:], count)) - 1
+
+
+def take_windows(values: np.ndarray, first: np.ndarray, last: np.ndarray, length: int) -> np.ndarray:
+    """[windows, channels, length] of the [rows, channels] values; a window that ends early repeats its last row."""
+    rows = np.minimum(first[:, None] + np.arange(length), last[:, None])
+    return np.ascontiguousarray(values[rows].transpose(0, 2, 1))

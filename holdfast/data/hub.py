@@ -1,0 +1,124 @@
+"""The Hugging Face Hub: a dataset's Parquet files, fetched once into the cache.
+
+Only the files of the train and test splits of one subset are fetched, with huggingface_hub's progress bar. What it reads from the
+environment holds here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.data.layout import arrange
+from holdfast.files import write_json
+
+CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of what is not Parquet
+PATIENCE = 10.0  # seconds to wait for an answer
+WHOLE = ".whole.json"  # written last: what has been fetched, all of it
+
+
+class Unreachable(Exception):
+    """Why the Hub does not serve, in a few words."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A dataset on the Hub; without an id there is none."""
+
+    id: str | None
+    subset: str | None = None
+    revision: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Each subset and revision has its own, so that one mark says that it is whole."""
+        words = [self.id or "", self.subset or "", *([self.revision] if self.revision else [])]
+        return "--".join(word.replace("/", "--") for word in words).rstrip("-")
+
+
+def fetch(repository: Repository, downloads: Path | None) -> Path:
+    """The folder that the Parquet files lie in; fetched unless that was done before. A download that was cut short goes on."""
+    if repository.id is None:
+        raise Unreachable("data.options.repo is not set")
+    if downloads is None:
+        raise Unreachable("there is no folder to fetch into, set HOLDFAST_CACHE")
+    target = downloads / repository.folder
+    if _is_whole(target):
+        return target
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise Unreachable("HF_HUB_OFFLINE is set")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise Unreachable("it needs huggingface_hub: pip install huggingface_hub") from None
+    try:
+        _download(huggingface_hub, repository, target)
+    except (Unreachable, DataError):
+        raise
+    except Exception as error:  # whatever the network and the library can come up with
+        raise Unreachable(_in_words(error, repository)) from None
+    return target
+
+
+def _download(library: Any, repository: Repository, target: Path) -> None:
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    api = library.HfApi(endpoint=endpoint, library_name="holdfast")
+    revision, files = _listed(api, repository)
+    size = sum(files.values())
+    print(f"fetching {repository.id} from the Hub: {len(files)} files, {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+    library.snapshot_download(
+        repository.id, repo_type="dataset", revision=revision, local_dir=target, allow_patterns=[glob.escape(name) for name in files],
+        etag_timeout=PATIENCE, endpoint=endpoint, library_name="holdfast",
+    )  # fmt: skip
+    short = [name for name, size in files.items() if not (target / name).is_file() or (target / name).stat().st_size < size]
+    if short:
+        raise Unreachable(f"{short[0]} was cut short, start again to go on")
+    write_json(target / WHOLE, {"repo": repository.id, "revision": revision, "files": sorted(files)})
+
+
+def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
+    """The commit and the files wanted of it, with sizes: of the revision asked for, or of main, or else of the Hub's conversion."""
+    tries = [repository.revision] if repository.revision else [None, CONVERTED]
+    for revision in tries:
+        try:
+            about = api.dataset_info(repository.id, revision=revision, timeout=PATIENCE, files_metadata=True)
+        except Exception as error:
+            if revision == CONVERTED and type(error).__name__ == "RevisionNotFoundError":
+                break
+            raise
+        sizes = {file.rfilename: file.size or 0 for file in about.siblings or []}
+        splits = arrange(sizes, repository.subset, f"{repository.id} on the Hub")
+        if "train" in splits:
+            test = "test" if "test" in splits else "validation"
+            wanted = [str(path) for split in ("train", test) for path in splits.get(split, [])]
+            return about.sha, {name: sizes[name] for name in wanted}
+    raise Unreachable(f"{repository.id} has no Parquet files of a train split")
+
+
+def _is_whole(target: Path) -> bool:
+    try:
+        about = json.loads((target / WHOLE).read_text())
+        return all((target / name).is_file() for name in about["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _in_words(error: Exception, repository: Repository) -> str:
+    kind = type(error).__name__
+    words = {
+        "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
+        "GatedRepoError": f"{repository.id} asks you to accept its terms on its page; then set HF_TOKEN",
+        "RepositoryNotFoundError": f"no dataset {repository.id}; if it is private, set HF_TOKEN",
+        "RevisionNotFoundError": f"{repository.id} has no revision {repository.revision}",
+        "HFValidationError": f"'{repository.id}' is no id, expected OWNER/NAME",
+    }
+    if kind in words:
+        return words[kind]
+    why = (str(error).strip().splitlines() or [kind])[0]
+    return f"no answer: {why}" if "Connect" in kind or "Timeout" in kind else f"{kind}: {why}"

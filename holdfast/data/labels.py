@@ -1,0 +1,111 @@
+"""Labels from a column: class numbers as they are, words and truth values as the numbers of their sorted names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.core.errors import DataError, suggest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from holdfast.data.parquet import Rows
+
+Labels = tuple[np.ndarray, int, tuple[str, ...]]
+
+
+def read_labels(rows: Rows | Sequence[Rows], column: str, classes: int | None = None, names: Sequence[str] = ()) -> Labels:
+    """int64 labels 0..classes-1, how many classes there are, and their names where they are known.
+
+    Give all splits at once: the labels come end to end, and the list of classes is made over all of them, so that a class that
+    only the test split has is one too. `classes` and `names` are what a known dataset has; else the files say it.
+    """
+    splits = list(rows) if isinstance(rows, Sequence) else [rows]
+    for split in splits:
+        split.need(column)
+    columns = [_without_nulls(split, column) for split in splits]
+    if all(_is_number(one.type) for one in columns):
+        return _numbers(splits, column, columns, classes, tuple(names) or splits[0].class_names(column))
+    return _words(splits, column, columns, classes, tuple(names))
+
+
+def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
+    """int64: who each row comes from. Whole numbers as they are, words as the numbers of their sorted names."""
+    splits = list(rows) if isinstance(rows, Sequence) else [rows]
+    for split in splits:
+        split.need(column)
+    columns = [_without_nulls(split, column) for split in splits]
+    if all(_is_number(one.type) for one in columns):
+        return np.concatenate([np.asarray(one.to_numpy()) for one in columns]).astype(np.int64)
+    return _words(splits, column, columns, None, ())[0]
+
+
+def _without_nulls(rows: Rows, column: str) -> pa.ChunkedArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = rows.column(column)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if values.null_count:
+        row = int(pc.index(pc.is_null(values), True).as_py())
+        raise DataError(f"{rows.place(row)} has nothing in '{column}'; every row needs a value")
+    kind = values.type
+    if not (_is_number(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values")
+    return values
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _numbers(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], classes: int | None, names: tuple[str, ...]) -> Labels:
+    raw = [np.asarray(one.to_numpy()) for one in columns]
+    if classes is None:
+        classes = len(names) or None
+    if names and classes is not None and len(names) != classes:
+        raise DataError(f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes}; is it the right dataset?")
+    total = sum(map(len, raw))
+    for rows, values in zip(splits, raw, strict=True):
+        whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), bool)
+        wrong = ~(whole & (values >= 0) & (values < (total if classes is None else classes)))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {_expected(values[row], classes, total)}")
+    labels = np.concatenate([values.astype(np.int64) for values in raw])
+    return labels, classes if classes is not None else int(labels.max()) + 1, names
+
+
+def _expected(value: Any, classes: int | None, total: int) -> str:
+    if value == -1:
+        return "which stands for none on the Hub; leave that split away"
+    if classes is not None:
+        return f"expected whole numbers 0..{classes - 1}"
+    return f"expected whole numbers from 0 on, fewer than the {total} rows there are"
+
+
+def _words(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], classes: int | None, names: tuple[str, ...]) -> Labels:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = [pc.cast(one, pa.large_string()) for one in columns]  # truth values too: false, true
+    present = sorted(set().union(*(pc.unique(one).to_pylist() for one in texts)))
+    known = names or tuple(present)
+    if classes is not None and len(known) != classes:
+        raise DataError(f"{splits[0].paths[0]}: column '{column}' has {len(known)} different labels, expected {classes}")
+    number = pa.array(known, pa.large_string())
+    out = []
+    for rows, one in zip(splits, texts, strict=True):
+        found = pc.index_in(one, value_set=number)
+        if found.null_count:
+            row = int(pc.index(pc.is_null(found), True).as_py())
+            word = one[row].as_py()
+            raise DataError(f"{rows.place(row)} has label '{word}' in '{column}', which is no class of it{suggest(word, known)}")
+        out.append(np.asarray(found.to_numpy()).astype(np.int64))
+    return np.concatenate(out), len(known), known

@@ -1,0 +1,48 @@
+"""Mean and deviation of each channel, gathered piece by piece while data is decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_LEVELS = np.arange(256) / 255
+
+
+class Moments:
+    """Of arrays [n, channels, ...]; bytes count as 0..1, as in the sample store."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean = self._squares = np.zeros(0)  # squares: sums of squared distances from the mean
+
+    def add(self, x: np.ndarray) -> None:
+        if not x.size:
+            return
+        count, mean, squares = x.size // x.shape[1], *_of(x)
+        if not self.count:
+            self.count, self._mean, self._squares = count, mean, squares
+            return
+        apart, total = mean - self._mean, self.count + count
+        self._squares = self._squares + squares + apart**2 * (self.count * count / total)
+        self._mean = self._mean + apart * (count / total)
+        self.count = total
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return tuple(map(float, self._mean))
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """A channel that never changes has deviation 1: there is nothing to scale."""
+        spread = np.sqrt(self._squares / max(self.count, 1))
+        return tuple(map(float, np.where(spread > 1e-9, spread, 1.0)))
+
+
+def _of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    channels = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1)
+    if x.dtype == np.uint8:  # by how often each level occurs, which takes no floats for every pixel
+        often = np.stack([np.bincount(channel, minlength=256) for channel in channels])
+        mean = often @ _LEVELS / channels.shape[1]
+        return mean, (often * (_LEVELS - mean[:, None]) ** 2).sum(1)
+    values = channels.astype(np.float64)
+    mean = values.mean(1)
+    return mean, ((values - mean[:, None]) ** 2).sum(1)

@@ -1,0 +1,124 @@
+"""One split of a dataset: several Parquet files read as one. Whatever is wrong with a file is said in one line that names it."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import DataError, suggest
+from holdfast.data.labels import read_labels
+from holdfast.data.layout import find_splits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["Rows", "find_splits", "read_labels"]
+
+BUFFER = 1 << 20  # read ahead this much of a column, not a whole row group, which may be all of the file
+
+
+class Rows:
+    """The rows of some files, end to end. Nothing is opened before it is asked for, so that what is cached needs no Parquet."""
+
+    def __init__(self, paths: Sequence[Path]):
+        if not paths:
+            raise DataError("no Parquet files to read")
+        self.paths = tuple(paths)
+
+    @property
+    def count(self) -> int:
+        return self._ends[-1]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files[0].schema_arrow.names)
+
+    def need(self, column: str | Sequence[str]) -> str:
+        """The column of that name, or the first there is of several that it may have."""
+        wanted = (column,) if isinstance(column, str) else tuple(column)
+        found = next((name for name in wanted if name in self.names), None)
+        if found is None:
+            raise DataError(f"{self.paths[0]}: no column {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}")
+        return found
+
+    def type_of(self, column: str) -> pa.DataType:
+        return self._files[0].schema_arrow.field(self.need(column)).type
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """What the Hub's description of the columns, kept in the file, calls the classes; () where it does not say."""
+        try:
+            about = json.loads((self._files[0].schema_arrow.metadata or {})[b"huggingface"])
+            return tuple(str(name) for name in about["info"]["features"][column]["names"])
+        except (KeyError, TypeError, ValueError):
+            return ()
+
+    def batches(self, columns: Sequence[str], size: int = 1024) -> Iterator[pa.RecordBatch]:
+        """These columns in pieces of at most `size` rows."""
+        for column in columns:
+            self.need(column)
+        for path, file in zip(self.paths, self._files, strict=True):
+            with _readable(path):
+                yield from file.iter_batches(batch_size=size, columns=list(columns))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column whole."""
+        import pyarrow as pa
+
+        self.need(name)
+        pieces = []
+        for path, file in zip(self.paths, self._files, strict=True):
+            with _readable(path):
+                pieces += file.read(columns=[name]).column(0).chunks
+        return pa.chunked_array(pieces, type=self._files[0].schema_arrow.field(name).type)
+
+    def place(self, row: int) -> str:
+        """Where a row is, for an error: the file, and the row's number in it."""
+        file = bisect.bisect_right(self._ends, row)
+        return f"{self.paths[file]}: row {row - (self._ends[file - 1] if file else 0)}"
+
+    @cached_property
+    def _files(self) -> list[pq.ParquetFile]:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise DataError("Parquet datasets need pyarrow: pip install pyarrow") from None
+        files = []
+        for path in self.paths:
+            with _readable(path):
+                files.append(pq.ParquetFile(path, buffer_size=BUFFER))
+            _check_same(self.paths[0], files[0].schema_arrow, path, files[-1].schema_arrow)
+        if not sum(file.metadata.num_rows for file in files):
+            raise DataError(f"{self.paths[0]} has no rows; fetch it again")
+        return files
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(file.metadata.num_rows for file in self._files))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path} cannot be read as Parquet, fetch it again: {why}") from None
+
+
+def _check_same(first: Path, wanted: pa.Schema, path: Path, schema: pa.Schema) -> None:
+    if wanted.equals(schema, check_metadata=False):
+        return
+    missing = sorted(set(wanted.names) ^ set(schema.names))
+    differs: Any = missing or [name for name in wanted.names if wanted.field(name).type != schema.field(name).type] or ["their order"]
+    raise DataError(f"{path} has other columns than {first.name} ({', '.join(differs)}); keep files of one dataset in a folder")

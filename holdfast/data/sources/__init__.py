@@ -1,0 +1,13 @@
+"""Where samples come from. A source is chosen by data.name, set by data.options, and returns Samples.
+
+To add one: subclass Source, register it under a name, return Samples from load. One that reads Parquet files subclasses FolderSource,
+which finds them; what it decodes goes through `cached`, so that it is done once.
+"""
+
+from holdfast.data.sources import cifar, digits, images, mnist, recordings, svhn, synthetic, table, text, tiny_imagenet, windows, wisdm
+from holdfast.data.sources.base import FolderSource, Source
+
+__all__ = [
+    "FolderSource", "Source", "cifar", "digits", "images", "mnist", "recordings", "svhn", "synthetic", "table", "text", "tiny_imagenet",
+    "windows", "wisdm",
+]  # fmt: skip

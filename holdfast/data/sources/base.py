@@ -1,0 +1,90 @@
+"""What all sources share: how samples are normalised, where a folder is found, which rows are for testing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.registry import Part, setting
+from holdfast.data.hub import Repository
+from holdfast.data.lookup import find_files
+from holdfast.data.order import Order, set_aside
+from holdfast.data.parquet import Rows
+from holdfast.data.samples import Samples
+
+
+class Source(Part):
+    """What every source can be set to."""
+
+    mean: ClassVar[tuple[float, ...]] = (0.5,)
+    std: ClassVar[tuple[float, ...]] = (0.5,)
+    normalise: Literal["dataset", "half", "none"] = setting(
+        "dataset", "by the train split's own mean and deviation; half: mean and deviation 0.5, as PFLlib, FedCAP and FedAS do; none: 0..1"
+    )
+
+    def load(self, dir: Path | None) -> Samples:
+        raise TypeError(f"source '{self.name}' does not say how to load")
+
+    def _samples(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        classes: int,
+        train_rows: int,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        user: np.ndarray | None = None,
+        class_names: Sequence[str] = (),
+    ) -> Samples:
+        """Mean and deviation of the train split are the class's own, or given where they are only known once the files are read."""
+        own = (tuple(mean or self.mean), tuple(std or self.std))
+        shift, scale = {"dataset": own, "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}[self.normalise]
+        users = None if user is None else _tensor(user)
+        return Samples(_tensor(x), _tensor(y), classes, train_rows, shift, scale, self.name, users, tuple(class_names))
+
+
+class FolderSource(Source):
+    """What every source can be set to that is read from Parquet files."""
+
+    also: ClassVar[tuple[str, ...]] = ()  # other names that the dataset's folder may have
+    folder: str | None = setting(None, "its name in the data directories, or a path of its own; else the dataset's name, with - or _")
+    repo: str | None = setting(None, "the dataset's id on the Hugging Face Hub, OWNER/NAME")
+    subset: str | None = setting(None, "one of the subsets that the folder has")
+    revision: str | None = setting(None, "branch, tag or commit on the Hub; else its main branch")
+    test: float = setting(0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1)
+
+    def _folders(self) -> list[str]:
+        """The names that its folder may have, the usual one first."""
+        names = [self.folder] if self.folder else [self.name, *self.also]
+        return [*names, self.repo.rpartition("/")[2]] if self.repo else names
+
+    def _files(self, dir: Path | None) -> dict[str, Rows]:
+        """The splits by name: train, and test where the dataset has one, or else what it holds back for validation."""
+        found = find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision))
+        test = found.get("test") or found.get("validation")
+        return {"train": Rows(found["train"]), **({"test": Rows(test)} if test else {})}
+
+    def _order(self, files: Mapping[str, Rows]) -> Order:
+        """Where each row goes, in the order in which `parts` are read."""
+        parts = tuple(files.values())
+        if len(parts) > 1:
+            count = sum(rows.count for rows in parts)
+            return Order(parts, np.arange(count), parts[0].count)
+        return Order(parts, *set_aside(parts[0].count, self.test))
+
+
+def inputs(files: Mapping[str, Rows]) -> list[Path]:
+    """All that a cache entry depends on."""
+    return [path for rows in files.values() for path in rows.paths]
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():  # a map of the cache may only be read, and nothing writes to samples
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

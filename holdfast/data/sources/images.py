@@ -1,0 +1,80 @@
+"""Images from Parquet files: what the known sets share, and `images` for a folder of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from holdfast.core.registry import register, setting
+from holdfast.data.cache import New, cached
+from holdfast.data.images import COLUMNS, Mode, Pictures, decode_images
+from holdfast.data.labels import read_labels, read_users
+from holdfast.data.moments import Moments
+from holdfast.data.parquet import Rows
+from holdfast.data.samples import Samples
+from holdfast.data.sources.base import FolderSource, inputs
+
+
+class ImageSource(FolderSource):
+    """Decodes once, into the cache. A known set says what its files hold; anything else is read off the files."""
+
+    classes: ClassVar[int | None] = None
+    names: ClassVar[tuple[str, ...]] = ()  # of the classes, where the files may not say
+    published: ClassVar[bool] = True  # mean and std are those of the whole train split, whatever part of it is here
+
+    def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
+        """Image (or what it may be called), label, user."""
+        return COLUMNS, "label", None
+
+    def _classes(self) -> int | None:
+        return self.classes
+
+    def _pictures(self) -> Pictures:
+        raise TypeError(f"source '{self.name}' does not say what its images are")
+
+    def load(self, dir: Path | None) -> Samples:
+        files = self._files(dir)
+        what = f"{self.name} {self._columns()} {self._pictures()} test={self.test}"
+        entry = cached(what, inputs(files), lambda new: self._decode(files, new))
+        facts = entry.facts
+        return self._samples(
+            entry.arrays["x"], entry.arrays["y"], facts["classes"], facts["train_rows"],
+            facts.get("mean"), facts.get("std"), entry.arrays.get("user"), facts["class_names"],
+        )  # fmt: skip
+
+    def _decode(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
+        order = self._order(files)
+        image, label, user = self._columns()
+        column = order.parts[0].need(image)
+        labels, classes, names = read_labels(order.parts, label, self._classes(), self.names)  # first: they are quickly found to be wrong
+        order.arranged(labels, new("y", (order.count,), np.int64))
+        if user is not None:
+            order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
+        moments = None if self.published else Moments()
+        decode_images(order, column, self._pictures(), new, self.name, moments)
+        facts = {"classes": classes, "class_names": names, "train_rows": order.train_rows}
+        return facts if moments is None else {**facts, "mean": moments.mean, "std": moments.std}
+
+
+@register("source", "images")
+class Images(ImageSource):
+    """Images of your own: Parquet files with a column of encoded images and one of labels.
+
+    Labels are class numbers, or words, which are numbered in sorted order. Licence: that of your data.
+    """
+
+    published: ClassVar[bool] = False
+    image: str | None = setting(None, "column of the images; else image or img")
+    label: str = setting("label", "column of the labels")
+    user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
+    mode: Mode = setting("auto", "grey or colour; auto: grey where the images are")
+    size: int | None = setting(None, "side of the square that images are brought to; else they must agree in size", ge=1)
+
+    def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
+        return (self.image,) if self.image else COLUMNS, self.label, self.user
+
+    def _pictures(self) -> Pictures:
+        return Pictures(self.mode, self.size)

@@ -1,0 +1,58 @@
+"""What sources of texts, windows and tables share: rows with a label, perhaps with a user, that become samples once and are then cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from holdfast.core.registry import setting
+from holdfast.data.cache import New, cached
+from holdfast.data.labels import read_labels, read_users
+from holdfast.data.order import Order
+from holdfast.data.parquet import Rows
+from holdfast.data.samples import Samples
+from holdfast.data.sources.base import FolderSource, inputs
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
+
+_ASIDE = ("normalise", "folder", "repo", "subset", "revision")  # what samples are made of is told by the files, and not by these
+
+
+class Labelled(FolderSource):
+    """A subclass says in _fill how the x of its rows is made, and what mean and deviation it has."""
+
+    classes: ClassVar[int | None] = None  # of a known dataset
+    class_names: ClassVar[tuple[str, ...]] = ()  # of a known dataset whose files do not say
+    label: str = setting("label", "column of the labels: class numbers, or words, which are numbered in sorted order")
+    user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
+
+    def load(self, dir: Path | None) -> Samples:
+        files = self._files(dir)
+        return self._read(inputs(files), lambda new: self._make(files, new))
+
+    def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
+        """The samples that `make` makes of these files, from the cache where they are in it."""
+        matters = {name: value for name, value in self.settings().items() if name not in _ASIDE}
+        entry = cached(f"{self.name} {matters}", paths, make)
+        made: dict[str, Any] = {**entry.arrays, **entry.facts}
+        return self._samples(**made)
+
+    def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
+        order = self._order(files)
+        labels, classes, names = read_labels(order.parts, self.label, self.classes, self.class_names)  # first: quickly found to be wrong
+        order.arranged(labels, new("y", (order.count,), np.int64))
+        if self.user is not None:
+            order.arranged(number_users(order.parts, self.user), new("user", (order.count,), np.int64))
+        mean, std = self._fill(order, new)
+        return {"classes": classes, "class_names": names, "train_rows": order.train_rows, "mean": mean, "std": std}
+
+    def _fill(self, order: Order, new: New) -> Scale:
+        raise TypeError(f"source '{self.name}' does not say how its samples are made")
+
+
+def number_users(parts: Sequence[Rows], column: str) -> np.ndarray:
+    """Users as 0, 1, 2 and so on, in ascending order of what the column calls them."""
+    return np.unique(read_users(parts, column), return_inverse=True)[1].astype(np.int64)

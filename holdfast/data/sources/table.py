@@ -1,0 +1,101 @@
+"""Tables: numeric and categorical columns of a folder of your own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast.core.errors import DataError
+from holdfast.core.registry import register, setting
+from holdfast.data.cache import New
+from holdfast.data.columns import Category, Number, kind_of, numbers
+from holdfast.data.order import Order
+from holdfast.data.parquet import Rows
+from holdfast.data.progress import progress
+from holdfast.data.sources.labelled import Labelled, Scale
+
+BATCH = 16384
+
+
+@register("source", "table")
+class Table(Labelled):
+    """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the label.
+
+    Numbers are standardised by the train split; words and truth values become one column for each value seen there. What is missing
+    becomes 0. Licence: that of your data.
+    """
+
+    normalise: Literal["dataset"] = setting("dataset", "nothing to choose: each column is standardised by itself")
+    columns: tuple[str, ...] = setting((), "columns to use; else all but label and user")
+    categorical: tuple[str, ...] = setting((), "columns of numbers that only name something, such as a postcode")
+    buckets: int = setting(64, "a categorical column with more values than this is hashed into so many", ge=1)
+
+    def _fill(self, order: Order, new: New) -> Scale:
+        names = self._names(order.parts)
+        fitted = self._fitted(order, names)
+        width = sum(column.width for column in fitted)
+        if not width:
+            raise DataError(f"{order.parts[0].paths[0]}: no column besides '{self.label}' has a value in the train split")
+        x, begin = new("x", (order.count, width), np.float32), 0
+        with progress(f"encoding {self.name}", order.count) as advance:
+            for rows in order.parts:
+                at = 0  # in this split
+                for batch in rows.batches(names, BATCH):
+                    x[order.place[begin : begin + len(batch)]] = _encoded(batch, names, fitted, rows, at)
+                    at, begin = at + len(batch), begin + len(batch)
+                    advance(len(batch))
+        return (0.0,), (1.0,)
+
+    def _names(self, parts: tuple[Rows, ...]) -> list[str]:
+        """The columns to use, all of them such that they can be used."""
+        for rows in parts:
+            for name in (*self.columns, *self.categorical):
+                rows.need(name)
+        names = list(self.columns) or [name for name in parts[0].names if name not in (self.label, self.user)]
+        if self.label in names:
+            raise DataError(f"data.options.columns: '{self.label}' is the label, it must not be learnt from")
+        stray = [name for name in self.categorical if name not in names]
+        if stray:
+            raise DataError(f"data.options.categorical: '{stray[0]}' is not among the columns that are used")
+        return names
+
+    def _fitted(self, order: Order, names: list[str]) -> list[Number | Category]:
+        """How each column becomes numbers, found from the rows of the train split, one column after the other."""
+        import pyarrow as pa
+
+        fitted: list[Number | Category] = []
+        for name in names:
+            kind = self._kind(order.parts, name)
+            rows, values = order.parts[0], order.parts[0].column(name)
+            train = order.place[: rows.count] < order.train_rows  # all of it, unless a share of it is set aside for testing
+            if kind == "number":
+                fitted.append(Number(name, numbers(values, name, rows.place)[train]))
+            else:
+                fitted.append(Category(values.filter(pa.array(train)), self.buckets))
+        return fitted
+
+    def _kind(self, parts: tuple[Rows, ...], name: str) -> str:
+        kinds = ["category" if name in self.categorical else kind_of(rows.type_of(name)) for rows in parts]
+        for rows, kind in zip(parts, kinds, strict=True):
+            if kind == "neither":
+                raise DataError(
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor words; "
+                    "name the columns to use in data.options.columns"
+                )
+            if kind != kinds[0]:
+                raise DataError(f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, in the train split {parts[0].type_of(name)}")
+        return kinds[0]
+
+
+def _encoded(batch: Any, names: list[str], fitted: list[Number | Category], rows: Rows, before: int) -> np.ndarray:
+    """float32 [n, width] of a batch that begins after `before` rows of its split."""
+
+    def place(row: int) -> str:
+        return rows.place(before + row)
+
+    out = []
+    for name, column in zip(names, fitted, strict=True):
+        values = batch.column(name)
+        out.append(column(numbers(values, name, place), place) if isinstance(column, Number) else column(values))
+    return np.concatenate(out, axis=1)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.errors import DataError
+from holdfast.core.registry import build
+from holdfast.data import lookup
+from holdfast.data.hub import Repository, Unreachable
+from holdfast.data.lookup import find_files
+
+FILES = ("train.parquet", "test.parquet")
+NOWHERE = Repository(None)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def put(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for file in FILES:
+        (folder / file).touch()
+    return folder
+
+
+def found(names: list[str], dir: Path | None, repository: Repository = NOWHERE) -> Path:
+    files = find_files(names, dir, repository)
+    assert {split: [path.name for path in paths] for split, paths in files.items()} == {"train": [FILES[0]], "test": [FILES[1]]}
+    return files["train"][0].parent
+
+
+def test_the_order_of_the_four_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = put(tmp_path / "hub")
+    monkeypatch.setattr(lookup, "fetch", lambda repository, downloads: hub)
+    here, there = tmp_path / "here", tmp_path / "there"
+    monkeypatch.setenv("HOLDFAST_DATA", str(there))
+    assert found(["a-set"], here) == hub
+    cache = put(own_cache / "datasets" / "a-set")
+    assert found(["a-set"], here) == cache
+    environment = put(there / "a_set")
+    assert found(["a-set"], here) == environment
+    (here / "a_set").mkdir(parents=True)  # is there, but holds nothing
+    assert found(["a-set"], here) == environment
+    dir = put(here / "a-set")
+    assert found(["a-set"], here) == dir
+
+
+def test_names_that_a_folder_may_have(tmp_path: Path) -> None:
+    folder = put(tmp_path / "fashion_mnist")
+    assert found(["fashion-mnist"], tmp_path) == folder
+    assert found(["clothes", "fashion-mnist"], tmp_path) == folder
+    assert found(["fashion-mnist"], folder) == folder  # pointed at the dataset instead of at what holds it
+
+
+def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = put(tmp_path / "own")
+    assert found([str(own)], None) == own
+    monkeypatch.chdir(tmp_path)
+    assert found(["./own"], None) == Path("own")
+    with pytest.raises(DataError, match=r"data.options.folder /no/such: there is no such folder; expected train.parquet and test.parquet"):
+        found(["/no/such"], tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="it has no train split"):
+        found(["./empty"], None)
+
+
+def test_one_error_names_all_four_places_and_the_layout(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "fashion_mnist").mkdir(parents=True)
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "gone"))
+    with pytest.raises(DataError) as error:
+        build("source", "fashion-mnist").load(tmp_path / "data")
+    text = str(error.value)
+    assert text.startswith("data 'fashion-mnist' not found: looked in ") and "\n" not in text
+    assert f"data.dir ({tmp_path / 'data'}: no train split in fashion_mnist/)" in text
+    assert f"HOLDFAST_DATA ({tmp_path / 'gone'}: no such folder)" in text
+    assert f"the cache ({own_cache / 'datasets'}: no such folder)" in text
+    assert "the Hub (HF_HUB_OFFLINE is set)" in text
+    assert "fashion_mnist/ with train.parquet and test.parquet, or train-00000-of-00002.parquet" in text
+
+
+def test_what_is_not_set_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> Path:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(lookup, "fetch", none)
+    with pytest.raises(DataError, match=r"data.dir \(not set\), HOLDFAST_DATA \(not set\), the cache \(.*\), the Hub \(no answer\)"):
+        find_files(["a"], None, NOWHERE)
+
+
+def test_several_subsets_are_not_passed_over(tmp_path: Path) -> None:
+    put(tmp_path / "set" / "x"), put(tmp_path / "set" / "y")
+    with pytest.raises(DataError, match="several subsets, set data.options.subset to one of: x, y"):
+        find_files(["set"], tmp_path, NOWHERE)
+    assert found(["set"], tmp_path, Repository(None, "y")) == tmp_path / "set" / "y"

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.core.errors import DataError
+from holdfast.data.labels import read_users
+from holdfast.data.layout import arrange
+from holdfast.data.parquet import Rows, find_splits, read_labels
+from tests.data.folders import write_table
+
+pytest.importorskip("pyarrow")
+
+# ---- which files belong to which split ----
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "subset", "splits"),
+    [
+        (["train.parquet", "test.parquet"], None, {"train": ["train.parquet"], "test": ["test.parquet"]}),
+        (["data/train-00000-of-00001-a1b2.parquet", "data/valid-00000-of-00001-ff.parquet"], None,
+         {"train": ["data/train-00000-of-00001-a1b2.parquet"], "validation": ["data/valid-00000-of-00001-ff.parquet"]}),
+        (["x/train-00000-of-00001.parquet", "y/train-00000-of-00001.parquet"], "y", {"train": ["y/train-00000-of-00001.parquet"]}),
+        (["plain_text/train-00000-of-00001.parquet"], None, {"train": ["plain_text/train-00000-of-00001.parquet"]}),
+        (["c/train/0000.parquet", "c/train/0001.parquet", "c/test/0000.parquet"], None,
+         {"train": ["c/train/0000.parquet", "c/train/0001.parquet"], "test": ["c/test/0000.parquet"]}),
+        (["default/train/0.parquet", "other/train/0.parquet"], None, {"train": ["default/train/0.parquet"]}),
+        (["train.parquet", "more/train.parquet"], None, {"train": ["train.parquet"]}),  # the folder's own before a subset's
+        (["train.parquet"], "cropped_digits", {"train": ["train.parquet"]}),  # a folder that holds only one subset
+        (["b10.parquet", "b9.parquet"], None, {"train": ["b9.parquet", "b10.parquet"]}),  # no split is named: all is train
+        (["train.parquet", "notes.parquet", ".cache/train.parquet", "train.csv"], None, {"train": ["train.parquet"]}),
+        (["train.csv"], None, {}),
+    ],
+)  # fmt: skip
+def test_layouts(tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]) -> None:
+    found = find_splits(touch(tmp_path, *names), subset)
+    assert found == {split: [tmp_path / file for file in files] for split, files in splits.items()}
+
+
+def test_more_than_ten_files_in_numeric_order() -> None:
+    names = [f"train-{i:05d}-of-00012.parquet" for i in range(12)]
+    assert [str(path) for path in arrange(reversed(names), None, "here")["train"]] == names
+    assert [path.name for path in arrange([f"train/{i}.parquet" for i in range(12)], None, "here")["train"]][9:] == [
+        "9.parquet", "10.parquet", "11.parquet",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "subset", "message"),
+    [
+        (["x/train.parquet", "y/train.parquet"], None, "here: there are several subsets, set data.options.subset to one of: x, y"),
+        (["x/train.parquet", "y/train.parquet"], "z", "here: no subset 'z'; known: x, y"),
+        (["cropped_digits/train.parquet"], "croped_digits", "no subset 'croped_digits'; did you mean 'cropped_digits'?"),
+        (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], None, "has 2 of 3 files, number 1 is missing; fetch it again"),
+        (["train.parquet", "data/train-00000-of-00001.parquet"], None, "split 'train' is there more than once"),
+        (["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"], None, "files with the same number"),
+    ],
+)
+def test_folders_that_cannot_be_understood(names: list[str], subset: str | None, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        arrange(names, subset, "here")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# ---- several files as one ----
+
+
+def two_files(folder: Path) -> Rows:
+    first = write_table(folder / "train-00000-of-00002.parquet", {"a": [1, 2, 3], "b": ["x", "y", "z"]}, {"a": ["nil", "one"]})
+    return Rows([first, write_table(folder / "train-00001-of-00002.parquet", {"a": [4, 5], "b": ["v", "w"]})])
+
+
+def test_files_read_as_one(tmp_path: Path) -> None:
+    rows = two_files(tmp_path)
+    assert rows.count == 5 and rows.names == ("a", "b") and rows.class_names("a") == ("nil", "one") and rows.class_names("b") == ()
+    assert rows.column("a").to_pylist() == [1, 2, 3, 4, 5]
+    assert [batch.to_pydict() for batch in rows.batches(["b"], size=2)] == [{"b": ["x", "y"]}, {"b": ["z"]}, {"b": ["v", "w"]}]
+    assert rows.place(2).endswith("00000-of-00002.parquet: row 2") and rows.place(3).endswith("00001-of-00002.parquet: row 0")
+    assert rows.need("b") == "b" and rows.need(("img", "a", "b")) == "a"
+    with pytest.raises(DataError, match=r"00000-of-00002.parquet: no column 'c' or 'd'; known: a, b"):
+        rows.need(("c", "d"))
+
+
+def test_nothing_is_opened_before_it_is_asked_for(tmp_path: Path) -> None:
+    assert Rows([tmp_path / "not there.parquet"]).paths
+    with pytest.raises(DataError, match="not there.parquet cannot be read as Parquet, fetch it again"):
+        _ = Rows([tmp_path / "not there.parquet"]).count
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _not_parquet(path: Path) -> None:
+    path.write_text("<html>Not found</html>")
+
+
+def _damaged_inside(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+
+
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_empty, _half, _not_parquet, _damaged_inside, _a_folder])
+def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
+    good = write_table(tmp_path / "a.parquet", {"a": list(range(300))})
+    bad = write_table(tmp_path / "b.parquet", {"a": list(range(300))})
+    damage(bad)
+    with pytest.raises(DataError) as error:
+        rows = Rows([good, bad])
+        rows.column("a")
+    assert str(error.value).startswith(f"{bad} cannot be read as Parquet, fetch it again") and "\n" not in str(error.value)
+    with pytest.raises(DataError, match="b.parquet cannot be read"):
+        list(Rows([good, bad]).batches(["a"]))
+
+
+def test_a_split_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a.parquet has no rows"):
+        _ = Rows([write_table(tmp_path / "a.parquet", {"a": np.zeros(0)})]).count
+
+
+@pytest.mark.parametrize(("other", "what"), [({"a": [1.5]}, "a"), ({"b": [1]}, "a, b"), ({"a": [1], "c": [1]}, "c")])
+def test_files_that_do_not_belong_together(tmp_path: Path, other: dict[str, list], what: str) -> None:
+    rows = Rows([write_table(tmp_path / "a.parquet", {"a": [1]}), write_table(tmp_path / "b.parquet", other)])
+    with pytest.raises(DataError, match=rf"b.parquet has other columns than a.parquet \({what}\)"):
+        _ = rows.count
+
+
+# ---- labels ----
+
+
+def split(path: Path, labels: Any, names: list[str] | None = None) -> Rows:
+    return Rows([write_table(path, {"label": labels}, {"label": names} if names else None)])
+
+
+def test_numbers_stay_and_the_files_name_the_classes(tmp_path: Path) -> None:
+    train, test = split(tmp_path / "a.parquet", [2, 0], ["x", "y", "z", "w"]), split(tmp_path / "b.parquet", [1])
+    labels, classes, names = read_labels([train, test], "label")
+    assert labels.dtype == np.int64 and labels.tolist() == [2, 0, 1] and classes == 4 and names == ("x", "y", "z", "w")
+    assert read_labels(split(tmp_path / "c.parquet", [2, 0, 1, 1]), "label")[1:] == (3, ())
+    assert read_labels(split(tmp_path / "d.parquet", [1.0, 0.0]), "label", 5)[0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("values", [["no", "yes", "maybe"], [False, True, True]])
+def test_words_are_numbered_over_train_and_test_together(tmp_path: Path, values: list[Any]) -> None:
+    train, test = split(tmp_path / "a.parquet", values[:1]), split(tmp_path / "b.parquet", values[1:])
+    labels, classes, names = read_labels([train, test], "label")
+    wanted = sorted({str(value).lower() for value in values})
+    assert names == tuple(wanted) and classes == len(wanted) and [names[label] for label in labels] == [str(v).lower() for v in values]
+
+
+def test_words_of_a_known_list(tmp_path: Path) -> None:
+    rows = split(tmp_path / "a.parquet", ["b", "a", "b"])
+    assert read_labels(rows, "label", 3, ("b", "c", "a"))[0].tolist() == [0, 2, 0]
+    with pytest.raises(DataError, match=r"a.parquet: row 0 has label 'b' in 'label', which is no class of it; known: a, c"):
+        read_labels(rows, "label", 2, ("a", "c"))
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "message"),
+    [
+        ([0, 1, 7], 3, r"b.parquet: row 2 has label 7 in 'label', expected whole numbers 0..2"),
+        ([0, 1.5, 1], 3, "row 1 has label 1.5"),
+        ([0, float("nan"), 1], 3, "row 1 has label nan"),
+        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub"),
+        ([0, None, 1], 3, "row 1 has nothing in 'label'"),
+        ([0, 10**6, 1], None, "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows"),
+        ([[0], [1], [1]], None, "column 'label' holds list<"),
+        (["a", None, "b"], None, "row 1 has nothing"),
+    ],
+)
+def test_wrong_labels_name_file_and_row(tmp_path: Path, values: list[Any], classes: int | None, message: str) -> None:
+    good = split(tmp_path / "a.parquet", [0, 0])
+    with pytest.raises(DataError) as error:
+        read_labels([good, split(tmp_path / "b.parquet", values)], "label", classes)
+    assert message.replace("\\", "") in str(error.value) and "b.parquet" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column 'label' names 2 classes, expected 10; is it the right dataset?"):
+        read_labels(split(tmp_path / "a.parquet", [0, 1], ["neg", "pos"]), "label", 10)
+    with pytest.raises(DataError, match="has 2 different labels, expected 10"):
+        read_labels(split(tmp_path / "a.parquet", ["neg", "pos"]), "label", 10)
+
+
+def test_users(tmp_path: Path) -> None:
+    assert read_users(split(tmp_path / "a.parquet", [1600, 7]), "label").tolist() == [1600, 7]
+    both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
+    assert read_users(both, "label").tolist() == [2, 1, 0]
