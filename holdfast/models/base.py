@@ -18,7 +18,7 @@ _OF_THE_START = {"weights", "weights_head"}
 
 
 class NetworkPart(Part):
-    """Builds a `Split`. Where its start weights come from is no part of what it is: experiments that differ in that are trained together."""
+    """Builds a `Split`. Where its start comes from is no part of what it is: experiments that differ in that are trained together."""
 
     reads: ClassVar[tuple[Kind, ...]] = ("images",)
     weights: str | None = setting(None, "start from this safetensors file, with tensors by the model's own names; none: a fresh start")

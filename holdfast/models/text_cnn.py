@@ -51,13 +51,14 @@ class _Maxima(nn.Module):
         super().__init__()
         self.words = Words(rows, embedding)
         # a text as an image of height 1: stacks of clients are quick with convolutions of images
+        self.kernels = kernels
         self.convolutions = nn.ModuleList(nn.Conv2d(embedding, channels, (1, kernel)) for kernel in kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         vectors = self.words(x).transpose(1, 2)[:, :, None]  # [B, embedding, 1, length]
         begins = (x > 0)[:, None, None]
         found = []
-        for convolution in self.convolutions:
-            seen = F.relu(convolution(F.pad(vectors, (0, convolution.kernel_size[1] - 1))))
+        for kernel, convolution in zip(self.kernels, self.convolutions, strict=True):
+            seen = F.relu(convolution(F.pad(vectors, (0, kernel - 1))))
             found.append((seen * begins).amax((2, 3)))  # nothing is below 0, so a 0 in the padding never counts
         return torch.cat(found, 1)

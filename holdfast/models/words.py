@@ -11,7 +11,7 @@ ROWS = 16384
 
 
 class Words(nn.Module):
-    """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table stands for padding, which is 0 whatever an attacker writes there."""
+    """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0 whatever is written there."""
 
     def __init__(self, rows: int, width: int):
         super().__init__()
