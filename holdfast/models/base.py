@@ -46,4 +46,5 @@ def check_reads(part: Part, sample_shape: tuple[int, ...], words: bool = False) 
         return
     able = [name for name, other in parts("model").items() if kind in getattr(other, "reads", ())]
     have = f"a sample is a text of {sample_shape[0]} words" if words else f"a sample has shape {list(sample_shape)}"
-    raise ConfigError(f"model '{part.name}' needs {' or '.join(_NEEDS[need] for need in reads)}, but {have}; try {', '.join(able)}")
+    needs = _NEEDS["tables"] if "tables" in reads else " or ".join(_NEEDS[need] for need in reads)
+    raise ConfigError(f"model '{part.name}' needs {needs}, but {have}; try {', '.join(able)}")

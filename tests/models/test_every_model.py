@@ -41,6 +41,12 @@ def network(name: str, kind: str) -> Network:
     return Network(lambda: part.build(SHAPES[kind], CLASSES), "head", f"{part} {kind}", torch.float64)
 
 
+def module(name: str, kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = build("model", {"name": name, **SMALL.get(name, {})}).build(SHAPES[kind], CLASSES)
+    return made.double()
+
+
 def batch(kind: str, rows: int = 6) -> Tensor:
     return samples_of_kind(kind).batch(torch.arange(rows), torch.float64)
 
@@ -52,7 +58,7 @@ def test_the_cases_are_all_networks() -> None:
 
 @every_case
 def test_a_backbone_and_a_linear_head(name: str, kind: str) -> None:
-    net = network(name, kind).load(starts(network(name, kind), 1)[0]).double().eval()
+    net = module(name, kind).eval()
     assert [child for child, _ in net.named_children()] == ["backbone", "head"]
     head, backbone, x = net.get_submodule("head"), net.get_submodule("backbone"), batch(kind)
     assert isinstance(head, nn.Linear) and head.out_features == CLASSES
@@ -64,22 +70,23 @@ def test_a_backbone_and_a_linear_head(name: str, kind: str) -> None:
 
 @every_case
 def test_gradients_reach_all_parameters(name: str, kind: str) -> None:
-    samples = samples_of_kind(kind, 12 if name == "resnet18" else 60)
-    net = network(name, kind).load(starts(network(name, kind), 1)[0]).double().train()
+    samples = samples_of_kind(kind, 4 if name == "resnet18" else 60)
+    net = module(name, kind).train()
     nn.functional.cross_entropy(net(samples.batch(torch.arange(len(samples)), torch.float64)), samples.y).backward()
     assert all(p.grad is not None and bool(p.grad.any()) and bool(torch.isfinite(p.grad).all()) for p in net.parameters())
 
 
-@every_case
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param(*case, marks=pytest.mark.slow if case[0] == "resnet18" else ()) for case in CASES]
+)
 def test_every_plan_takes_the_same_steps(name: str, kind: str) -> None:
     """Ragged clients, so that batches are padded; against plain PyTorch too, where there is no Dropout, which it would draw otherwise."""
-    large = name == "resnet18"
     net, samples = network(name, kind), samples_of_kind(kind)
-    data, model = deal(samples, [4, 3] if large else [7, 4, 9]), starts(net, 2 if large else 3)
-    recipe = Recipe(lr=0.1, epochs=1, batch_size=4, momentum=0.0 if large else 0.5)
+    data, model = deal(samples, [7, 4, 9]), starts(net, 3)
+    recipe = Recipe(lr=0.1, epochs=1, batch_size=4, momentum=0.5)
     loop = train(net, model, samples, data, recipe, LOOP)
     assert not torch.equal(loop.model, model)
-    for title, plan in {"vmap": PLANS["vmap"]}.items() if large else PLANS.items():
+    for title, plan in PLANS.items():
         other = train(net, model, samples, data, recipe, plan)
         torch.testing.assert_close(other.model, loop.model, rtol=0, atol=1e-10, msg=lambda m, t=title: f"{t}: {m}")
         torch.testing.assert_close(other.loss, loop.loss, rtol=0, atol=1e-10)
