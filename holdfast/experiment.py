@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context
+from holdfast.models.base import architecture, check_reads
 from holdfast.models.network import Model, Network
+from holdfast.models.weights import Weights
 from holdfast.roster import Roster, read_availability
 from holdfast.store import Ready, RowStore, Store
 
@@ -43,14 +46,16 @@ class Experiment:
         trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
         self.adversary = Adversary(self.parts.attack, trainers, self.key.fold("attack"))
         self.rule, self.server = self.method.Client(self.method), self.method.Server(self.method)
-        self.network = make_network(self.parts, self.federation.samples, config.train.dtype)
-        self.initial = self.network.initial(self.key.fold("model"))
+        self.weights = Weights.of(self.parts.model)
+        self.network = make_network(self.parts, self.federation.samples, config.train.dtype, self.weights)
+        self.store = Store(self.out)
+        start = None if self.weights is None else self.store.start()  # a run that has begun does not need the file again
+        self.initial = self.network.initial(self.key.fold("model")) if start is None else start
         config.train.augment.check(self.federation.samples.sample_shape)
         availability = read_availability(config.train.availability, self.federation.clients)
         self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
-        self.store = Store(self.out)
         self.cell = self._cell()
         self.meter = Meter()
         self.finished: dict[str, Any] | None = None
@@ -203,6 +208,8 @@ class Experiment:
             self.roster.restore(saved)
             self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
             return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}, None
+        if self.weights is not None:
+            self.store.write_start(self.initial)
         self.cell.round = 0
         self.cell.rows = RowStore(self.out / "rows")
         ctx = self.context()
@@ -281,21 +288,23 @@ class Meter:
         }
 
 
-def make_network(parts: Parts, samples: Samples, dtype: str) -> Network:
-    """The method's network around the chosen model."""
-    rule = parts.method.Client(parts.method)
-    kind = torch.float64 if dtype == "float64" else torch.float32
+def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | None = None) -> Network:
+    """The method's network around the chosen model. Where its start comes from is not in its signature: it is one network all the same."""
+    rule, model = parts.method.Client(parts.method), parts.model
     built_by = f"{type(rule).network.__module__}.{type(rule).network.__qualname__}"
     if type(rule).network is not ClientRule.network:  # which may read any setting
         built_by += f" {parts.method.settings()}"
-    if isinstance(parts.model, Model):
-        model = parts.model
-        return Network(lambda: rule.network(model.make()), model.head, f"{id(model):x} {built_by}", kind)
-    part = parts.model
-    if not hasattr(part, "build"):
-        raise ConfigError(f"model '{part.name}' cannot be built")
-    signature = f"{part.name} {part.settings()} {samples.sample_shape} {samples.classes} {built_by}"
-    return Network(lambda: rule.network(part.build(samples.sample_shape, samples.classes)), "head", signature, kind)
+    if isinstance(model, Model):
+        make, head, about = model.make, model.head, f"{id(model):x}"
+    elif hasattr(model, "build"):
+        check_reads(model, samples.sample_shape, samples.words)
+        make, head = partial(model.build, samples.sample_shape, samples.classes), "head"
+        about = f"{model.name} {architecture(model)} {samples.sample_shape} {samples.classes}"
+    else:
+        raise ConfigError(f"model '{model.name}' cannot be built")
+    begin = None if weights is None else lambda: rule.network(weights.into(make()))
+    kind = torch.float64 if dtype == "float64" else torch.float32
+    return Network(lambda: rule.network(make()), head, f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

@@ -76,6 +76,7 @@ def manifest_of(
         "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": device, "group": list(group),
         "sweep": sweep,
         "partition": experiment.federation.digest, "initial": digest_of(experiment.initial),
+        "weights": None if experiment.weights is None else {"file": experiment.weights.file, "sha256": experiment.weights.digest},
         "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
         "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -5,6 +5,7 @@ Writing and waiting for the disk are apart: `prepare` writes a round of one run,
 loses its power may lose or garble what was prepared and not yet sealed, and no head names that.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
+    start.safetensors            the start model, where it came from a file: nothing says that the file will still be there
     head.json                    the committed round and its state file: the rename of this file is the commit
     state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
     rows/records                 private client rows, one record each; rows/fields.json says what a record holds
@@ -87,6 +88,22 @@ class Store:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         return read_json(self.path / name)
+
+    def write_start(self, initial: Tensor) -> None:
+        """Whole before round 0 is committed."""
+        path = self.path / "start.safetensors"
+        replace_file(path, _pack({"initial": initial}))
+        self._unsynced |= {path, self.path}
+
+    def start(self) -> Tensor | None:
+        """What was written so, once the run has been committed; a start that was not may be of another attempt."""
+        path = self.path / "start.safetensors"
+        if not (self.path / "head.json").exists() or not path.exists():
+            return None
+        try:
+            return read_tensors(path)["initial"]
+        except KeyError:
+            raise RunError(f"{path} is damaged: it holds no start model") from None
 
     def prepare(
         self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore

@@ -22,6 +22,7 @@ from holdfast.core.types import Exchange
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.plan import Plan
+from holdfast.manifest import digest_of
 from holdfast.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
@@ -37,9 +38,12 @@ def federated(path: Path | str) -> Config:
     return config
 
 
-def fingerprint(config: Config, partition: str) -> str:
-    """What server and clients must agree on: the experiment and how its data is dealt; not where the data lies or how it is computed."""
+def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
+    """What server and clients must agree on: the experiment, how its data is dealt and, where it starts from a file, what the file held;
+    not where data and file lie or how it is computed."""
     table = config.plain()
+    if isinstance(table["model"], dict) and table["model"].pop("weights", None) is not None:
+        partition += f" {digest_of(initial)}"
     table["data"].pop("dir")
     table.pop("engine")
     return hashlib.sha256(f"{json.dumps(table, sort_keys=True)} {partition}".encode()).hexdigest()
@@ -53,7 +57,7 @@ class Node:
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
             raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
-        if fingerprint(config, self.experiment.federation.digest) != world:
+        if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
             raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
         self.client, self.folder, self.cell = client, folder, self.experiment.cell
         self.cell.round = round

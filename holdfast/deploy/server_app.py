@@ -118,7 +118,8 @@ class Fleet:
         """Rounds are committed one by one, so while a round is played the one before it is the committed one."""
         return wire.Header(
             run=cell.label, task=exchange.task, round=cell.round, step=exchange.step, rehearsal=exchange.rehearsal,
-            committed=cell.round - 1, threads=torch.get_num_threads(), world=fingerprint(self.config, cell.federation.digest),
+            committed=cell.round - 1, threads=torch.get_num_threads(),
+            world=fingerprint(self.config, cell.federation.digest, cell.initial),
         )  # fmt: skip
 
     def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:

@@ -8,12 +8,13 @@ from pydantic import field_validator
 from torch import nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Part, register, setting
+from holdfast.core.registry import register, setting
+from holdfast.models.base import NetworkPart
 from holdfast.models.split import Split, as_tuple, image_shape, widths
 
 
 @register("model", "cnn-bn")
-class CnnBn(Part):
+class CnnBn(NetworkPart):
     """A small CNN with BatchNorm and Dropout: per block a 3x3 convolution, BatchNorm, ReLU and 2x2 pooling, then one hidden layer."""
 
     channels: int | tuple[int, ...] = setting((16, 32), "output channels, one number per block; every block halves the image")

@@ -1,4 +1,4 @@
-"""The image networks of FedCAP.
+"""The networks of FedCAP: for images, and for windows of a sensor's readings.
 
 Youpeng Li, Xinda Wang, Fuxun Yu, Lichao Sun, Wenbin Zhang, Xuyu Wang:
 "FedCAP: Robust Federated Learning via Customized Aggregation and Personalization". ACSAC 2024.
@@ -6,43 +6,39 @@ Youpeng Li, Xinda Wang, Fuxun Yu, Lichao Sun, Wenbin Zhang, Xuyu Wang:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Part, register, setting
-from holdfast.models.split import Split, image_shape
+from holdfast.core.registry import register, setting
+from holdfast.models.base import Kind, NetworkPart
+from holdfast.models.split import image_shape
+from holdfast.models.two_convolutions import two_convolutions
 
 # Output channels of the two convolutions, width of the first linear layer.
-_WIDTHS = {"cifar": (32, 64, 64), "emnist": (16, 32, 128)}
-_KERNEL = 5
+_WIDTHS = {"cifar": (32, 64, 64), "emnist": (16, 32, 128), "sensor": (32, 64, 64)}
 
 
 @register("model", "fedcap-cnn", paper="FedCAP (ACSAC 2024)")
-class FedCapCnn(Part):
-    """FedCAP's CNN: two 5x5 convolutions, each with ReLU and 2x2 pooling, then two linear layers, the last of which is the head.
+class FedCapCnn(NetworkPart):
+    """FedCAP's CNN for images or windows: two convolutions over 5 with ReLU and pooling by 2, then two linear layers, the last the head.
 
-    With 10 classes of 3x32x32 images it has 156,810 parameters, with 62 classes of 1x28x28 images 86,910.
+    Parameters: 156,810 for 10 classes of 3x32x32 images, 86,910 for 62 classes of 1x28x28 images, 203,782 for 6 classes of windows of
+    3 axes x 200 readings.
     """
 
-    form: Literal["auto", "cifar", "emnist"] = setting("auto", "the paper's widths for CIFAR-10 or for EMNIST; auto: emnist for 1 channel")
+    reads: ClassVar[tuple[Kind, ...]] = ("images", "windows")
+    form: Literal["auto", "cifar", "emnist", "sensor"] = setting(
+        "auto", "the paper's widths for CIFAR-10, EMNIST or WISDM; auto: sensor for windows, emnist for images of 1 channel"
+    )
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
-        channels, height, width = image_shape(self.name, sample_shape)
-        form = self.form if self.form != "auto" else "emnist" if channels == 1 else "cifar"
+        window = len(sample_shape) == 2
+        if not window:
+            image_shape(self.name, sample_shape)
+        form = self.form if self.form != "auto" else "sensor" if window else "emnist" if sample_shape[0] == 1 else "cifar"
+        if window != (form == "sensor"):
+            raise ConfigError(f"model.form = \"{form}\" does not fit samples of shape {list(sample_shape)}; leave it out")
         first, second, hidden = _WIDTHS[form]
-        rows, columns = _remaining(_remaining(height)), _remaining(_remaining(width))
-        if rows < 1 or columns < 1:
-            raise ConfigError(f"model '{self.name}' needs images of at least 16x16, not {height}x{width}; try 'mlp' or 'cnn-bn'")
-        backbone = nn.Sequential(
-            nn.Conv2d(channels, first, _KERNEL), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(first, second, _KERNEL), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(second * rows * columns, hidden), nn.ReLU(),
-        )  # fmt: skip
-        return Split(backbone, nn.Linear(hidden, classes))
-
-
-def _remaining(size: int) -> int:
-    """Pixels left along one side after an unpadded convolution and pooling by 2."""
-    return (size - _KERNEL + 1) // 2
+        return two_convolutions(self.name, sample_shape, (first, second), [hidden], classes)

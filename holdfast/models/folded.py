@@ -52,6 +52,16 @@ class UnfoldedGroupNorm(nn.GroupNorm):
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
 
 
+class UnlearnedPadding(nn.Embedding):
+    """An Embedding with a row for padding: vmap forgets that this row learns nothing."""
+
+    padding_idx: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = F.embedding(x, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+        return torch.where(x.eq(self.padding_idx)[..., None], found.detach(), found)
+
+
 _products: list[bool] = []
 _ALIGNED = 8  # a GPU multiplies matrices of other widths several times slower
 
@@ -141,6 +151,10 @@ def folded(layer: nn.Module) -> nn.Module:
         layer.__class__ = FoldedMaxPool2d
     if type(layer) is nn.GroupNorm:
         layer.__class__ = UnfoldedGroupNorm
+    if type(layer) is nn.Embedding:
+        layer.sparse = False  # its gradients are added to whole tensors
+        if layer.padding_idx is not None:
+            layer.__class__ = UnlearnedPadding
     return layer
 
 

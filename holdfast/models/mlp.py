@@ -1,21 +1,26 @@
-"""Fully connected layers: any sample shape, and the quickest thing to train on the embedded digits."""
+"""Fully connected layers: for tables, and any other numbers; the quickest thing to train on the embedded digits."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 from torch import nn
 
-from holdfast.core.registry import Part, register, setting
+from holdfast.core.registry import register, setting
+from holdfast.models.base import Kind, NetworkPart
 from holdfast.models.split import Split, as_tuple, widths
 
 
 @register("model", "mlp")
-class Mlp(Part):
-    """Fully connected layers with ReLU on the flattened sample; an empty list of layers gives logistic regression."""
+class Mlp(NetworkPart):
+    """For tables: fully connected layers with ReLU on the flattened sample; an empty list of layers gives logistic regression.
 
+    Images and windows are read as one long row of numbers.
+    """
+
+    reads: ClassVar[tuple[Kind, ...]] = ("tables", "windows", "images")
     hidden: int | tuple[int, ...] = setting(64, "width of the hidden layer, or a list with one width per layer")
     dropout: float = setting(0.0, "probability of dropping a hidden unit", ge=0, lt=1)
     batch_norm: bool = setting(False, "normalise every hidden layer over the batch")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +24,27 @@ KEY = "dropout_key"
 
 
 class Model:
-    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`."""
+    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`. It may start from a safetensors file
+    of its own names, with the file's head or with its own (`weights_head="fresh"`)."""
 
-    def __init__(self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head"):
+    def __init__(
+        self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head", weights: str | Path | None = None,
+        weights_head: Literal["file", "fresh"] = "file",
+    ):  # fmt: skip
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
-        self.head = head
+        self.head, self.weights, self.weights_head = head, weights, weights_head
 
 
 class Network:
-    """One architecture: a template module, its layout, and its head; parameters always come from outside as vectors."""
+    """One architecture: a template module, its layout, and its head; parameters always come from outside as vectors. `begin` makes the
+    module that a run starts from, where that is not just a fresh one."""
 
-    def __init__(self, make: Callable[[], nn.Module], head: str | None = "head", signature: str = "", dtype: torch.dtype = torch.float32):
-        self._make, self.head_name, self.dtype = make, head, dtype
+    def __init__(
+        self, make: Callable[[], nn.Module], head: str | None = "head", signature: str = "", dtype: torch.dtype = torch.float32,
+        begin: Callable[[], nn.Module] | None = None,
+    ):  # fmt: skip
+        self._make, self._begin, self.head_name, self.dtype = make, begin or make, head, dtype
         original = make()
         self.layout = Layout.of(original)
         if not self.layout.parameters:
@@ -53,7 +62,7 @@ class Network:
         """The start vector: built under a seed of its own, so that nobody's random state matters or changes."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key.seed())
-            module = self._make()
+            module = self._begin()
         return self.layout.flatten({**dict(module.named_parameters()), **dict(module.named_buffers())}, self.dtype).detach().clone()
 
     @property

@@ -7,7 +7,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.core.registry import Part, register, setting
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import register, setting
+from holdfast.models.base import NetworkPart
 from holdfast.models.split import Split, image_shape
 
 Norm = Literal["group", "batch"]
@@ -30,20 +32,31 @@ class _Block(nn.Module):
         return F.relu(self.norm2(self.conv2(inner)) + self.short(x))
 
 
+class _Mean(nn.Module):
+    """Over all places of an image, of whatever size it is; PyTorch's own layer for that is slow in a stack."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
 @register("model", "resnet18", paper="He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016")
-class ResNet18(Part):
-    """Eighteen layers with short cuts, 3x3 stem; 11,173,962 parameters for 10 classes of colour images."""
+class ResNet18(NetworkPart):
+    """For images of 32x32, 64x64 and more: eighteen layers with short cuts; 11,173,962 parameters for 10 classes of colour images."""
 
     norm: Norm = setting("group", "group: 8 groups per layer, independent of the batch; batch: as published")
+    outputs: int | None = setting(None, "width of the head; none: the number of classes; FedCPA's released code has 1000", ge=1)
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, _, _ = image_shape(self.name, sample_shape)
+        outputs = classes if self.outputs is None else self.outputs
+        if outputs < classes:
+            raise ConfigError(f"model.outputs = {outputs} is fewer than the {classes} classes of the data; leave it out")
         layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), _norm(self.norm, 64), nn.ReLU()]
         inside = 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             layers += [_Block(inside, width, stride, self.norm), _Block(width, width, 1, self.norm)]
             inside = width
-        return Split(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(512, classes))
+        return Split(nn.Sequential(*layers, _Mean()), nn.Linear(512, outputs))
 
 
 def _norm(name: Norm, width: int) -> nn.Module:

@@ -1,0 +1,87 @@
+"""Pretrained weights: a safetensors file (never a pickle, which could run code), checked against the network before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout
+
+
+class Weights:
+    """A file that a model starts from; with `fresh`, all but its head does. It is read only where a run begins: one that is resumed has
+    its start in its own folder."""
+
+    def __init__(self, file: str, head: str | None = "head", fresh: bool = False):
+        if fresh and not head:
+            raise ConfigError("model.weights_head = \"fresh\" needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+        self.file, self.head, self.fresh = file, head, fresh
+        self.digest: str | None = None
+        """SHA-256 of the file, once it has been read."""
+
+    @classmethod
+    def of(cls, model: Any) -> Weights | None:
+        """What a part or a `Model` asks for, if it does."""
+        file = getattr(model, "weights", None)
+        return None if file is None else cls(str(file), getattr(model, "head", "head"), model.weights_head == "fresh")
+
+    def into(self, module: nn.Module) -> nn.Module:
+        """The module, holding the file's tensors."""
+        tensors = self._read()
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        wanted = [slot.name for slot in Layout.of(module).slots if not (self.fresh and self._of_head(slot.name))]
+        self._check_names(tensors, wanted, module.state_dict())
+        with torch.no_grad():
+            for name in wanted:
+                own[name].copy_(self._fitting(name, tensors[name], own[name]))
+        return module
+
+    def _read(self) -> dict[str, Tensor]:
+        try:
+            content = Path(self.file).expanduser().read_bytes()
+            self.digest = hashlib.sha256(content).hexdigest()
+            return load(content)
+        except OSError as error:
+            raise ConfigError(f"model.weights: {self.file} cannot be read: {error.strerror or error}") from None
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise ConfigError(f"model.weights: {self.file} is no safetensors file: {str(error).splitlines()[0]}") from None
+
+    def _of_head(self, name: str) -> bool:
+        return self.head is not None and (name == self.head or name.startswith(f"{self.head}."))
+
+    def _check_names(self, tensors: Mapping[str, Tensor], wanted: Collection[str], possible: Collection[str]) -> None:
+        """All that is wanted is there, and nothing else is; of tied tensors both names may be."""
+        missing = [name for name in wanted if name not in tensors]
+        extra = [name for name in tensors if name not in possible and not (self.fresh and self._of_head(name))]
+        if missing:
+            there = f"; it has {_named(extra)}" if extra else ""
+            raise ConfigError(f"model.weights: {self.file} lacks {_named(missing)}{there}{self._hint(missing[0])}")
+        if extra:
+            raise ConfigError(f"model.weights: {self.file} has {_named(extra)}, which the model has not")
+
+    def _fitting(self, name: str, found: Tensor, own: Tensor) -> Tensor:
+        """One of the file's tensors in the model's own kind of numbers."""
+        if found.shape != own.shape:
+            shapes = f"{list(found.shape)} in {self.file}, {list(own.shape)} in the model"
+            raise ConfigError(f"model.weights: '{name}' has shape {shapes}{self._hint(name)}")
+        if found.is_floating_point() != own.is_floating_point():
+            raise ConfigError(f"model.weights: '{name}' is {found.dtype} in {self.file}, {own.dtype} in the model")
+        value = found.to(own.dtype)
+        if not bool(torch.isfinite(value).all()):
+            raise ConfigError(f"model.weights: '{name}' in {self.file} is not finite")
+        return value
+
+    def _hint(self, name: str) -> str:
+        return '; model.weights_head = "fresh" leaves the file\'s head out' if self._of_head(name) else ""
+
+
+def _named(names: list[str]) -> str:
+    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
