@@ -33,7 +33,7 @@ def facts(lines: Sequence[Line]) -> str:
     cells = [cell for line in lines for cell in line.cells]
     seeds = max(line.seeds for line in lines)
     rows = [
-        ("", _common(cells, lambda c: f"{c.config['data']['clients']} clients")),
+        ("", _common(cells, lambda c: f"{c.manifest['clients']} clients")),
         ("data ", _common(cells, lambda c: c.config["data"]["name"])),
         ("dealt by ", _common(cells, lambda c: _part(c.config["data"]["partition"]))),
         ("model ", _common(cells, lambda c: f"{_part(c.config['model'])}, {c.manifest['parameters']:,} parameters")),

@@ -11,7 +11,8 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.core.registry import explain
 from holdfast.data.federation import DataSettings, Federation, Samples, Split, Table, build_federation, load_samples
-from holdfast.data.partition import Iid, Partition
+from holdfast.data.partitions import Partition
+from holdfast.data.partitions.iid import Iid
 from holdfast.data.split import split_clients
 
 
