@@ -87,9 +87,9 @@ class ComplementaryPairs(Partition):
         """What of a class goes to the client of a pair that is rich in it, and to the other."""
         most, least = self._amounts(len(rows))
         if least < 1 or most < least or most + least > len(rows):
-            wanted = "two for a pair" if not self.samples_per_client else f"{most} + {least} for a pair"
+            wanted = most + least if self.samples_per_client else 2
             remedy = "samples_per_client, test or data.clients" if self.samples_per_client else "test or data.clients"
-            raise DataError(f"data.partition: class {name} leaves {len(rows)} samples to train a pair on, not {wanted}; lower {remedy}")
+            raise DataError(f"data.partition: class {name} leaves {len(rows)} samples to train a pair on but {wanted} are needed; lower {remedy}")
         return rows[:most], rows[most : most + least]
 
     def _amounts(self, held: int) -> tuple[int, int]:

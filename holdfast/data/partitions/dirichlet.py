@@ -25,7 +25,7 @@ class Dirichlet(Partition):
     beta: float = setting(0.5, "smaller: more skew (FedAS: .1, .3, .5; FedCPA: .5)", gt=0, le=1e6)
     min_samples: int = setting(10, "smallest client (FedCPA: 10, PFLlib: 40)", ge=0)
     cap: bool = setting(True, "a client that holds its fair share, N/K, gets nothing of later classes")
-    tries: int = setting(200, "draws before giving up; fewer where one is of many clients and classes, so that it takes a second at most", ge=1)
+    tries: int = setting(200, "draws before giving up; fewer where one is of many clients and classes, to stay below a second", ge=1)
 
     def check_size(self, total: int, clients: int) -> None:
         if clients * self.min_samples > total:
