@@ -261,7 +261,7 @@ def test_any_partitioner_of_flwr_datasets_can_deal() -> None:
         ({"name": "by-user"}, 4, "does not say which user recorded what; choose another partition than by-user"),
         ({"name": "single-label", "samples_per_client": 31}, 11, "class 0 has 60 samples but its 2 clients need 62; lower samples_per_cl"),
         ({"name": "complementary-pairs"}, 5, "5 clients cannot be paired; make data.clients even"),
-        ({"name": "complementary-pairs", "samples_per_client": 60}, 10, "class 0 leaves 45 samples to train a pair on but 57 are needed"),
+        ({"name": "complementary-pairs", "samples_per_client": 60}, 10, "class 0 has 45 samples to train a pair on but needs 57"),
         ({"name": "complementary-pairs", "samples_per_client": 2}, 10, "samples_per_client 2 with ratio 0.95 and noise class leaves"),
         ({"name": "quantity", "min_samples": 61}, 10, "10 clients x 61 min_samples is more than the 600 samples to deal; lower min_sample"),
     ],

@@ -89,7 +89,7 @@ class ComplementaryPairs(Partition):
         if least < 1 or most < least or most + least > len(rows):
             wanted = most + least if self.samples_per_client else 2
             remedy = "samples_per_client, test or data.clients" if self.samples_per_client else "test or data.clients"
-            raise DataError(f"data.partition: class {name} leaves {len(rows)} samples to train a pair on but {wanted} are needed; lower {remedy}")
+            raise DataError(f"data.partition: class {name} has {len(rows)} samples to train a pair on but needs {wanted}; lower {remedy}")
         return rows[:most], rows[most : most + least]
 
     def _amounts(self, held: int) -> tuple[int, int]:
