@@ -14,7 +14,7 @@ from holdfast.data.partitions.base import Partition, deal
 
 @register("partition", "flwr", paper="Beutel et al.: Flower: A Friendly Federated Learning Framework, 2020")
 class Flower(Partition):
-    """A partitioner of Flower Datasets deals: it sees the columns `index`, `label` and `user` (where the dataset has users).
+    """A partitioner of Flower Datasets deals: it sees shuffled rows of `index`, `label` and `user` (where the dataset has users).
 
     Its num_partitions is data.clients, its partition_by the label and its seed drawn from the run's, unless options say otherwise. Needs
     the package flwr-datasets.
@@ -27,10 +27,10 @@ class Flower(Partition):
     options: dict[str, Any] = setting({}, "its arguments, such as { alpha = 0.5 }")
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
-        columns = {"index": np.arange(len(labels)), "label": labels} | ({} if users is None else {"user": users})
-        chosen = self._find()
+        chosen, seed = self._find(), int(rng.integers(2**31))
+        order = rng.permutation(len(labels))  # as Flower's FederatedDataset does it; some partitioners deal rows as they come
+        columns = {"index": order, "label": labels[order]} | ({} if users is None else {"user": users[order]})
         table = _packages()[1].from_dict({name: column.tolist() for name, column in columns.items()})
-        seed = int(rng.integers(2**31))
         try:
             partitioner = chosen(**self._arguments(chosen, clients, seed))
             partitioner.dataset = table
