@@ -37,7 +37,7 @@ _HOMES = {
     "wrapper": "holdfast.wrappers",
     "detector": "holdfast.detectors",
     "attack": "holdfast.attacks",
-    "partition": "holdfast.data.partition",
+    "partition": "holdfast.data.partitions",
     "source": "holdfast.data.sources",
     "model": "holdfast.models",
     "loss": "holdfast.local.losses",

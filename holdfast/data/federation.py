@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_serializer, model_validator
+from torch import Tensor
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build
+from holdfast.data.partitions.base import Dealt, Partition
 from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
 from holdfast.data.table import Padded, Table
 
 __all__ = ["DataSettings", "Federation", "Padded", "Samples", "Split", "Table", "build_federation", "load_samples"]
+
+_CLIENTS = 20  # where nothing else is said
 
 
 class DataSettings(BaseModel):
@@ -28,7 +33,7 @@ class DataSettings(BaseModel):
     name: str = Field(default="digits", description="the dataset, a source by name")
     options: dict[str, Any] = Field(default={}, description="settings of the source itself, such as normalise")
     dir: str | None = Field(default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA")
-    clients: int = Field(default=20, ge=1, description="how many the samples are dealt to")
+    clients: int | None = Field(default=None, ge=1, description="how many the samples are dealt to; none: 20, or one per user (by-user)")
     partition: str | dict[str, Any] | InstanceOf[Part] = Field(
         default={"name": "pathological", "classes_per_client": 2},
         description="how samples are dealt: a name, a table with a name, or a part",
@@ -40,11 +45,23 @@ class DataSettings(BaseModel):
 
     @model_validator(mode="after")
     def _sound(self) -> DataSettings:
-        if self.held_out >= self.clients:
-            raise ValueError(f"held_out is {self.held_out} of {self.clients} clients, nobody is left to train; lower held_out")
-        build("partition", self.partition, "data.partition")  # a misspelt setting is an error now, not when the data is there
+        clients = self.known_clients  # a misspelt setting of the partition is an error now, not when the data is there
+        if clients is not None and self.held_out >= clients:
+            raise ValueError(_nobody(self.held_out, clients))
         _source(self)
         return self
+
+    @property
+    def known_clients(self) -> int | None:
+        """How many there are, where it can be said before the data is there."""
+        per_user = self.dealer().per_user
+        return self.clients if self.clients is not None else None if per_user else _CLIENTS
+
+    def dealer(self) -> Partition:
+        partition = build("partition", self.partition, "data.partition")
+        if not isinstance(partition, Partition):
+            raise ConfigError(f"data.partition: {type(partition).__name__} is not a partition")
+        return partition
 
     @field_serializer("partition")
     def _plain(self, partition: Any) -> Any:
@@ -63,6 +80,7 @@ class Federation:
     root: Table  # the server's own samples, from the train split, class by class, in no client's hands; may be empty
     digest: str  # names the partition in a manifest
     held_out: tuple[int, ...] = ()  # clients that never train and join late; their tables are filled like the others'
+    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [K] int64 each: what the partition knows of its clients, such as `group`
 
     @property
     def clients(self) -> int:
@@ -91,8 +109,9 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
     y = samples.y.cpu().numpy()
     root = draw_balanced(y[: samples.train_rows], settings.root, key.fold("root").numpy())
     pool = np.setdiff1d(np.arange(len(y) if settings.pool == "train+test" else samples.train_rows), root)
-    lists = _deal(settings, samples, pool, key)
-    train, validation, test = split_clients(lists, y, settings.split, key.fold("split"))
+    dealt = _deal(settings, samples, pool, key)
+    clients = len(dealt.lists)
+    train, validation, test = split_clients(dealt.lists, y, settings.split, key.fold("split"), dealt.tests)
     tables = {
         "train": train,
         "validation": validation,
@@ -100,9 +119,16 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
         "global_test": Table.from_lists([np.arange(samples.train_rows, len(y))], y),
         "root": Table.from_lists([root], y),
     }
-    drawn = key.fold("held_out").numpy().permutation(settings.clients)[settings.clients - settings.held_out :]
+    if settings.held_out >= clients:
+        raise DataError(f"data: {_nobody(settings.held_out, clients)}")
+    drawn = key.fold("held_out").numpy().permutation(clients)[clients - settings.held_out :]
     held_out = tuple(sorted(int(client) for client in drawn))
-    return Federation(samples, **tables, digest=_digest(samples.name, tables, held_out), held_out=held_out)
+    facts = {name: torch.from_numpy(np.asarray(values, dtype=np.int64)) for name, values in dealt.facts.items()}
+    return Federation(samples, **tables, digest=_digest(samples.name, tables, held_out, facts), held_out=held_out, facts=facts)
+
+
+def _nobody(held_out: int, clients: int) -> str:
+    return f"held_out is {held_out} of {clients} clients, nobody is left to train; lower held_out"
 
 
 def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
@@ -117,27 +143,54 @@ def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> 
     return np.sort(order[np.lexsort((place, turn))[:wanted]])
 
 
-def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> list[np.ndarray]:
-    """Rows of each client; whatever the partition, also a plug-in's, no row is dealt twice."""
-    partition = build("partition", settings.partition, "data.partition")
+def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Dealt:
+    """Rows of each client."""
+    partition = settings.dealer()
     users = None if samples.user is None else samples.user.cpu().numpy()[pool]
     if not len(pool):
         raise DataError("data.root: the server's samples leave none for the clients; lower data.root")
-    lists = partition(samples.y.cpu().numpy()[pool], settings.clients, key.fold("partition").numpy(), users)
-    if len(lists) != settings.clients:
-        raise DataError(f"data.partition: '{partition.name}' dealt to {len(lists)} clients, data.clients is {settings.clients}")
-    dealt = np.concatenate(lists).astype(np.int64)
-    if len(dealt) and (dealt.min() < 0 or dealt.max() >= len(pool)):
-        raise DataError(f"data.partition: '{partition.name}' dealt positions {dealt.min()}..{dealt.max()} of {len(pool)} samples")
-    if len(np.unique(dealt)) != len(dealt):
-        raise DataError(f"data.partition: '{partition.name}' dealt a sample to two clients")
-    return [pool[np.asarray(positions, dtype=np.int64)] for positions in lists]
+    clients = settings.known_clients
+    if clients is None:
+        clients = 1 if users is None else len(np.unique(users))  # without users, the partition says what is wrong
+    answer = partition(samples.y.cpu().numpy()[pool], clients, key.fold("partition").numpy(), users)
+    dealt = answer if isinstance(answer, Dealt) else Dealt(answer)
+    problem = _problem(dealt, clients, len(pool))
+    if problem:
+        raise DataError(f"data.partition: '{partition.name}' dealt {problem}")
+
+    def rows(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [pool[np.asarray(positions, dtype=np.int64)] for positions in lists]
+
+    return replace(dealt, lists=rows(dealt.lists), tests=None if dealt.tests is None else rows(dealt.tests))
 
 
-def _digest(name: str, tables: dict[str, Table], held_out: tuple[int, ...]) -> str:
+def _problem(dealt: Dealt, clients: int, samples: int) -> str:
+    """What is wrong with what a partition, maybe a plug-in's, dealt; empty when nothing is."""
+    for lists in (dealt.lists, dealt.tests):
+        if lists is None:
+            continue
+        if len(lists) != clients:
+            return f"to {len(lists)} clients, data.clients is {clients}"
+        every = np.concatenate(lists).astype(np.int64)
+        if len(every) and (every.min() < 0 or every.max() >= samples):
+            return f"positions {every.min()}..{every.max()} of {samples} samples"
+        if any(len(np.unique(positions)) != len(positions) for positions in lists):
+            return "a sample to a client twice"
+    held = np.concatenate(dealt.lists).astype(np.int64)
+    if not dealt.overlap and len(np.unique(held)) != len(held):
+        return "a sample to two clients"
+    if dealt.tests is not None and len(np.intersect1d(held, np.concatenate(dealt.tests).astype(np.int64))):
+        return "a sample for testing that a client trains on"
+    odd = [name for name, values in dealt.facts.items() if len(values) != clients]
+    return f"a fact '{odd[0]}' that is not one number for each client" if odd else ""
+
+
+def _digest(name: str, tables: dict[str, Table], held_out: tuple[int, ...], facts: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256(f"{name} {held_out}".encode())
     for title, table in tables.items():
         sha.update(f"{title} {table.clients} {len(table.row)}".encode())
         for part in (table.row, table.label, table.start):
             sha.update(part.numpy().astype("<i8").tobytes())
+    for title, values in facts.items():
+        sha.update(title.encode() + values.numpy().astype("<i8").tobytes())
     return sha.hexdigest()

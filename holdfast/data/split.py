@@ -41,8 +41,13 @@ class Split(BaseModel):
         return np.stack([train, validation, count - train - validation])
 
 
-def split_clients(lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key: Key) -> tuple[Table, Table, Table]:
-    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's rows alone."""
+def split_clients(
+    lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key: Key, tests: Sequence[np.ndarray] | None = None
+) -> tuple[Table, Table, Table]:
+    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's rows alone. Where clients have
+    test sets of their own, only the validation part is taken out of their rows."""
+    if tests is not None:
+        split = Split(train=1 - split.validation, validation=split.validation, test=0.0)
     count = np.array([len(rows) for rows in lists], dtype=np.int64)
     rows = np.concatenate(lists).astype(np.int64)
     owner = np.repeat(np.arange(len(lists)), count)
@@ -57,7 +62,7 @@ def split_clients(lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key:
     return (
         Table.from_counts(rows[train], sizes[0], y),
         Table.from_counts(rows[validation], sizes[1], y),
-        Table.from_counts(rows[test], sizes[2], y),
+        Table.from_counts(rows[test], sizes[2], y) if tests is None else Table.from_lists(tests, y),
     )
 
 

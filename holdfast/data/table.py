@@ -53,6 +53,11 @@ class Table:
     def counts(self) -> Tensor:
         return self.start[1:] - self.start[:-1]
 
+    def by_class(self, classes: int) -> Tensor:
+        """[K, classes]: how many of each label a client has."""
+        owner = torch.repeat_interleave(torch.arange(self.clients, device=self.label.device), self.counts)
+        return torch.bincount(owner * classes + self.label, minlength=self.clients * classes).view(self.clients, classes)
+
     def client(self, index: int) -> tuple[Tensor, Tensor]:
         """Rows and labels of one client."""
         if not 0 <= index < self.clients:

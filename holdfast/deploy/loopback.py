@@ -62,9 +62,9 @@ def run_loopback(
 ) -> Outcome:
     """Start a federation of all clients, or of the first few, play one experiment, stop everything. The same `out` again goes on where
     the last one stopped. What is wrong with the config is said before anything starts."""
-    from holdfast.deploy.node import federated  # imports torch: not for --help
+    from holdfast.deploy.node import expected, federated  # imports torch: not for --help
 
-    everybody = federated(config).data.clients
+    everybody = expected(federated(config))
     with Loopback(Path(out) / "flower", everybody if clients is None else clients) as federation:
         return federation.run(config, out, timeout, deadline)
 

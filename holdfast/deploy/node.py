@@ -35,7 +35,16 @@ def federated(path: Path | str) -> Config:
     config.parts()
     if config.attack is not None:
         raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")
+    expected(config)
     return config
+
+
+def expected(config: Config) -> int:
+    """How many clients a federation waits for; it must be known before anybody has looked at data."""
+    clients = config.data.known_clients
+    if clients is None:
+        raise ConfigError("data.clients: a federation has to know how many clients to wait for; set it to the number of users")
+    return clients
 
 
 def fingerprint(config: Config, partition: str, initial: Tensor) -> str:

@@ -24,7 +24,7 @@ from holdfast.core.errors import RunError
 from holdfast.core.screen import screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
-from holdfast.deploy.node import federated, fingerprint
+from holdfast.deploy.node import expected, federated, fingerprint
 from holdfast.deploy.post import Malformed, Post, read_client
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE, schema_of
@@ -59,6 +59,7 @@ class Fleet:
 
     def __init__(self, post: Post, config: Config, deadline: float, join: float):
         self.post, self.config, self.deadline, self.join = post, config, deadline, join
+        self.clients = expected(config)
         self.claims: dict[int, int | None] = {}  # every node that was ever asked, and which client it says it is
         self.nodes: dict[int, int] = {}  # client to node, of those connected now
         self.simulator = Simulator({})
@@ -68,10 +69,10 @@ class Fleet:
         self.simulator = Simulator(plans, device)
         end = time.monotonic() + self.join
         self._meet()
-        while len(self.nodes) < self.config.data.clients and time.monotonic() < end:
+        while len(self.nodes) < self.clients and time.monotonic() < end:
             time.sleep(self.post.poll)
             self._meet()
-        absent = sorted(set(range(self.config.data.clients)) - set(self.nodes))
+        absent = sorted(set(range(self.clients)) - set(self.nodes))
         if not self.nodes:
             raise RunError(f"no client joined within {self.join:g} s; start SuperNodes with --node-config 'client-id=0 state-dir=...'")
         log(INFO, "%d clients are here%s", len(self.nodes), f", absent: {absent[:20]}" if absent else "")
@@ -141,7 +142,7 @@ class Fleet:
         self.claims |= {node: None for node in strangers}
         for node, content in mail.answers.items():
             try:
-                self.claims[node] = read_client(content, self.config.data.clients)
+                self.claims[node] = read_client(content, self.clients)
             except Malformed as error:
                 mail.malformed[node] = str(error)
         for reason in [*mail.malformed.values(), *mail.missing.values()]:

@@ -123,35 +123,44 @@ def _swarm(dots: Sequence[Dot], x: Scale, row: int) -> list[list[tuple[Dot, floa
     return out
 
 
-def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    """Clients across, classes down, darker for more samples; numbers where there is room."""
-    clients, classes = len(counts), len(counts[0]) if counts else 0
-    width, left, top = 1120, 60, 6
-    side = min(52.0, (width - left) / max(clients, 1))
-    tall = min(side, 30.0)
-    tallest = top + tall * classes
-    most = max((count for row in counts for count in row), default=1) or 1
-    box = f'viewBox="0 0 {width} {tallest + 40:.0f}"'
-    out = [f'<svg class="chart wide" {box} role="img" aria-label="Training samples of every client by class">']
-    for client, row in enumerate(counts):
+def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str], what: str = "Training samples", first: int = 0, most: int = 0) -> str:
+    """Clients across, classes down, darker for more samples; numbers where there is room. A map that shows only some clients, from
+    `first` on, is as dark as the others when all are given the same `most`."""
+    clients, classes = len(counts), len(names)
+    longest = max(len(shorten(name, 16)) for name in names)
+    width, left, top = 1120, max(60, 18 + 7 * longest), 22
+    side = min(52.0, (width - left - 12) / max(clients, 1))
+    tall = min(side if side >= 14 else 22.0, 30.0, max(8.0, 1200 / classes))
+    below = top + tall * classes
+    most = most or max((count for row in counts for count in row), default=0) or 1
+    roomy = side >= 7 * len(str(most)) + 4 and tall >= 14
+    gap = 1.5 if side >= 8 else 0.5
+    box = f'width="{side - gap:.1f}" height="{tall - gap:.1f}" rx="{min(2, side / 6):.1f}"'
+    out = [
+        f'<svg class="chart wide" viewBox="0 0 {width} {below + 22:.0f}" role="img" aria-label="{what} of every client by class">'
+        f'<pattern id="cells-{first}" x="{left}" y="{top}" width="{side:.3f}" height="{tall:.3f}" patternUnits="userSpaceOnUse">'
+        f'<rect class="cell" {box}/></pattern>'
+        f'<rect fill="url(#cells-{first})" x="{left}" y="{top}" width="{side * clients:.1f}" height="{tall * classes:.1f}"/>'
+    ]
+    for place, row in enumerate(counts):
         for kind, count in enumerate(row):
+            if not count:
+                continue
             share = math.sqrt(count / most)  # a square root keeps small counts visible
-            at, down = left + side * client, top + tall * kind
-            about = f"client {client}, class {names[kind]}: {count} samples"
-            out.append(f'<rect class="cell" x="{at:.1f}" y="{down:.1f}" width="{side - 1.5:.1f}" height="{tall - 1.5:.1f}" rx="2"/>')
-            if count:
-                out.append(
-                    f'<rect class="heat" fill-opacity="{share:.2f}" x="{at:.1f}" y="{down:.1f}" width="{side - 1.5:.1f}" '
-                    f'height="{tall - 1.5:.1f}" rx="2"><title>{escape(about)}</title></rect>'
-                )
-            if count and side >= 26:
+            at, down = left + side * place, top + tall * kind
+            about = escape(f"client {first + place}, class {names[kind]}: {count} samples")
+            out.append(f'<rect class="heat" fill-opacity="{share:.2f}" x="{at:.1f}" y="{down:.1f}" {box}><title>{about}</title></rect>')
+            if roomy:
                 shade = "bright" if share > 0.6 else ""
-                out.append(f'<text class="count {shade}" x="{at + side / 2 - 0.75:.1f}" y="{down + tall / 2 + 3.5:.1f}">{count}</text>')
-    for kind, name in enumerate(names):
-        out.append(f'<text class="tick end" x="{left - 10}" y="{top + tall * (kind + 0.5) + 3.5:.1f}">{escape(shorten(name, 8))}</text>')
-    for client in range(0, clients, max(1, math.ceil(clients / 40))):
-        out.append(f'<text class="tick middle" x="{left + side * (client + 0.5):.1f}" y="{tallest + 15:.1f}">{client}</text>')
-    out.append(f'<text class="tick" x="{left}" y="{tallest + 35:.1f}">client</text><text class="tick" x="0" y="{top + 12}">class</text>')
+                at, down = at + (side - gap) / 2, down + tall / 2 + 3.5
+                out.append(f'<text class="count {shade}" x="{at:.1f}" y="{down:.1f}">{count}</text>')
+    for kind in range(0, classes, round_step(12 / tall)):
+        name = escape(shorten(names[kind], 16))
+        out.append(f'<text class="tick end" x="{left - 10}" y="{top + tall * (kind + 0.5) + 3.5:.1f}">{name}</text>')
+    for place in range(0, clients, round_step(8 * len(str(first + clients)) / side)):
+        out.append(f'<text class="tick middle" x="{left + side * (place + 0.5):.1f}" y="{below + 15:.1f}">{first + place}</text>')
+    for word, at, down in (("class", left - 10, 12), ("client", left - 16, below + 15)):
+        out.append(f'<text class="tick end" x="{at}" y="{down:.1f}">{word}</text>')
     return "".join(out) + "</svg>"
 
 
@@ -174,6 +183,12 @@ def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * i for i in range(start, stop + 1)]
+
+
+def round_step(least: float) -> int:
+    """1, 2, 5, 10, 20, 50 and so on: the first that is large enough."""
+    power = 10 ** max(0, math.floor(math.log10(max(least, 1))))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= least)
 
 
 def round_ticks(first: int, last: int) -> list[int]:

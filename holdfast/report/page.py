@@ -29,7 +29,7 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
     lines = by_setting(cells)
     title = title or sections.title(lines)
     body = [
-        f'<header><p class="brand">Holdfast report</p><h1>{escape(title)}</h1>{sections.facts(lines)}</header>',
+        header("report", title, sections.facts(lines)),
         sections.headline(lines),
         sections.over_rounds(lines),
         sections.clients(lines),
@@ -38,14 +38,26 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
         sections.repeat(cells),
         f"<footer>{escape(_origin(cells))}</footer>",
     ]
+    script = (
+        f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{_data(lines)}</script>\n'
+        f"<script>\n{_resource('page.js')}</script>\n"
+    )
+    return document(title, body, script)
+
+
+def header(kind: str, title: str, facts: str) -> str:
+    return f'<header><p class="brand">Holdfast {kind}</p><h1>{escape(title)}</h1>{facts}</header>'
+
+
+def document(title: str, body: Sequence[str], script: str = "") -> str:
+    """A whole page around its sections."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
-        + f'\n</main>\n<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{_data(lines)}</script>\n'
-        f"<script>\n{_resource('page.js')}</script>\n</body>\n</html>\n"
+        + f"\n</main>\n{script}</body>\n</html>\n"
     )
 
 

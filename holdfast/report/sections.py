@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import torch
-
 from holdfast.core.errors import HoldfastError
-from holdfast.core.keys import Key
-from holdfast.data.federation import build_federation
 from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
 from holdfast.report.gather import Cell, Line, asked, not_begun
+from holdfast.report.holdings import Holdings, in_words, spread
 from holdfast.report.repeat import command, config_text, without_defaults
 from holdfast.report.table import STATUS, columns, tabulate
 from holdfast.report.toml import to_toml
@@ -39,13 +36,13 @@ def facts(lines: Sequence[Line]) -> str:
     cells = [cell for line in lines for cell in line.cells]
     seeds = max(line.seeds for line in lines)
     rows = [
-        ("", _common(cells, lambda c: f"{c.config['data']['clients']} clients")),
+        ("", _common(cells, lambda c: f"{c.manifest['clients']} clients")),
         ("data ", _common(cells, lambda c: c.config["data"]["name"])),
-        ("dealt by ", _common(cells, lambda c: _part(c.config["data"]["partition"]))),
-        ("model ", _common(cells, lambda c: f"{_part(c.config['model'])}, {c.manifest['parameters']:,} parameters")),
+        ("dealt by ", _common(cells, lambda c: in_words(c.config["data"]["partition"]))),
+        ("model ", _common(cells, lambda c: f"{in_words(c.config['model'])}, {c.manifest['parameters']:,} parameters")),
         ("", _common(cells, lambda c: f"{c.rounds} rounds")),
         ("", f"{seeds} seeds each" if seeds > 1 else None),
-        ("attack ", _common(cells, lambda c: _part(c.config["attack"]) if c.config["attack"] is not None else "none")),
+        ("attack ", _common(cells, lambda c: in_words(c.config["attack"]) if c.config["attack"] is not None else "none")),
     ]
     return '<ul class="facts">' + "".join(f"<li>{word}<b>{escape(value)}</b></li>" for word, value in rows if value) + "</ul>"
 
@@ -165,20 +162,16 @@ def partition(cells: Sequence[Cell]) -> str:
     """Who holds what, for the first run; the others are dealt anew by seed."""
     cell = cells[0]
     try:
-        config = cell.run.config
-        federation = build_federation(config.data, Key(config.seed).fold("data"))
+        holdings = Holdings.of(cell.run.config)
     except HoldfastError as error:
         return f'<section><h2>Who holds what</h2><p class="note">The data is not at hand: {escape(str(error))}</p></section>'
-    classes, shown = federation.samples.classes, min(federation.clients, MOST_CLIENTS)
-    counts = [torch.bincount(federation.train.client(c)[1], minlength=classes).tolist() for c in range(shown)]
-    sizes = federation.train.counts
     others = len({c.manifest["partition"] for c in cells}) - 1
-    words = [f"Training samples by client and class; a client has {int(sizes.min())} to {int(sizes.max())}."]
+    words = [f"Training samples by client and class; a client has {spread(holdings.sizes)}."]
     if others:
         words.append(f"Of the first run (seed {cell.seed}); {others} other{'s are' if others > 1 else ' is'} dealt differently.")
-    if shown < federation.clients:
-        words.append(f"The first {shown} of {federation.clients:,} clients.")
-    drawn = heat_map(counts, [str(k) for k in range(classes)])
+    if MOST_CLIENTS < len(holdings.counts):
+        words.append(f"The first {MOST_CLIENTS} of {len(holdings.counts):,} clients.")
+    drawn = heat_map(holdings.counts[:MOST_CLIENTS].tolist(), holdings.names)
     return f'<section><h2>Who holds what</h2><p class="note">{" ".join(words)}</p><div class="scroll">{drawn}</div></section>'
 
 
@@ -255,14 +248,6 @@ def _keys(lines: Sequence[Line]) -> str:
         for i, line in enumerate(lines)
     )
     return f'<div class="keys" role="group" aria-label="Lines to show">{"".join(buttons)}</div>'
-
-
-def _part(chosen: Any) -> str:
-    """A part in words: dirichlet (beta 0.1)."""
-    if not isinstance(chosen, dict):
-        return str(chosen)
-    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in chosen.items() if k != "name" and v is not None)
-    return f"{chosen.get('name')} ({settings})" if settings else str(chosen.get("name"))
 
 
 def _common(cells: Sequence[Cell], of: Any) -> str | None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.core.registry import explain
 from holdfast.data.federation import DataSettings, Federation, Samples, Split, Table, build_federation, load_samples
-from holdfast.data.partition import Iid, Partition
+from holdfast.data.partitions import Dealt, Partition
+from holdfast.data.partitions.iid import Iid
 from holdfast.data.split import split_clients
 
 
@@ -174,12 +175,22 @@ class Wrong(Partition):
     name: ClassVar[str] = "wrong"
     how: str = "twice"
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
-        answer = {"twice": [np.array([1, 2]), np.array([2])], "few": [np.array([1])], "outside": [np.array([-1]), np.array([0])]}
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> Any:
+        one, two = np.array([1, 2]), np.array([2, 3])
+        answer = {
+            "twice": [one, two], "few": [one], "outside": [np.array([-1]), np.array([0])], "again": Dealt([one[[0, 0]], two], overlap=True),
+            "tested": Dealt([one, two + 5], [np.array([50]), one]), "fact": Dealt([one, two + 5], facts={"group": np.array([1])}),
+        }  # fmt: skip
         return answer[self.how]
 
 
-@pytest.mark.parametrize(("how", "message"), [("twice", "a sample to two"), ("few", "to 1 clients"), ("outside", "positions -1..0")])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("twice", "a sample to two"), ("few", "to 1 clients"), ("outside", "positions -1..0"), ("again", "a sample to a client twice"),
+        ("tested", "a sample for testing that a client trains on"), ("fact", "a fact 'group' that is not one number for each client"),
+    ],
+)  # fmt: skip
 def test_a_plug_in_that_deals_wrongly_is_caught(how: str, message: str) -> None:
     with pytest.raises(DataError, match=f"'wrong' dealt.*{message}"):
         federation(clients=2, partition=Wrong(how=how))
@@ -190,6 +201,35 @@ def test_partition_by_object_is_the_same_and_is_written_as_a_table() -> None:
     by_table = DataSettings(partition={"name": "iid", "samples_per_client": 10})
     assert build_federation(by_object, Key(0)).digest == build_federation(by_table, Key(0)).digest
     assert DataSettings(**by_object.model_dump()) == by_table
+
+
+def windows(users: int, rows: int = 60) -> Samples:
+    return Samples(torch.zeros(rows, 2), torch.arange(rows) % 2, 2, rows, user=torch.arange(rows) % users)
+
+
+def test_without_a_number_there_are_twenty_clients_or_as_many_as_users() -> None:
+    assert DataSettings().known_clients == 20 and DataSettings(clients=7, partition="by-user").known_clients == 7
+    settings = DataSettings(partition="by-user", held_out=2)
+    assert settings.known_clients is None
+    fed = build_federation(settings, Key(0), windows(6))
+    assert fed.clients == 6 and fed.facts["user"].tolist() == list(range(6)) and len(fed.held_out) == 2
+    assert (fed.train.counts + fed.test.counts).tolist() == [10] * 6
+    with pytest.raises(DataError, match="^data: held_out is 2 of 2 clients, nobody is left to train; lower held_out"):
+        build_federation(settings, Key(0), windows(2))
+    with pytest.raises(DataError, match="does not say which user recorded what"):
+        federation(partition="by-user")
+
+
+def test_a_partition_with_test_sets_of_its_own_leaves_validation_to_the_split() -> None:
+    split = {"train": 0.7, "validation": 0.1, "test": 0.2}
+    fed = federation(clients=10, partition={"name": "complementary-pairs", "ratio": 0.8}, split=split)
+    for client in range(10):
+        labels, tested = fed.train.client(client)[1], fed.test.client(client)[1]
+        held = len(labels) + int(fed.validation.counts[client])
+        assert int(fed.validation.counts[client]) == held // 10
+        assert sorted(torch.bincount(tested)[[client, client ^ 1]].tolist()) == [len(tested) // 2] * 2 and len(tested) >= 80
+    assert fed.facts["partner"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8] and set(fed.facts) == {"partner", "majority", "target", "noise"}
+    assert fed.facts["target"].tolist() == fed.facts["partner"].tolist()
 
 
 def test_users_reach_the_partition() -> None:

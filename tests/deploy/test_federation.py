@@ -20,6 +20,7 @@ from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.registry import register  # noqa: E402
 from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
+from holdfast.deploy.node import expected, federated  # noqa: E402
 from holdfast.deploy.server_app import Fleet, serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
@@ -319,6 +320,15 @@ def test_without_clients_the_run_does_not_start(tmp_path: Path) -> None:
     grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"), clients=0)
     with pytest.raises(RunError, match="no client joined within 0.1 s"):
         serve(grid, {**settings(config, tmp_path / "fed"), "join": 0.1})
+
+
+def test_a_federation_must_know_how_many_clients_to_wait_for(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[data]\npartition = "by-user"\n')
+    with pytest.raises(ConfigError, match="data.clients: a federation has to know how many clients to wait for"):
+        federated(config)
+    config.write_text('[data]\npartition = "iid"\n')
+    assert expected(federated(config)) == 20
 
 
 def test_attacks_are_for_the_simulator(tmp_path: Path, forget: None) -> None:

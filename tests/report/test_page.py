@@ -109,7 +109,7 @@ def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.Monk
     def gone(*args: object) -> None:
         raise DataError("no folder 'digits'")
 
-    monkeypatch.setattr("holdfast.report.sections.build_federation", gone)
+    monkeypatch.setattr("holdfast.report.holdings.build_federation", gone)
     assert "The data is not at hand: no folder" in render(read_cells(single))
 
 

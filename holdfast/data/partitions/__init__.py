@@ -1,0 +1,20 @@
+"""How samples are dealt to clients, one idea per file. base.py says how to add one."""
+
+from holdfast.data.partitions import (
+    by_user,
+    complementary_pairs,
+    dirichlet,
+    flower,
+    grouped,
+    iid,
+    pathological,
+    quantity,
+    similarity,
+    single_label,
+)  # fmt: skip
+from holdfast.data.partitions.base import Dealt, Partition
+
+__all__ = [
+    "Dealt", "Partition", "by_user", "complementary_pairs", "dirichlet", "flower", "grouped", "iid", "pathological", "quantity",
+    "similarity", "single_label",
+]  # fmt: skip

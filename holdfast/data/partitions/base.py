@@ -1,0 +1,100 @@
+"""What all partitions share. A partition sees labels (and users) and returns positions; it never sees the samples.
+
+To add one: subclass Partition, register it under a name, return one array of positions per client, no position twice; or a Dealt, where
+there is more to say. What cannot be dealt is a DataError of one line that names the setting to relax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from holdfast.core.errors import DataError
+from holdfast.core.registry import Part, setting
+
+
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """Who holds what, where lists of positions alone do not say it all."""
+
+    lists: Sequence[np.ndarray]
+    tests: Sequence[np.ndarray] | None = None  # test sets: in nobody's lists, but clients may share them; none: the lists are split
+    overlap: bool = False  # a position may stand in the lists of several clients, though never twice in one
+    facts: Mapping[str, np.ndarray] = field(default_factory=dict)  # a whole number per client, such as its group
+
+
+class Partition(Part):
+    """What every partition can be set to."""
+
+    per_user: ClassVar[bool] = False  # without data.clients, there are as many clients as users, not 20
+    samples_per_client: int | None = setting(None, "how many samples a client gets; none: all samples are dealt", ge=1)
+
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> Sequence[np.ndarray] | Dealt:
+        """Positions into labels, one array per client."""
+        raise TypeError(f"partition '{self.name}' does not say how to deal")
+
+    def check_size(self, total: int, clients: int) -> None:
+        """Refuse what no way of dealing can give."""
+        if clients > total:
+            raise DataError(f"data.partition: {clients} clients but only {total} samples; lower data.clients")
+        if self.samples_per_client and self.samples_per_client * clients > total:
+            raise DataError(
+                f"data.partition: {clients} clients x {self.samples_per_client} samples_per_client is more than the {total} samples"
+                "; lower samples_per_client or data.clients"
+            )
+
+    def sizes(self, total: int, clients: int) -> np.ndarray:
+        """[clients]: samples_per_client, or as equal as all samples can be dealt."""
+        self.check_size(total, clients)
+        return np.full(clients, self.samples_per_client, dtype=np.int64) if self.samples_per_client else even(total, clients)
+
+
+def even(total: int, parts: int) -> np.ndarray:
+    """Sizes that add up to total and differ by one at most."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def apportion(total: int, weights: np.ndarray, least: int = 0) -> np.ndarray:
+    """Whole numbers that add up to total, in proportion to weights as nearly as can be, none below least, which must fit."""
+    weights = np.asarray(weights, dtype=np.float64)
+    free = np.ones(len(weights), dtype=bool)
+    while True:  # whoever would get too little gets least, the others share the rest; every turn frees fewer, so it ends
+        rest = total - least * int((~free).sum())
+        share = np.where(free, rest * (weights / weights[free].sum()), least)
+        short = free & (share < least - 1e-9)
+        if not short.any():
+            break
+        free &= ~short
+    out = np.floor(share + 1e-9).astype(np.int64)
+    order = np.lexsort((out - share, ~free))  # the largest remainders of those that are free come first
+    out[order[: total - int(out.sum())]] += 1
+    return out
+
+
+def by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Positions of each class that occurs, in label order, shuffled inside a class."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def cut(positions: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    return [np.sort(piece) for piece in np.split(positions, np.cumsum(sizes)[:-1])]
+
+
+def deal(positions: np.ndarray, owner: np.ndarray, clients: int, rng: np.random.Generator, cap: int | None = None) -> list[np.ndarray]:
+    """Positions grouped by owner; with a cap, a random choice of that many of each."""
+    sizes = np.bincount(owner, minlength=clients)
+    if cap is not None:
+        mixed = rng.permutation(len(positions))
+        order = mixed[np.argsort(owner[mixed], kind="stable")]
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        order, sizes = order[rank < cap], np.minimum(sizes, cap)
+    else:
+        order = np.argsort(owner, kind="stable")
+    return cut(positions[order], sizes)
