@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 
-def write_table(path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None = None) -> Path:
-    """One file; `names` are the Hub's class names of a column."""
+def write_table(path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None = None, rows: int = 2) -> Path:
+    """One file, in groups of so many rows; `names` are the Hub's class names of a column."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -22,7 +22,7 @@ def write_table(path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequ
     if names:
         features = {column: {"names": list(known), "_type": "ClassLabel"} for column, known in names.items()}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, row_group_size=2)
+    pq.write_table(table, path, row_group_size=rows)
     return path
 
 

@@ -159,23 +159,3 @@ def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(DataError, match="image datasets need Pillow: pip install pillow"):
         load("mnist", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "first", "mean", "per_class"),
-    [
-        ("mnist", (1, 28, 28), [7, 2, 1, 0, 4, 1, 4, 9], [0.1325], [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
-        ("fashion-mnist", (1, 28, 28), [9, 2, 1, 1, 6, 1, 4, 6], [0.2868], [1000] * 10),
-        ("cifar10", (3, 32, 32), [3, 8, 8, 0, 6, 6, 1, 6], [0.4942, 0.4851, 0.4504], [1000] * 10),
-    ],
-)
-def test_the_real_test_splits(
-    real_data: Path, tmp_path: Path, name: str, shape: tuple[int, ...], first: list[int], mean: list[float], per_class: list[int]
-) -> None:
-    pytest.importorskip("PIL", reason="needs Pillow")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "train.parquet").symlink_to(real_data / name.replace("-", "_") / "test.parquet")
-    samples = load(name, tmp_path, test=0)
-    assert samples.x.shape == (10000, *shape) and samples.x.dtype == torch.uint8 and samples.train_rows == 10000
-    assert samples.y[:8].tolist() == first and torch.bincount(samples.y).tolist() == per_class
-    np.testing.assert_allclose(samples.x.double().mean((0, 2, 3)) / 255, mean, atol=1e-4)
