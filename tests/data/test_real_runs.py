@@ -1,0 +1,55 @@
+"""Every real dataset with its network, by `fedavg` and `ditto`: images, sensor windows, texts and a table alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+
+SMALL = {"name": "dirichlet", "beta": 0.5, "samples_per_client": 150}
+RUNS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any]]] = {
+    "mnist": ("mnist", {"clients": 8, "partition": {"name": "pathological", "samples_per_client": 150}}, "fedcap-cnn"),
+    "fashion-mnist": ("fashion_mnist", {"clients": 10, "partition": {"name": "complementary-pairs", "samples_per_client": 150}}, "lenet"),
+    "cifar10": ("cifar10", {"clients": 8, "partition": SMALL}, "cnn-512"),
+    "cifar100": ("cifar100", {"clients": 8, "partition": SMALL, "options": {"labels": "coarse"}}, "cnn-512"),
+    "tiny-imagenet": (
+        "tiny_imagenet", {"clients": 3, "partition": {"name": "iid", "samples_per_client": 32}}, {"name": "resnet18", "norm": "batch"},
+    ),
+    "uci-har": ("uci_har", {"partition": {"name": "by-user", "samples_per_client": 100}}, "fedcap-cnn"),
+    "wisdm": (
+        "wisdm_2019_phone_accel",
+        {"partition": {"name": "by-user", "samples_per_client": 100}, "options": {"folder": "wisdm_2019_phone_accel"}}, "fedcap-cnn",
+    ),
+    "ag-news": ("ag_news", {"clients": 8, "partition": SMALL}, "text-mean"),
+    "imdb": ("imdb", {"clients": 6, "partition": {"name": "quantity", "samples_per_client": 60}}, "text-cnn"),
+    "table": (
+        "wisdm_2019_phone_accel",
+        {
+            "partition": {"name": "by-user", "samples_per_client": 150},
+            "options": {"folder": "wisdm_2019_phone_accel", "label": "activity", "user": "user"},
+        },
+        "mlp",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_three_rounds_on_the_real_files(name: str, real: Callable[[str], Path], tmp_path: Path, quick_disk: None) -> None:
+    folder, data, model = RUNS[name]
+    where = real(folder)
+    for method in ("fedavg", "ditto"):
+        config = {
+            "method": method, "model": model, "data": {"name": name, "dir": str(where), **data},
+            "train": {"rounds": 3, "local_epochs": 2, "lr": 0.05}, "engine": {"plan": "loop"},
+        }  # fmt: skip
+        run = holdfast.run(config, tmp_path / method)
+        losses = run.metrics["loss/train"].tolist()
+        assert run.round == 3 and all(math.isfinite(loss) for loss in losses)
+        assert losses[-1] < losses[0]  # it learns
+        assert run.final["accuracy"] is not None and 0 <= run.final["accuracy"] <= 1 and run.final["diverged"] is None
