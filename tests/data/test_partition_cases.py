@@ -104,6 +104,8 @@ def test_groups_are_classes_and_ranges_and_emnist_has_a_name() -> None:
         (["0-4", [4, 5]], "class 4 is in two groups"),
         (["4-2"], "'4-2' is neither a class nor a range"),
         (["a-c"], "'a-c' is neither"),
+        (["0-99999999"], "'0-99999999' is neither"),
+        (["0-99999", 99999], "class 99999 is in two groups"),
         ([[-1]], "'-1' is neither"),
     ],
 )

@@ -145,18 +145,13 @@ def test_a_thousand_clients_are_dealt_or_refused_within_a_second(name: str, clas
     skewed = beta is not None and "beta" in SPACE[name]
     rng = np.random.default_rng(0)
     labels, users = rng.integers(0, classes, 60_000), rng.integers(0, 1_200, 60_000)
-    taken = []
-    for _ in range(3):  # the best of three: a busy machine is no error
-        begin = time.perf_counter()
-        try:
-            dealt = deal({"name": name} | ({"beta": beta} if skewed else {}), labels, 1_000, 0, users)
-            assert len(dealt.lists) == 1_000
-        except DataError as error:
-            assert "raise beta, lower min_samples or lower data.clients" in str(error)
-        taken.append(time.perf_counter() - begin)
-        if taken[-1] < 1:
-            break
-    assert min(taken) < 1
+    begin = time.process_time()  # that others use the machine too is no error
+    try:
+        dealt = deal({"name": name} | ({"beta": beta} if skewed else {}), labels, 1_000, 0, users)
+        assert len(dealt.lists) == 1_000
+    except DataError as error:
+        assert "raise beta, lower min_samples or lower data.clients" in str(error)
+    assert time.process_time() - begin < 1
 
 
 def by_hand(name: str, **more: Any) -> tuple[DataSettings, Samples]:

@@ -10,6 +10,7 @@ from holdfast.core.registry import register, setting
 from holdfast.data.partitions.base import Dealt, Partition, apportion, even
 
 _KNOWN = {"emnist": ("0-9", "10-35", "36-61")}  # digits, upper case, lower case, as EMNIST ByClass numbers them
+_MOST = 1_000_000  # classes of a range
 Group = int | str | tuple[int | str, ...]
 
 
@@ -41,10 +42,11 @@ class Grouped(Partition):
         sets = _read(groups)
         if not sets:
             raise ValueError("there must be one group at least")
-        every = [kind for group in sets for kind in group]
-        twice = next((kind for kind in every if every.count(kind) > 1), None)
-        if twice is not None:
-            raise ValueError(f"class {twice} is in two groups")
+        seen: set[int] = set()
+        for kind in (kind for group in sets for kind in group):
+            if kind in seen:
+                raise ValueError(f"class {kind} is in two groups")
+            seen.add(kind)
         return groups
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> Dealt:
@@ -107,6 +109,6 @@ def _range(item: int | str) -> range:
         found = range(int(first), int(last or first) + 1)
     except ValueError:
         found = range(0)
-    if not found:
+    if not 0 < len(found) <= _MOST:
         raise ValueError(f"'{item}' is neither a class nor a range of classes such as \"3-7\"")
     return found
