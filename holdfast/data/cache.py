@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,9 @@ def _making(folder: Path | None) -> Iterator[Path | None]:
         with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _sweep(folder)
-            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.{HOST}.{os.getpid()}.", suffix=".making"))
+            mine = folder.parent / f".{folder.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex}.making"
+            mine.mkdir()
+            place = mine
     try:
         yield place
     finally:
