@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from holdfast.files import HOST, as_json, sync, write_json
 ENVIRONMENT = "HOLDFAST_CACHE"
 FORMAT = 2  # raise when what is made from the same files changes
 FACTS = "facts.json"
+_PRIVATE = 1 << 29  # bytes of an array
 
 Shape = tuple[int, ...]
 New = Callable[[str, Shape, Any], np.ndarray]
@@ -114,12 +115,17 @@ def _read(folder: Path) -> Entry | None:
     """None unless all is there."""
     try:
         facts = json.loads((folder / FACTS).read_text())
-        # "r", not "c": the system refuses a private writable mapping that is larger than memory
-        modes: dict[str, Any] = {name: "r" if mapped else None for name, mapped in facts.pop("arrays").items()}
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode=mode, allow_pickle=False) for name, mode in modes.items()}
+        arrays = {name: _load(folder / f"{name}.npy", mapped) for name, mapped in facts.pop("arrays").items()}
     except (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError):
         return None
     return Entry(arrays, facts)
+
+
+def _load(path: Path, mapped: bool) -> np.ndarray:
+    """Small arrays as private pages: what a plug-in writes there by mistake can be noticed, and never reaches the file. Large ones to be
+    read only, where such a mistake ends the process: the system refuses private pages for more than memory holds."""
+    mode: Any = ("r" if path.stat().st_size > _PRIVATE else "c") if mapped else None
+    return np.load(path, mmap_mode=mode, allow_pickle=False)
 
 
 @contextlib.contextmanager
@@ -130,7 +136,9 @@ def _making(folder: Path | None) -> Iterator[Path | None]:
         with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             _sweep(folder)
-            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.{HOST}.{os.getpid()}.", suffix=".making"))
+            mine = folder.parent / f".{folder.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex}.making"
+            mine.mkdir()
+            place = mine
     try:
         yield place
     finally:

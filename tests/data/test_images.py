@@ -116,6 +116,14 @@ def test_five_lines_of_config(tmp_path: Path) -> None:
     np.testing.assert_allclose(samples.std, train.std((0, 1, 2)), rtol=1e-9)
 
 
+def test_another_repository_is_another_dataset(tmp_path: Path) -> None:
+    for folder, label in (("mnist", 1), ("images", 2), ("letters", 3)):
+        write_images(tmp_path / folder, grey(4), [label] * 4)
+    assert load("mnist", tmp_path).y[0] == 1 and load("images", tmp_path).y[0] == 2
+    assert load("mnist", tmp_path, repo="me/letters").y[0] == 3 and load("images", tmp_path, repo="me/letters").y[0] == 3
+    assert load("mnist", tmp_path, repo="me/letters", folder="images").y[0] == 2
+
+
 def test_rows_set_aside_are_always_the_same_and_keep_their_order() -> None:
     place, stay = set_aside(1000, 0.2)
     assert stay == 800 and np.array_equal(place, set_aside(1000, 0.2)[0]) and len(set(place.tolist())) == 1000

@@ -22,6 +22,7 @@ PROGRAM = """
     import numpy as np
     import holdfast
     from holdfast.data.federation import load_samples
+    from holdfast.data.sources import images
     from holdfast.config import make_config
 
     holdfast.run(out=sys.argv[1] + "/warm", train={"rounds": 1, "local_steps": 1}, engine={"plan": "loop", "threads": 1, "workers": 1})
@@ -32,6 +33,8 @@ PROGRAM = """
 
     limit = kilobytes("VmData") * 1024 + ALLOWED
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    decoded, decode = [], images.decode_images
+    images.decode_images = lambda *args: decoded.append(1) or decode(*args)
     refused = False
     try:
         np.empty((ROWS, 3, SIDE, SIDE), np.uint8)
@@ -43,8 +46,10 @@ PROGRAM = """
         train={"rounds": 2, "local_steps": 3, "participation": 0.1}, engine={"plan": "loop", "threads": 1, "workers": 1},
     )
     samples = load_samples(make_config({"data": data}).data)
-    print(json.dumps({"refused": refused, "rounds": len(run.metrics), "bytes": samples.x.numel(), "last": samples.x[-1, 0, 0, 0].item(),
-                      "mean": samples.mean, "anonymous": kilobytes("RssAnon") * 1024}))
+    print(json.dumps({
+        "refused": refused, "rounds": len(run.metrics), "decoded": len(decoded), "bytes": samples.x.numel(), "mean": samples.mean,
+        "last": samples.x[-1, 0, 0, 0].item(), "anonymous": kilobytes("RssAnon") * 1024,
+    }))
 """
 
 
@@ -67,3 +72,4 @@ def test_a_round_on_plan_loop_decoding_included(tmp_path: Path) -> None:
     assert told["rounds"] >= 2 and told["bytes"] == ROWS * 3 * SIDE * SIDE and told["last"] == 9
     assert told["mean"] == pytest.approx([4.5 / 255, 7 / 255, 200 / 255])
     assert told["anonymous"] < told["bytes"]
+    assert told["decoded"] == 1  # the second time the file could be mapped, which the limit would refuse to a private copy

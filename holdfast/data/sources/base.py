@@ -59,16 +59,19 @@ class FolderSource(Source):
     revision: str | None = setting(None, "branch, tag or commit on the Hub; else its main branch")
     test: float = setting(0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1)
 
-    def _folders(self) -> list[str]:
-        """The names that its folder may have, the usual one first."""
-        names = [self.folder] if self.folder else [self.name, *self.also]
-        return [*names, self.repo.rpartition("/")[2]] if self.repo else names
-
     def _files(self, dir: Path | None) -> dict[str, Rows]:
         """The splits by name: train, and test where the dataset has one, or else what it holds back for validation."""
-        found = find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision))
+        found = find_files(self._names(), dir, Repository(self.repo, self.subset, self.revision))
         test = found.get("test") or found.get("validation")
         return {"train": Rows(found["train"]), **({"test": Rows(test)} if test else {})}
+
+    def _names(self) -> list[str]:
+        """What the folder may be called, the usual name first. Another repository than the usual one is another dataset."""
+        if self.folder:
+            return [self.folder]
+        in_repo = [self.repo.rpartition("/")[2]] if self.repo else []
+        usual = self.repo == type(self).model_fields["repo"].default
+        return [self.name, *self.also, *in_repo] if usual else in_repo or [self.name]
 
     def _order(self, files: Mapping[str, Rows]) -> Order:
         """Where each row goes, in the order in which `parts` are read."""
