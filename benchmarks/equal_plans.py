@@ -1,12 +1,14 @@
 """Every plan on a device against plan `loop` on the CPU, in float64; the same training twice in TF32 and bf16, bit for bit; and whether a
 training waits for the device:
 
-    python benchmarks/equal_plans.py cuda
+    python benchmarks/equal_plans.py cuda                    # about four minutes on a GPU, most of them compiling
+    python benchmarks/equal_plans.py cuda text-mean cnn-bn   # only these networks
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -21,16 +23,26 @@ from holdfast.local.programs import refusals
 from holdfast.models.network import Network
 
 CPU = torch.device("cpu")
-NETWORKS = {"cnn-bn": (1, 28, 28), "fedcap-cnn": (3, 32, 32)}
+NETWORKS = {"cnn-bn": (1, 28, 28), "fedcap-cnn": (3, 32, 32), "text-mean": (24,), "text-cnn": (24,)}
+SMALL = {"text-mean": {"rows": 512}, "text-cnn": {"rows": 512}}
 
 
 def world(model: str, clients: int, samples: int, dtype: torch.dtype, ragged: bool) -> tuple[Network, Samples, Padded]:
-    store = build("source", {"name": "synthetic", "shape": NETWORKS[model]}).load(None)
-    part = build("model", model)
+    shape = NETWORKS[model]
+    store = _words(shape) if model.startswith("text") else build("source", {"name": "synthetic", "shape": shape}).load(None)
+    part = build("model", {"name": model, **SMALL.get(model, {})})
     network = Network(lambda: part.build(store.sample_shape, store.classes), signature=f"{model} {dtype}", dtype=dtype)
     rows = torch.arange(clients * samples).view(clients, -1) % len(store)
     count = torch.full((clients,), samples) - (torch.arange(clients) * 3 % (samples // 2) if ragged else 0)
     return network, store, Padded(rows, store.y[rows], count)
+
+
+def _words(shape: tuple[int, ...]) -> Samples:
+    luck = torch.Generator().manual_seed(0)
+    words = torch.randint(1, 2**31 - 1, (2000, *shape), generator=luck, dtype=torch.int64).to(torch.int32)
+    length = torch.randint(0, shape[0] + 1, (2000, 1), generator=luck)
+    words[torch.arange(shape[0]) >= length] = 0
+    return Samples(words, torch.arange(2000) % 10, 10, 2000, name="words")
 
 
 def train(world: tuple[Network, Samples, Padded], recipe: Recipe, plan: Plan, device: torch.device, pulled: bool = False) -> Fitted:
@@ -43,8 +55,8 @@ def train(world: tuple[Network, Samples, Padded], recipe: Recipe, plan: Plan, de
         return fit(network, start.expand(n, -1), store.on(device), on_device, Key(0).fold(torch.arange(n)), recipe, plan, **options)
 
 
-def main(device: torch.device) -> None:
-    for model in NETWORKS:
+def main(device: torch.device, models: Sequence[str]) -> None:
+    for model in models:
         recipe = Recipe(lr=0.05, epochs=2, batch_size=5, momentum=0.5, weight_decay=1e-3)
         exact = world(model, 6, 24, torch.float64, ragged=True)
         want = train(exact, recipe, Plan("loop"), CPU, pulled=True)
@@ -56,8 +68,10 @@ def main(device: torch.device) -> None:
         for name in get_args(PlanName):
             for precision in get_args(Precision)[1:]:
                 plan = Plan(name, precision=precision)
-                once, again = (train(rough, Recipe(), plan, device).model for _ in range(2))
-                print(f"{model:11} {name:14} {precision} twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}", flush=True)
+                once, *again = (train(rough, Recipe(), plan, device).model.clone() for _ in range(3))
+                others = [f"{int((other != once).any(1).sum())} clients by {float((other - once).abs().max()):.1e}" for other in again]
+                same = all(torch.equal(once, other) for other in again)
+                print(f"{model:11} {name:14} {precision} again: {'same bits' if same else f'OTHER BITS {others}'}", flush=True)
         if device.type == "cuda":
             _waits(rough, device)
     print(f"{refusals()} programs could not be made", flush=True)
@@ -82,4 +96,4 @@ def _waits(rough: tuple[Network, Samples, Padded], device: torch.device) -> None
 
 
 if __name__ == "__main__":
-    main(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu"))
+    main(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu"), sys.argv[2:] or list(NETWORKS))

@@ -61,11 +61,11 @@ class FolderSource(Source):
 
     def _files(self, dir: Path | None) -> dict[str, Rows]:
         """The splits by name: train, and test where the dataset has one, or else what it holds back for validation."""
-        found = find_files(self._names(), dir, Repository(self.repo, self.subset, self.revision))
+        found = find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision))
         test = found.get("test") or found.get("validation")
         return {"train": Rows(found["train"]), **({"test": Rows(test)} if test else {})}
 
-    def _names(self) -> list[str]:
+    def _folders(self) -> list[str]:
         """What the folder may be called, the usual name first. Another repository than the usual one is another dataset."""
         if self.folder:
             return [self.folder]

@@ -37,7 +37,7 @@ class Wisdm(Recordings):
     time: str | None = setting("timestamp", "column of the times; else only a new user or label ends a recording")
 
     def load(self, dir: Path | None) -> Samples:
-        raw = find_file(self._names(), dir, RAW)
+        raw = find_file(self._folders(), dir, RAW)
         return super().load(dir) if raw is None else self._read([raw], lambda new: self._make_from_text(raw, new))
 
     def _make_from_text(self, path: Path, new: New) -> dict[str, Any]:
