@@ -23,8 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's cache, and none writes runs into the working directory."""
+    """No test reads or fills the user's cache or data, fetches anything, or writes runs into the working directory."""
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
 
 
 @pytest.fixture

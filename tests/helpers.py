@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.config import Config, make_config
 from holdfast.core.keys import Key
+from holdfast.core.registry import parts
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Fitted, Recipe, fit
 from holdfast.local.plan import Plan
@@ -153,3 +154,8 @@ def train(
     network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, seed: int = 0, **options: Any
 ) -> Fitted:
     return fit(network, model, samples, data, client_keys(len(data.count), seed), recipe, plan, **options)
+
+
+def built_in(kind: str) -> dict[str, Any]:
+    """The parts of Holdfast itself, whatever other test files have registered by now."""
+    return {name: part for name, part in parts(kind).items() if part.__module__.startswith("holdfast.")}

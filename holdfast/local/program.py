@@ -72,8 +72,7 @@ class Structure:
 class Program:
     """`load` some rows, `run` their steps, `unload` them."""
 
-    def __init__(self, structure: Structure, stack: Stack, pool: Any = None):
-        """`pool`: scratch memory of another program. They run one after the other and leave nothing behind in it, so they can share."""
+    def __init__(self, structure: Structure, stack: Stack):
         self.structure, self.samples = structure, stack.samples
         network, loss, step = stack.network, stack.recipe.loss, stack.step
         s, slots = structure, {slot.name: slot for slot in network.layout.slots}
@@ -100,7 +99,7 @@ class Program:
         self.graph: torch.cuda.CUDAGraph | None = None
         if s.device.type == "cuda":
             self._run_once = self._advance()  # kept: the graph reads tensors that the compiled code may own
-            self.graph = _captured(self._run_once, s.device, pool)
+            self.graph = _captured(self._run_once, s.device)
             self.replay: Callable[[], None] = self.graph.replay
         else:
             self.replay = self._advance()
@@ -217,7 +216,7 @@ class Program:
         )  # fmt: skip
 
 
-def _captured(run: Callable[[], None], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
     """The kernels of one run as a CUDA graph."""
     with torch.cuda.device(device):
         aside, now = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -227,7 +226,7 @@ def _captured(run: Callable[[], None], device: torch.device, pool: Any) -> torch
                 run()
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(now), torch.cuda.graph(graph, pool=pool):  # a capture that fails may leave its own stream behind
+        with torch.cuda.stream(now), torch.cuda.graph(graph):  # a capture that fails may leave its own stream behind
             run()
     return graph
 

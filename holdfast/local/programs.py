@@ -135,10 +135,12 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
 
 
 def _made(structure: Structure, stack: Stack) -> Program:
-    """Where others hold the memory, they are given up: whether a program can be made must not depend on which were made before."""
-    alive = (p.graph.pool() for s, p in _programs.items() if p.graph is not None and s.device == structure.device)
+    """Where others hold the memory, they are given up: whether a program can be made must not depend on which were made before.
+
+    Programs run one after the other, yet do not share their scratch memory: with a pool in common (PyTorch 2.11, H200), the first training
+    by a compiled bf16 program got some rows' gradients wrong, for a reason not found; `benchmarks/equal_plans.py` shows it."""
     try:
-        return Program(structure, stack, next(alive, None))
+        return Program(structure, stack)
     except torch.OutOfMemoryError:
         forget()
         return Program(structure, stack)

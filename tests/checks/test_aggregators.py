@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
-from holdfast.core.registry import build, parts
+from holdfast.core.registry import build
+from tests.helpers import built_in
 
-RULES = list(parts("aggregator"))
+RULES = list(built_in("aggregator"))
 every_rule = pytest.mark.parametrize("name", RULES)
 
 

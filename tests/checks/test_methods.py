@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.core.registry import describe, find, parts
+from holdfast.core.registry import describe, find
 from holdfast.results import Run
-from tests.helpers import RAGGED, assert_same, everything
+from tests.helpers import RAGGED, assert_same, built_in, everything
 
-METHODS = list(parts("method"))
+METHODS = list(built_in("method"))
 NETWORKS: dict[str, dict[str, Any]] = {
     "cnn-bn": {"name": "cnn-bn", "channels": [3], "hidden": 5, "dropout": 0.3},
     "mlp": {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2},

@@ -44,10 +44,20 @@ def test_made_once_and_mapped(own_cache: Path, file: Path) -> None:
     first, again = (cached("set size=3", [file], making(calls)) for _ in range(2))
     assert calls == ["made"] and not left_over(own_cache)
     for entry in (first, again):
-        assert isinstance(entry.arrays["x"], np.memmap) and not entry.arrays["x"].flags.writeable
+        assert isinstance(entry.arrays["x"], np.memmap)
         assert (entry.arrays["x"] == 7).all() and entry.arrays["nothing"].shape == (0, 2)
         assert entry.facts == {"classes": 3, "names": ["a", "b"], "mean": [0.1]}  # as JSON has them, also the first time
     assert [path.name.startswith("set-") for path in own_cache.iterdir()] == [True]
+
+
+def test_what_is_written_into_an_array_never_reaches_the_file_and_large_ones_refuse_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        x = cached("set size=3", [file], making([])).arrays["x"]
+        assert (x == 7).all()
+        x[:] = 5
+    monkeypatch.setattr("holdfast.data.cache._PRIVATE", 10)
+    with pytest.raises(ValueError, match="read-only"):
+        cached("set size=3", [file], making([])).arrays["x"][:] = 5
 
 
 def test_made_again_when_the_name_or_a_file_changes(file: Path) -> None:

@@ -25,6 +25,12 @@ def digits(tmp_path: Path, count: int) -> bytes:
     return write_table(tmp_path / "one.parquet", {"image": wrapped(grey(count)), "label": [i % 10 for i in range(count)]}).read_bytes()
 
 
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "HOLDFAST_DATA"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read when it is first imported, maybe by another test
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     six, two, three = (digits(tmp_path, count) for count in (6, 2, 3))
@@ -40,8 +46,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         "me/csv": {"main": {"train.csv": b"1,2"}},
         "me/secret": {"main": {"train.parquet": six}},
     }  # fmt: skip
-    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "HOLDFAST_DATA"):
-        monkeypatch.delenv(variable, raising=False)
+    online(monkeypatch)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with serving(datasets) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -121,6 +126,7 @@ def test_why_the_hub_does_not_serve(hub: Hub, tmp_path: Path, repo: str | None, 
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    online(monkeypatch)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")

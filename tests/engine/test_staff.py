@@ -16,7 +16,7 @@ import torch
 from holdfast import manifest, planning, session
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.registry import parts, register
+from holdfast.core.registry import register
 from holdfast.core.types import Exchange
 from holdfast.engine import simulator
 from holdfast.engine.simulator import picked_only
@@ -27,10 +27,10 @@ from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.results import Run
 from holdfast.session import Watch
-from tests.helpers import assert_same, everything, play, tiny
+from tests.helpers import assert_same, built_in, everything, play, tiny
 
 PARENT = os.getpid()
-METHODS = [name for name, part in parts("method").items() if part.__module__.startswith("holdfast.")]
+METHODS = list(built_in("method"))
 
 
 class Plain(ClientRule):

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.keys import Key
-from holdfast.core.registry import build, parts
+from holdfast.core.registry import build
 from holdfast.data.federation import Samples
 from holdfast.local.fit import Recipe
 from holdfast.models.base import NetworkPart, check_reads
 from holdfast.models.network import Network
-from tests.helpers import LOOP, PLANS, deal, random_samples, slow_fit, starts, train
+from tests.helpers import LOOP, PLANS, built_in, deal, random_samples, slow_fit, starts, train
 
 SHAPES: dict[str, tuple[int, ...]] = {"images": (1, 16, 16), "windows": (2, 18), "tables": (5,), "words": (7,)}
 SMALL: dict[str, dict[str, Any]] = {
     "cnn-bn": {"channels": 3, "hidden": 5}, "cnn-512": {}, "fedcap-cnn": {}, "lenet": {}, "mlp": {"hidden": 6, "dropout": 0.2},
     "resnet18": {"norm": "batch"}, "text-cnn": {"rows": 40, "embedding": 3, "channels": 4}, "text-mean": {"rows": 40, "embedding": 3},
 }  # fmt: skip
-OURS: dict[str, Any] = {name: part for name, part in parts("model").items() if part.__module__.startswith("holdfast.")}
+OURS = built_in("model")
 CASES = [(name, kind) for name, part in OURS.items() for kind in SHAPES if kind in part.reads]
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
 CLASSES = 3
