@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,15 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
     objects = unnamed(manifest["config"])
     if objects:
         raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
-    config = make_config(manifest["config"])
-    check_parts(config, folder, manifest.get("plugins", []))
-    return config
+    return with_parts(lambda: make_config(manifest["config"]), folder, manifest.get("plugins", []))
 
 
-def check_parts(config: Config, folder: Path, plugins: Sequence[str]) -> None:
-    """What a run directory names is not run unasked: the files may not be the reader's own."""
+def with_parts(read: Callable[[], Config], folder: Path, plugins: Sequence[str]) -> Config:
+    """A config whose parts are all known. What a run directory names is not run unasked: the files may not be the reader's own."""
     try:
+        config = read()
         config.parts()
+        return config
     except UnknownPart as error:
         if not plugins:
             raise
@@ -75,7 +75,8 @@ def manifest_of(
         "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
         "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": device, "group": list(group),
         "sweep": sweep,
-        "partition": experiment.federation.digest, "initial": digest_of(experiment.initial),
+        "partition": experiment.federation.digest, "samples": experiment.federation.samples.digest,
+        "initial": digest_of(experiment.initial),
         "weights": None if experiment.weights is None else {"file": experiment.weights.file, "sha256": experiment.weights.digest},
         "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
@@ -90,8 +91,8 @@ def digest_of(initial: torch.Tensor) -> str:
 
 def _plugins_of(experiment: Experiment) -> set[str]:
     """The plug-in files behind its parts, however they were loaded."""
-    parts = experiment.parts
-    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss)
+    parts, data = experiment.parts, experiment.config.data
+    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss, data.dealer(), data.source())
     return {file for file in map(plugin_of, chosen) if file is not None}
 
 

@@ -65,6 +65,8 @@ def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
     """What is built now is what the run began with."""
     if experiment.federation.digest != manifest["partition"]:
         raise RunError(f"{experiment.out}: the data has changed since the run began (its partition is another)")
+    if manifest.get("samples", experiment.federation.samples.digest) != experiment.federation.samples.digest:
+        raise RunError(f"{experiment.out}: the data has changed since the run began (the samples themselves are others)")
     if digest_of(experiment.initial) != manifest["initial"]:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
-from holdfast.manifest import check_parts, folder_name, run_folders
+from holdfast.manifest import folder_name, run_folders, with_parts
 from holdfast.standing import Standing, standing
 
 
@@ -150,13 +151,12 @@ def read_sweep(path: Path) -> list[tuple[str, Config]]:
     content = read_json(Path(path) / "sweep.json")
     if content is None:
         raise ConfigError(f"no sweep in {path}: it has no sweep.json")
-    cells = []
+    cells, plugins = [], _plugins(path)
     for cell in _listed(path, content):
         if objects := unnamed(cell["config"]):
             again = f"call holdfast.sweep(config, out={str(path)!r}) with the same config again"
             raise ConfigError(f"{path}: {objects[0]} was a Python object; {again}")
-        config = make_config(cell["config"])
-        check_parts(config, path, _plugins(path))
+        config = with_parts(partial(make_config, cell["config"]), path, plugins)
         cells.append((cell["label"], config))
     return cells
 

@@ -136,6 +136,17 @@ def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, 
     assert json.loads(cli("show", "mine", "--plugin", plugin, "--json").out)["summary"] == "My own."
 
 
+def test_a_partition_of_a_plugin_is_asked_for_on_resume(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
+    plugin = tmp_path / "halves.py"
+    plugin.write_text(
+        "from holdfast.core.registry import register\nfrom holdfast.data.partitions.iid import Iid\n"
+        "@register('partition', 'halves')\nclass Halves(Iid):\n    'Mine.'\n"
+    )
+    assert cli("run", *SMALL, "--set", "data.partition=halves", "--plugin", plugin, "--out", tmp_path / "a").code == 0
+    registry._PARTS["partition"].pop("halves")
+    refused(cli("resume", tmp_path / "a"), "unknown partition 'halves'", "used plug-ins", str(plugin), "pass --plugin")
+
+
 def test_looking_at_a_run_does_not_execute_its_plugins(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
     plugin, trace = tmp_path / "mine.py", tmp_path / "was-here"
     plugin.write_text(

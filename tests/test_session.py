@@ -198,8 +198,8 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     file = tmp_path / "run" / "manifest.json"
     manifest = json.loads(file.read_text())
-    for change, words in (({"partition": "0" * 64}, "the data has changed"), ({"initial": "0" * 64}, "weights the run began with")):
-        file.write_text(json.dumps(manifest | change))
+    for name, words in (("partition", "its partition"), ("samples", "the samples themselves"), ("initial", "weights the run began with")):
+        file.write_text(json.dumps(manifest | {name: "0" * 64}))
         with pytest.raises(RunError) as error:
             session.resume(tmp_path / "run")
         assert words in one_line(error)

@@ -48,7 +48,7 @@ class DataSettings(BaseModel):
         clients = self.known_clients  # a misspelt setting of the partition is an error now, not when the data is there
         if clients is not None and self.held_out >= clients:
             raise ValueError(_nobody(self.held_out, clients))
-        _source(self)
+        self.source()
         return self
 
     @property
@@ -62,6 +62,11 @@ class DataSettings(BaseModel):
         if not isinstance(partition, Partition):
             raise ConfigError(f"data.partition: {type(partition).__name__} is not a partition")
         return partition
+
+    def source(self) -> Any:
+        if "name" in self.options:
+            raise ConfigError("data.options.name: the dataset is named by data.name")
+        return build("source", {"name": self.name, **self.options}, "data.options")
 
     @field_serializer("partition")
     def _plain(self, partition: Any) -> Any:
@@ -93,14 +98,8 @@ class Federation:
 
 def load_samples(settings: DataSettings) -> Samples:
     """The dataset alone; experiments that differ in tables only can share it."""
-    samples: Samples = _source(settings).load(Path(settings.dir).expanduser() if settings.dir else None)
+    samples: Samples = settings.source().load(Path(settings.dir).expanduser() if settings.dir else None)
     return samples
-
-
-def _source(settings: DataSettings) -> Any:
-    if "name" in settings.options:
-        raise ConfigError("data.options.name: the dataset is named by data.name")
-    return build("source", {"name": settings.name, **settings.options}, "data.options")
 
 
 def build_federation(settings: DataSettings, key: Key, samples: Samples | None = None) -> Federation:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import DataError
+
+_HASHED_WHOLE = 1 << 28  # bytes; of a larger store so many rows are hashed, spread evenly
+_HASHED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,19 @@ class Samples:
     def to(self, device: torch.device | str) -> Samples:
         user = None if self.user is None else self.user.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), user=user)
+
+    @cached_property
+    def digest(self) -> str:
+        """Names what is in the store, so that a run does not go on with other samples under the same labels."""
+        x = self.x.cpu()
+        if x.numel() * x.element_size() > _HASHED_WHOLE:
+            x = x[torch.linspace(0, len(x) - 1, min(len(x), _HASHED_ROWS), dtype=torch.float64).long()]
+        about = (tuple(self.x.shape), str(x.dtype), self.classes, self.train_rows, self.mean, self.std)
+        sha = hashlib.sha256(repr(about).encode())
+        for part in (x, self.y, self.user):
+            if part is not None:
+                sha.update(part.cpu().contiguous().numpy().data)
+        return sha.hexdigest()
 
     def _per_channel(self, values: tuple[float, ...]) -> Tensor:
         shape = [len(values)] + [1] * (len(self.sample_shape) - 1) if self.sample_shape else []

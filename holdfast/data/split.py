@@ -45,7 +45,8 @@ def split_clients(
     lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key: Key, tests: Sequence[np.ndarray] | None = None
 ) -> tuple[Table, Table, Table]:
     """Train, validation and test tables. Where a row goes depends on its client's id and on that client's rows alone. Where clients have
-    test sets of their own, only the validation part is taken out of their rows."""
+    test sets of their own, only the validation part is taken out of their rows. A row that several clients hold is for training: what one
+    is validated on, no other trains on."""
     if tests is not None:
         split = Split(train=1 - split.validation, validation=split.validation, test=0.0)
     count = np.array([len(rows) for rows in lists], dtype=np.int64)
@@ -53,7 +54,8 @@ def split_clients(
     owner = np.repeat(np.arange(len(lists)), count)
     bits = key.fold(torch.arange(len(lists))).bits
     chance = combine(bits[torch.from_numpy(owner)], torch.from_numpy(rows)).numpy()
-    order = np.lexsort((chance, owner))
+    _, place, holders = np.unique(rows, return_inverse=True, return_counts=True)
+    order = np.lexsort((chance, holders[place] == 1, owner))
     rank = np.empty_like(rows)
     rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
     sizes = split.sizes(count)

@@ -40,7 +40,8 @@ class Holdings:
     @property
     def names(self) -> list[str]:
         samples = self.federation.samples
-        return list(samples.class_names or map(str, range(samples.classes)))
+        printable = ("".join(c if c.isprintable() else "?" for c in name) for name in samples.class_names)  # they come from a file
+        return list(printable) or list(map(str, range(samples.classes)))
 
     @property
     def sizes(self) -> np.ndarray:

@@ -230,6 +230,7 @@ def test_a_partition_with_test_sets_of_its_own_leaves_validation_to_the_split() 
         assert sorted(torch.bincount(tested)[[client, client ^ 1]].tolist()) == [len(tested) // 2] * 2 and len(tested) >= 80
     assert fed.facts["partner"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8] and set(fed.facts) == {"partner", "majority", "target", "noise"}
     assert fed.facts["target"].tolist() == fed.facts["partner"].tolist()
+    assert not np.intersect1d(fed.train.row, fed.validation.row).size  # the noise classes are other clients' samples too
 
 
 def test_users_reach_the_partition() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -76,3 +76,16 @@ def test_words_are_handed_out_as_they_are():
 def test_as_many_names_as_classes():
     with pytest.raises(DataError, match="3 class names for 2 classes"):
         Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 2, 1, class_names=("a", "b", "c"))
+
+
+def test_the_digest_names_what_is_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = colour()
+    other = replace(whole, x=whole.x.clone().index_fill_(0, torch.tensor([2]), 9))
+    same = replace(whole, x=whole.x.clone())
+    stores = (whole, other, replace(whole, y=whole.y.flip(0)), replace(whole, mean=(0.0,)))
+    assert whole.digest == same.digest and len({store.digest for store in stores}) == 4
+    monkeypatch.setattr("holdfast.data.samples._HASHED_WHOLE", 10)
+    assert replace(whole, name="again").digest != replace(other, name="again").digest  # few rows: all are hashed all the same
+    monkeypatch.setattr("holdfast.data.samples._HASHED_ROWS", 2)
+    first, last = (replace(whole, x=whole.x.clone().index_fill_(0, torch.tensor([row]), 9)) for row in (0, 3))
+    assert len({replace(whole, name="few").digest, first.digest, last.digest}) == 3
