@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import holdfast.api  # noqa: F401  # before any test patches what it imports
 from holdfast.core import registry
 from holdfast.results import Run
 from tests.helpers import play
