@@ -112,6 +112,12 @@ class Config(Section):
         return _plain(self)
 
 
+def completed(began: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain config as this version would write it: settings that are younger than it have their defaults."""
+    usual = Config().plain()
+    return {**began, **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")}}
+
+
 class Parts(Section):
     """The config's parts as objects, checked against each other."""
 

@@ -49,7 +49,7 @@ def _score(
     stacked = plan.stacked and not few and not large
     portions = list(_portions(data.count, samples.classes, _ANSWERS_KEPT[device])) if "auc" in metrics else [slice(0, n)]
 
-    def work(part: slice) -> Score:
+    def work(part: slice, at_once: int) -> Score:
         longest = max(1, int(data.count[part].max()) if len(data.count[part]) else 0)
         own = Padded(data.rows[part, :longest], data.labels[part, :longest], data.count[part])
         whose, theirs, tally = which[part], {name: value[part] for name, value in aux.items()}, Tally(own, samples.classes, metrics)
@@ -61,7 +61,18 @@ def _score(
             _one_by_one(network, predict, bank, whose, samples, own, theirs, at_once, tally)
         return tally.score()
 
-    return network.attempt(lambda: Score.joined([work(part) for part in portions]), stacked)
+    def fitting() -> Score:
+        most = at_once
+        while True:
+            try:
+                return Score.joined([work(part, most) for part in portions])
+            except torch.OutOfMemoryError:  # how much a network needs for a sample cannot be told from the sample
+                if most < 2:
+                    raise
+                most //= 4
+                torch.cuda.empty_cache()
+
+    return network.attempt(fitting, stacked)
 
 
 def _portions(count: Tensor, classes: int, most: int) -> Iterator[slice]:
@@ -81,7 +92,7 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
     slots = network.layout.slots
 
     def bind(vector: Tensor) -> nn.Module:
-        views = network.layout.tensors(vector)
+        views = network.layout.tensors(vector.clone())  # a module may write, as an embedding with max_norm does
         single.bind({s.name: views[s.name] for s in slots if not s.buffer}, {s.name: views[s.name] for s in slots if s.buffer})
         return single.module
 

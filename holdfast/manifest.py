@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from holdfast import __version__
-from holdfast.config import Config, make_config, unnamed
+from holdfast.config import Config, completed, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError, UnknownPart
 from holdfast.core.registry import plugin_of
 from holdfast.experiment import Experiment
@@ -43,9 +43,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
     """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
     if given is not None:
-        began = dict(manifest["config"])
-        began["engine"] = {**Config().plain()["engine"], **began["engine"]}  # a run may be older than a setting of the engine
-        if given.plain() != began:
+        if given.plain() != completed(manifest["config"]):
             raise ConfigError(f"{folder} began with another config than the one given")
         return given
     objects = unnamed(manifest["config"])

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Config, make_config, unnamed
+from holdfast.config import Config, completed, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
@@ -180,7 +180,7 @@ def _difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
         only = [f"it has '{label}'" for label in old if label not in new] + [f"it has no '{label}'" for label in new if label not in old]
         return f"{len(old)} cells, here {len(new)}" + (f" ({only[0]})" if only else "")
     for before, now in zip(there, here, strict=True):
-        was, wanted = flatten(before["config"]), flatten(now["config"])
+        was, wanted = flatten(json.loads(as_json(completed(before["config"])))), flatten(now["config"])
         for key in dict.fromkeys([*was, *wanted]):
             if key != "engine.device" and was.get(key) != wanted.get(key):
                 return f"{key} is {was.get(key)!r} in its cell '{before['label']}', here {wanted.get(key)!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,16 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     for client in (None, *range(4)):
         assert torch.equal(resumed.vector(client), whole.vector(client))
     assert torch.equal(holdfast.Run(tmp_path / "cut", config(**objects(make()))).vector(1), whole.vector(1))
+
+
+def test_a_run_that_is_older_than_a_setting_goes_on(tmp_path: Path) -> None:
+    holdfast.run(objects(holdfast.Model(Net, head="fc")), out=tmp_path / "run")
+    file = tmp_path / "run" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["config"]["evaluate"]["metrics"], manifest["samples"], manifest["weights"]
+    file.write_text(json.dumps(manifest))
+    (tmp_path / "run" / "result.json").unlink()
+    assert holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(Net, head="fc"))).final["accuracy"] is not None
 
 
 def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:

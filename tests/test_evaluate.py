@@ -211,3 +211,41 @@ def test_the_protocol_is_part_of_the_result(simulate: Callable[..., Run]) -> Non
     protocol = result["protocol"]
     assert protocol["unselected"] == "deliver" and protocol["clients"] == "cohort" and protocol["test"] == "per-client"
     assert protocol["models"] == ["global", "personal"] and protocol["deployed"] == "personal"
+
+
+class Writing(nn.Module):
+    """Writes to its own tensors while it is measured, as an embedding with max_norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.fc.weight.mul_(0.5)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("path", ["one by one", "by model"])
+def test_measuring_a_module_that_writes_leaves_the_model_alone(path: str) -> None:
+    plan, which = PATHS[path]
+    network = network_of(Writing)
+    bank = starts(network, 8)
+    before = bank.clone()
+    score(network, plain, bank, which, SAMPLES, DATA, plan)
+    assert torch.equal(bank, before)
+
+
+def test_where_memory_is_short_fewer_samples_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, sizes = network_of(make), []
+    bank, which = models(network, 8), torch.arange(8)
+
+    def hungry(net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > 6:
+            raise torch.OutOfMemoryError("too much")
+        return net(x)
+
+    got, want = score(network, hungry, bank, which, SAMPLES, DATA, LOOP), score(network, plain, bank, which, SAMPLES, DATA, LOOP)
+    assert max(sizes) > 6 and torch.equal(got.correct, want.correct) and torch.equal(got.total, want.total)
+    torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=1e-12)

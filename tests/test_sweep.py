@@ -200,6 +200,16 @@ def test_another_sweep_in_the_same_directory_is_refused(tmp_path: Path, grid: di
     assert "holds another sweep" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_sweep_that_is_older_than_a_setting_continues(tmp_path: Path) -> None:
+    sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+    file = tmp_path / "s" / "sweep.json"
+    content = json.loads(file.read_text())
+    for cell in content["cells"]:
+        del cell["config"]["evaluate"]["metrics"], cell["config"]["engine"]["workers"]
+    file.write_text(json.dumps(content))
+    assert sweep(cells_of(seed=[0, 1]), tmp_path / "s")
+
+
 def test_runs_and_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
     sweep(cells_of(seed=[0, 1]), tmp_path / "s")
     with pytest.raises(ConfigError, match="holds a run already"):

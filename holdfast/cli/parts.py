@@ -95,7 +95,7 @@ def _print_card(card: dict[str, Any]) -> None:
     if card["settings"]:
         _print_settings(card["settings"])
     console.print("\n[bold]Example[/bold]")
-    console.print(card["example"], markup=False, highlight=False)
+    console.print(card["example"], markup=False, highlight=False, soft_wrap=True)  # to be copied
 
 
 def _show_config(as_json: bool) -> None:

@@ -202,12 +202,12 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
 def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> None:
     """The tables of a run or a sweep, where it is, and what one would do next."""
     from holdfast.core.registry import plugin_options
-    from holdfast.report.table import to_rich
+    from holdfast.report.table import narrowed, to_rich
 
     console = to_stdout()
     for place, table in enumerate(tables):
         console.print()
-        console.print(to_rich(table, "over seeds (mean ± standard deviation)" if place else None))
+        console.print(to_rich(narrowed(table, console.width), "over seeds (mean ± standard deviation)" if place else None))
     console.print()
     console.print(f"run directory   {folder}", markup=False, soft_wrap=True)
     console.print(f"page            holdfast report {folder}{plugin_options(plugins or [])}", markup=False, soft_wrap=True)

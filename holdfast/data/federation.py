@@ -68,6 +68,10 @@ class DataSettings(BaseModel):
             raise ConfigError("data.options.name: the dataset is named by data.name")
         return build("source", {"name": self.name, **self.options}, "data.options")
 
+    @field_serializer("clients")
+    def _number(self, clients: int | None) -> int | None:
+        return self.known_clients
+
     @field_serializer("partition")
     def _plain(self, partition: Any) -> Any:
         return {"name": partition.name, **partition.settings()} if isinstance(partition, Part) else partition

@@ -154,15 +154,34 @@ class Fleet:
 
 
 def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
-    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened: counts and metrics,
-    which enter means."""
+    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened, counts and metrics,
+    which enter means; and what contradicts itself."""
     if task != EVALUATE:
         checked = screen(up, schema, norm_cap)
         return Uplink(checked.ids, checked.fields, {**refused, **checked.refused})
     bounded = {name: field for name, field in schema.items() if field.low is not None}
     checked = screen(Uplink(up.ids, {name: up[name] for name in bounded}), bounded)
     kept = up.only(torch.isin(up.ids, checked.ids))
-    return Uplink(kept.ids, kept.fields, {**refused, **checked.refused})
+    wrong = _contradictions(kept)
+    kept = kept.only(~torch.isin(kept.ids, torch.tensor(list(wrong), dtype=torch.int64)))
+    return Uplink(kept.ids, kept.fields, {**refused, **checked.refused, **wrong})
+
+
+def _contradictions(up: Uplink) -> dict[int, str]:
+    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or NaN."""
+    out: dict[int, str] = {}
+    for name, value in up.fields.items():
+        split, _, figure = name.partition("/")
+        total = up[f"{split}/total"]
+        kind = figure.rpartition("/")[2]
+        if kind in ("total", "correct"):
+            bad, why = (value > total) | (value != value.round()), "is no number of samples"
+        elif kind == "loss":
+            bad, why = ~(value >= 0), "is no loss"
+        else:
+            bad, why = (value >= 0) & (total == 0), "is of no samples"
+        out |= {client: f"{name} {why}" for client in up.ids[bad].tolist()}
+    return out
 
 
 def _joined(parts: list[Uplink]) -> Uplink:

@@ -31,6 +31,8 @@ class Model:
         self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head", weights: str | Path | None = None,
         weights_head: Literal["file", "fresh"] = "file",
     ):  # fmt: skip
+        if weights_head not in ("file", "fresh"):
+            raise ConfigError(f"Model: weights_head is \"file\" or \"fresh\", not {weights_head!r}")
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
         self.head, self.weights, self.weights_head = head, weights, weights_head

@@ -31,11 +31,13 @@ class Weights:
     def of(cls, model: Any) -> Weights | None:
         """What a part or a `Model` asks for, if it does."""
         file = getattr(model, "weights", None)
+        if file is None and getattr(model, "weights_head", "file") == "fresh":
+            raise ConfigError("model.weights_head = \"fresh\" says what not to take from a file; name the file in model.weights")
         return None if file is None else cls(str(file), getattr(model, "head", "head"), model.weights_head == "fresh")
 
     def into(self, module: nn.Module) -> nn.Module:
         """The module, holding the file's tensors."""
-        tensors = self._read()
+        tensors = _by_own_names(self._read(), module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         wanted = [slot.name for slot in Layout.of(module).slots if not (self.fresh and self._of_head(slot.name))]
         self._check_names(tensors, wanted, module.state_dict())
@@ -49,8 +51,8 @@ class Weights:
             content = Path(self.file).expanduser().read_bytes()
             self.digest = hashlib.sha256(content).hexdigest()
             return load(content)
-        except OSError as error:
-            raise ConfigError(f"model.weights: {self.file} cannot be read: {error.strerror or error}") from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home
+            raise ConfigError(f"model.weights: {self.file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         except (SafetensorError, ValueError, KeyError) as error:
             raise ConfigError(f"model.weights: {self.file} is no safetensors file: {str(error).splitlines()[0]}") from None
 
@@ -81,6 +83,16 @@ class Weights:
 
     def _hint(self, name: str) -> str:
         return '; model.weights_head = "fresh" leaves the file\'s head out' if self._of_head(name) else ""
+
+
+def _by_own_names(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """A tensor that stands in several places has several names, and a file may have any of them."""
+    first: dict[int, str] = {}
+    for name, own in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        leading = first.setdefault(id(own), name)
+        if name in tensors:
+            tensors.setdefault(leading, tensors[name])
+    return tensors
 
 
 def _named(names: list[str]) -> str:

@@ -60,6 +60,7 @@ COSTS = (
     Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
 )
 STATUS = "status"
+DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a narrow terminal; a report and --json have all
 
 
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
@@ -114,11 +115,26 @@ def _entry(column: Column, line: Line, values: Sequence[float | None], place: in
     return Entry(text, value, best)
 
 
+def narrowed(table: Table, width: int) -> Table:
+    """Without columns that can be done without, as many as the width asks for."""
+    wide = [max(len(title), *(len(row[place].text) for row in table.rows)) + 2 for place, title in enumerate(table.titles)]
+    left_out: set[int] = set()
+    for title in DISPENSABLE:
+        if title in table.titles and sum(w for place, w in enumerate(wide) if place not in left_out) > width:
+            left_out.add(table.titles.index(title))
+    if not left_out:
+        return table
+    kept = [place for place in range(len(table.titles)) if place not in left_out]
+    return Table(tuple(table.titles[place] for place in kept), tuple(tuple(row[place] for place in kept) for row in table.rows))
+
+
 def to_rich(table: Table, title: str | None = None) -> RichTable:
     out = RichTable(title=title, title_style="bold", title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
     for place, name in enumerate(table.titles):
         words = place == 0 or name == STATUS
-        out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        longest = max((len(row[place].text) for row in table.rows), default=0)
+        least = min(24, longest) if words else None  # a row without its name says nothing
+        out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold", min_width=least)
     for row in table.rows:
         out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
     return out

@@ -200,7 +200,7 @@ def test_partition_by_object_is_the_same_and_is_written_as_a_table() -> None:
     by_object = DataSettings(partition=Iid(samples_per_client=10))
     by_table = DataSettings(partition={"name": "iid", "samples_per_client": 10})
     assert build_federation(by_object, Key(0)).digest == build_federation(by_table, Key(0)).digest
-    assert DataSettings(**by_object.model_dump()) == by_table
+    assert by_object.model_dump() == by_table.model_dump() == DataSettings(**by_object.model_dump()).model_dump()
 
 
 def windows(users: int, rows: int = 60) -> Samples:

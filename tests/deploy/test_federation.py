@@ -257,7 +257,9 @@ def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None,
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [("total", float("nan"), "is not finite"), ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite")],
+    [("total", float("nan"), "is not finite"), ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite"),
+     ("global/correct", 1e6, "is no number of samples"), ("global/correct", 0.5, "is no number of samples"),
+     ("global/loss", float("nan"), "is no loss"), ("global/loss", -1.0, "is no loss")],
 )
 def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:

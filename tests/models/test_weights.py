@@ -100,8 +100,9 @@ def change(**changes: Tensor | None) -> dict[str, Tensor]:
 )
 def test_a_file_that_does_not_fit_is_refused_in_one_line(content: dict[str, Tensor], words: str, tmp_path: Path) -> None:
     save_file(content, tmp_path / "bad.safetensors")
+    config = tiny(model={**CNN, "weights": str(tmp_path / "bad.safetensors")}, train={"dtype": "float32"})
     with pytest.raises(ConfigError) as error:
-        experiment(tmp_path, weights=str(tmp_path / "bad.safetensors"))
+        Experiment(config, tmp_path / "run")
     assert words in str(error.value) and str(error.value).startswith("model.weights") and "\n" not in str(error.value)
 
 
@@ -201,3 +202,35 @@ def test_real_clients_may_keep_the_file_elsewhere_but_not_another(file: Path, tm
 def test_a_whole_file_leaves_nothing_to_the_seed(file: Path, tmp_path: Path) -> None:
     network = experiment(tmp_path, weights=str(file)).network
     assert torch.equal(network.initial(Key(0)), network.initial(Key(1)))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.z, self.a = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.a.weight = self.z.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.z(x))
+
+
+@pytest.mark.parametrize("name", ["z.weight", "a.weight"])
+def test_a_tensor_with_two_names_may_have_either_in_the_file(name: str, tmp_path: Path) -> None:
+    value = torch.arange(16.0).view(4, 4)
+    save_file({name: value}, tmp_path / "tied.safetensors")
+    assert torch.equal(Weights(str(tmp_path / "tied.safetensors")).into(Tied()).a.weight, value)
+
+
+def test_heads_without_a_file_or_of_another_name_and_files_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^model.weights_head = \"fresh\" .* name the file in model.weights"):
+        experiment(tmp_path, weights_head="fresh")
+    with pytest.raises(ConfigError, match="not 'Fresh'"):
+        Model(nn.Linear(2, 2), weights="n.safetensors", weights_head="Fresh")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="^model.weights: ~nobody-at-all/x cannot be read"):
+        experiment(tmp_path, weights="~nobody-at-all/x")
+
+
+def test_a_file_in_double_precision_keeps_its_bits_in_a_run_in_double_precision(tmp_path: Path) -> None:
+    content = {name: value.double() + 1e-12 if value.is_floating_point() else value for name, value in state().items()}
+    save_file(content, tmp_path / "double.safetensors")
+    assert torch.equal(named(experiment(tmp_path, weights=str(tmp_path / "double.safetensors")))["head.weight"], content["head.weight"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from holdfast.core.errors import ConfigError
 from holdfast.report.gather import by_setting, one_each, read_cells
-from holdfast.report.table import Entry, Table, amount, duration, tabulate, to_markdown, to_rich
+from holdfast.report.table import Entry, Table, amount, duration, narrowed, tabulate, to_markdown, to_rich
 from tests.report.conftest import sweep
 
 
@@ -74,3 +75,15 @@ def test_amounts_as_people_read_them() -> None:
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in"):
         read_cells(tmp_path)
+
+
+def test_a_narrow_terminal_keeps_the_names_and_loses_columns_that_can_be_done_without() -> None:
+    titles = ("", "accuracy", "worst 10 %", "pooled", "best round", "AUC", "sent", "time", "status")
+    rows = tuple((Entry(name), *[Entry("74.2 %")] * 7, Entry("finished")) for name in ("a method of some length", "ditto"))
+    table = Table(titles, rows)
+    assert narrowed(table, 200) == table
+    narrow = narrowed(table, 80)
+    assert narrow.titles == ("", "accuracy", "worst 10 %", "AUC", "sent", "status") and [len(row) for row in narrow.rows] == [6, 6]
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(to_rich(narrowed(table, 60)))
+    assert "a method of some length" in console.export_text()
