@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.labels import read_users
-from holdfast.data.layout import arrange
+from holdfast.data.layout import arrange, choose_test
 from holdfast.data.parquet import Rows, find_splits, read_labels
 from tests.data.folders import write_table
 
@@ -40,11 +40,74 @@ def touch(folder: Path, *names: str) -> Path:
         (["b10.parquet", "b9.parquet"], None, {"train": ["b9.parquet", "b10.parquet"]}),  # no split is named: all is train
         (["train.parquet", "notes.parquet", ".cache/train.parquet", "train.csv"], None, {"train": ["train.parquet"]}),
         (["train.csv"], None, {}),
+        (["Train.parquet", "Test.parquet"], None, {"train": ["Train.parquet"], "test": ["Test.parquet"]}),
+        (["my-train.parquet", "my-test.parquet"], None, {"train": ["my-train.parquet"], "test": ["my-test.parquet"]}),
+        (["train_0.parquet", "train_1.parquet", "test_0.parquet"], None,
+         {"train": ["train_0.parquet", "train_1.parquet"], "test": ["test_0.parquet"]}),
+        (["train.parquet", "test_1.parquet"], None, {"train": ["train.parquet"], "test": ["test_1.parquet"]}),
+        (["train-0.parquet", "eval-0.parquet"], None, {"train": ["train-0.parquet"], "test": ["eval-0.parquet"]}),
+        (["data/train_part_10.parquet", "data/train_part_9.parquet", "data/dev2.parquet"], None,
+         {"train": ["data/train_part_9.parquet", "data/train_part_10.parquet"], "validation": ["data/dev2.parquet"]}),
+        (["train-00000-of-00001.snappy.parquet", "test-00000-of-00001.snappy.parquet"], None,
+         {"train": ["train-00000-of-00001.snappy.parquet"], "test": ["test-00000-of-00001.snappy.parquet"]}),
+        (["my_train-00000-of-00001.parquet", "my_test-00000-of-00001.parquet"], None,
+         {"train": ["my_train-00000-of-00001.parquet"], "test": ["my_test-00000-of-00001.parquet"]}),
+        (["train.parquet/part-0.parquet", "test.parquet/part-0.parquet"], None,
+         {"train": ["train.parquet/part-0.parquet"], "test": ["test.parquet/part-0.parquet"]}),
+        (["train/part-00000-of-00001.parquet", "test/a/0.parquet"], None, {"train": ["train/part-00000-of-00001.parquet"]}),
+        (["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"], None,  # a split of the Hub is not two
+         {"train": ["c/partial-train/0000.parquet"], "validation_matched": ["c/validation_matched/0000.parquet"]}),
+        (["trains.parquet", "testament.parquet"], None, {"train": ["testament.parquet", "trains.parquet"]}),  # only whole words count
+        (["train_test.parquet", "train.parquet"], None, {"train_test": ["train_test.parquet"], "train": ["train.parquet"]}),
+        (["notes.parquet", "c/train/0.parquet"], None, {"train": ["c/train/0.parquet"]}),  # the stray file is not the data
+        (["a/x.parquet", "b/train.parquet"], "a", {"train": ["a/x.parquet"]}),
     ],
 )  # fmt: skip
 def test_layouts(tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]) -> None:
     found = find_splits(touch(tmp_path, *names), subset)
     assert found == {split: [tmp_path / file for file in files] for split, files in splits.items()}
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    real, here = touch(tmp_path / "real", "train.parquet", "sub/test.parquet"), tmp_path / "here"
+    here.mkdir()
+    (here / "data").symlink_to(real)
+    (real / "sub" / "back").symlink_to(real)
+    assert find_splits(here) == {"train": [here / "data/train.parquet"]}
+    assert find_splits(here, "sub") == {"test": [here / "data/sub/test.parquet"]}
+
+
+def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> None:
+    touch(tmp_path, "train.parquet")
+    (tmp_path / "test.parquet").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="test.parquet cannot be read"):
+        _ = Rows(find_splits(tmp_path)["test"]).count
+
+
+@pytest.mark.parametrize(
+    ("splits", "wanted", "chosen"),
+    [
+        ("train test validation", None, "test"),
+        ("train validation", None, "validation"),
+        ("train extra", None, None),
+        ("train test validation", "validation", "validation"),
+        ("train test validation", "dev", "validation"),
+        ("train test extra", "extra", "extra"),
+        ("train test", "none", None),
+        ("train test_matched test_mismatched", "test_matched", "test_matched"),
+    ],
+)
+def test_which_split_is_for_testing(splits: str, wanted: str | None, chosen: str | None) -> None:
+    assert choose_test(dict.fromkeys(splits.split()), wanted, "here") == chosen
+
+
+def test_splits_that_cannot_be_tested_on() -> None:
+    with pytest.raises(DataError, match="here: no split 'valdation' for data.options.test_split; did you mean 'validation'?"):
+        choose_test({"train": 1, "validation": 1}, "valdation", "here")
+    with pytest.raises(DataError, match="'train' is what is trained on"):
+        choose_test({"train": 1}, "train", "here")
+    with pytest.raises(DataError, match="which split is for testing.*test_split to one of: test_a, test_b, none"):
+        choose_test({"train": 1, "test_a": 1, "test_b": 1}, None, "here")
 
 
 def test_more_than_ten_files_in_numeric_order() -> None:
