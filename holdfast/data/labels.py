@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from holdfast.data.parquet import Rows
 
+_UNLABELLED = "set data.options.test_split to a split with labels, or to none"
+
 Labels = tuple[np.ndarray, int, tuple[str, ...]]
 
 
@@ -77,14 +79,14 @@ def _numbers(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], cl
         wrong = ~(whole & (values >= 0) & (values < (total if classes is None else classes)))
         if wrong.any():
             row = int(wrong.argmax())
-            raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {_expected(values[row], classes, total)}")
+            none = "which stands for none on the Hub; " + (_UNLABELLED if rows is not splits[0] else "leave such rows away")
+            expected = none if values[row] == -1 else _expected(classes, total)
+            raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {expected}")
     labels = np.concatenate([values.astype(np.int64) for values in raw])
     return labels, classes if classes is not None else int(labels.max()) + 1, names
 
 
-def _expected(value: Any, classes: int | None, total: int) -> str:
-    if value == -1:
-        return "which stands for none on the Hub; leave that split away"
+def _expected(classes: int | None, total: int) -> str:
     if classes is not None:
         return f"expected whole numbers 0..{classes - 1}"
     return f"expected whole numbers from 0 on, fewer than the {total} rows there are"

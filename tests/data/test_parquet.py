@@ -54,7 +54,8 @@ def touch(folder: Path, *names: str) -> Path:
          {"train": ["my_train-00000-of-00001.parquet"], "test": ["my_test-00000-of-00001.parquet"]}),
         (["train.parquet/part-0.parquet", "test.parquet/part-0.parquet"], None,
          {"train": ["train.parquet/part-0.parquet"], "test": ["test.parquet/part-0.parquet"]}),
-        (["train/part-00000-of-00001.parquet", "test/a/0.parquet"], None, {"train": ["train/part-00000-of-00001.parquet"]}),
+        (["train/part-00000-of-00001.parquet", "test/a.parquet"], None,
+         {"train": ["train/part-00000-of-00001.parquet"], "test": ["test/a.parquet"]}),
         (["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"], None,  # a split of the Hub is not two
          {"train": ["c/partial-train/0000.parquet"], "validation_matched": ["c/validation_matched/0000.parquet"]}),
         (["trains.parquet", "testament.parquet"], None, {"train": ["testament.parquet", "trains.parquet"]}),  # only whole words count
@@ -244,7 +245,7 @@ def test_words_of_a_known_list(tmp_path: Path) -> None:
         ([0, 1, 7], 3, r"b.parquet: row 2 has label 7 in 'label', expected whole numbers 0..2"),
         ([0, 1.5, 1], 3, "row 1 has label 1.5"),
         ([0, float("nan"), 1], 3, "row 1 has label nan"),
-        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub"),
+        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub; set data.options.test_split to a split with"),
         ([0, None, 1], 3, "row 1 has nothing in 'label'"),
         ([0, 10**6, 1], None, "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows"),
         ([[0], [1], [1]], None, "column 'label' holds list<"),

@@ -18,7 +18,7 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
-_ASIDE = ("normalise", "folder", "repo", "subset", "revision")  # what samples are made of is told by the files, and not by these
+_ASIDE = ("normalise", "folder", "repo", "subset", "revision", "test_split")  # what samples are made of is told by the files, and not by these
 
 
 class Labelled(FolderSource):
