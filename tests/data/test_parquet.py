@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from holdfast.core.errors import DataError
@@ -11,8 +13,6 @@ from holdfast.data.labels import read_users
 from holdfast.data.layout import arrange, choose_test
 from holdfast.data.parquet import Rows, find_splits, read_labels
 from tests.data.folders import write_table
-
-pytest.importorskip("pyarrow")
 
 # ---- which files belong to which split ----
 
@@ -267,6 +267,52 @@ def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
 
 
 def test_users(tmp_path: Path) -> None:
-    assert read_users(split(tmp_path / "a.parquet", [1600, 7]), "label").tolist() == [1600, 7]
+    assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label").tolist() == [1, 0, 1]
+    assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
+    unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
+    assert read_users([unsigned, split(tmp_path / "b.parquet", [2**60 + 3, -4])], "label").tolist() == [1, 4, 2, 3, 0]  # as float64 three of them would be one
     both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
     assert read_users(both, "label").tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])
+def test_users_that_are_no_whole_numbers(tmp_path: Path, value: float) -> None:
+    with pytest.raises(DataError, match=f"a.parquet: row 1 has {value} in 'label', users are whole numbers or words"):
+        read_users(split(tmp_path / "a.parquet", [1.0, value]), "label")
+
+
+def test_classes_in_another_order_are_known_by_their_names(tmp_path: Path) -> None:
+    train, test = split(tmp_path / "a.parquet", [0, 1, 2], ["x", "y", "z"]), split(tmp_path / "b.parquet", [0, 1, 2, 0], ["y", "z", "x"])
+    labels, classes, names = read_labels([train, test], "label")
+    assert labels.tolist() == [0, 1, 2, 1, 2, 0, 1] and classes == 3 and names == ("x", "y", "z")
+    assert read_labels([train, test], "label", 3, ("one", "two", "three"))[0].tolist() == [0, 1, 2, 1, 2, 0, 1]
+    with pytest.raises(DataError, match="c.parquet: column 'label' names other classes than the train split"):
+        read_labels([train, split(tmp_path / "c.parquet", [0], ["x", "y", "w"])], "label")
+
+
+def test_files_of_one_split_must_agree_about_the_classes(tmp_path: Path) -> None:
+    files = [write_table(tmp_path / f"{names}.parquet", {"label": [0]}, {"label": list(names)}) for names in ("xy", "yx")]
+    with pytest.raises(DataError, match="yx.parquet names other classes of 'label' than xy.parquet, or in another order"):
+        Rows(files).class_names("label")
+
+
+@pytest.mark.parametrize(("first", "second"), [([0, 1], ["a", "b"]), (["a", "b"], [0, 1]), ([0, 1], [True, False])])
+def test_numbers_in_one_split_and_words_in_the_other(tmp_path: Path, first: list[Any], second: list[Any]) -> None:
+    both = [split(tmp_path / "a.parquet", first), split(tmp_path / "b.parquet", second)]
+    for read in (read_labels, read_users):
+        with pytest.raises(DataError, match=r"b.parquet: column 'label' holds \w+ but in a.parquet \w+; store it alike in all splits"):
+            read(both, "label")
+
+
+def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
+    rows = split(tmp_path / "a.parquet", pa.array([b"ok", b"\xff\xfe"], pa.binary()).view(pa.string()))
+    for read in (read_labels, read_users):
+        with pytest.raises(DataError, match="a.parquet: column 'label' has a word that is not UTF-8") as error:
+            read(rows, "label")
+        assert "\n" not in str(error.value)
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="a.parquet has two columns called 'a'; rename one"):
+        _ = Rows([tmp_path / "a.parquet"]).count

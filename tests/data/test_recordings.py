@@ -112,6 +112,11 @@ def test_a_minimum_beyond_the_length_is_refused_at_once() -> None:
         build("source", {"name": "wisdm", "length": 10, "minimum": 11}, "data.options")
 
 
+def test_users_without_a_window_leave_no_gap(tmp_path: Path) -> None:
+    write_table(tmp_path / "wisdm" / "train.parquet", track((9, "Walking", 20), (5, "Walking", 3), (2, "Walking", 20)))
+    assert load("wisdm", tmp_path, length=20, test=0).user.tolist() == [1, 0]
+
+
 # ---- the text file of v1.1 ----
 
 ODD = """33,Jogging,49105962326000,-0.6946377,12.680544,0.50395286;
