@@ -78,8 +78,10 @@ def _sound(rows: Rows, column: str) -> pa.ChunkedArray:
         raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values")
     try:
         values.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{rows.paths[0]}: column '{column}' has a word that is not UTF-8: {str(error).splitlines()[0]}") from None
+    except pa.ArrowInvalid:
+        words = values.cast(pa.large_binary()).to_pylist()
+        row = next((row for row, word in enumerate(words) if "\ufffd" in word.decode(errors="replace")), 0)
+        raise DataError(f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again with readable words") from None
     return values
 
 

@@ -270,7 +270,8 @@ def test_users(tmp_path: Path) -> None:
     assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label").tolist() == [1, 0, 1]
     assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
     unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
-    assert read_users([unsigned, split(tmp_path / "b.parquet", [2**60 + 3, -4])], "label").tolist() == [1, 4, 2, 3, 0]  # as float64 three of them would be one
+    signed = split(tmp_path / "b.parquet", [2**60 + 3, -4])
+    assert read_users([unsigned, signed], "label").tolist() == [1, 4, 2, 3, 0]  # as float64 three of them would be one
     both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
     assert read_users(both, "label").tolist() == [2, 1, 0]
 
@@ -307,7 +308,7 @@ def test_numbers_in_one_split_and_words_in_the_other(tmp_path: Path, first: list
 def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", pa.array([b"ok", b"\xff\xfe"], pa.binary()).view(pa.string()))
     for read in (read_labels, read_users):
-        with pytest.raises(DataError, match="a.parquet: column 'label' has a word that is not UTF-8") as error:
+        with pytest.raises(DataError, match="a.parquet: row 1 has a word in 'label' that is not UTF-8") as error:
             read(rows, "label")
         assert "\n" not in str(error.value)
 
