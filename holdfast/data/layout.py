@@ -71,15 +71,15 @@ def arrange(names: Iterable[str], subset: str | None, where: str) -> Splits:
 
 
 def choose_test(splits: dict[str, Any], wanted: str | None, where: str) -> str | None:
-    """The split to test on: the one asked for, or else test, or else validation; None where a share of train is to be set aside."""
+    """The split to test on: the one asked for, or else test, or validation, or the only one like them. None: a share of train."""
     if wanted == "none":
         return None
     if wanted is None:
         alike = sorted(name for name in splits if _word(name) in ("test", "validation"))
-        usual = next((name for name in ("test", "validation") if name in alike), None)
-        if alike and usual is None:
+        usual = [name for name in ("test", "validation") if name in alike] or alike
+        if usual is alike and len(alike) > 1:
             raise DataError(f"{where}: which split is for testing? Set data.options.test_split to one of: {', '.join(alike)}, none")
-        return usual
+        return usual[0] if usual else None
     name = wanted if wanted in splits else _NAMES.get(wanted.lower(), wanted)
     if name == "train":
         raise DataError("data.options.test_split: 'train' is what is trained on; none would set a share of it aside")
@@ -109,9 +109,10 @@ def _word(name: str) -> str:
 
 
 def _official(name: str) -> str:
-    """The same where the Hub itself names files by splits, so that validation_matched is another split than validation. It may write
-    something before a hyphen (partial-train)."""
-    return _word(name) and _NAMES.get(name.lower().rpartition("-")[2], name)
+    """The same where the Hub itself names files by splits, so that validation_matched is another split than validation, and eval than
+    test. It may write something before a hyphen (partial-train)."""
+    last = name.lower().rpartition("-")[2]
+    return _word(name) and (name if last.startswith("eval") else _NAMES.get(last, name))
 
 
 def _by_word(splits: Splits) -> Splits:

@@ -58,6 +58,8 @@ def touch(folder: Path, *names: str) -> Path:
          {"train": ["train/part-00000-of-00001.parquet"], "test": ["test/a.parquet"]}),
         (["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"], None,  # a split of the Hub is not two
          {"train": ["c/partial-train/0000.parquet"], "validation_matched": ["c/validation_matched/0000.parquet"]}),
+        (["train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "eval-00000-of-00001.parquet"], None,
+         {split: [f"{split}-00000-of-00001.parquet"] for split in ("train", "test", "eval")}),
         (["trains.parquet", "testament.parquet"], None, {"train": ["testament.parquet", "trains.parquet"]}),  # only whole words count
         (["train_test.parquet", "train.parquet"], None, {"train_test": ["train_test.parquet"], "train": ["train.parquet"]}),
         (["notes.parquet", "c/train/0.parquet"], None, {"train": ["c/train/0.parquet"]}),  # the stray file is not the data
@@ -91,6 +93,7 @@ def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> No
         ("train test validation", None, "test"),
         ("train validation", None, "validation"),
         ("train extra", None, None),
+        ("train validation_matched", None, "validation_matched"),
         ("train test validation", "validation", "validation"),
         ("train test validation", "dev", "validation"),
         ("train test extra", "extra", "extra"),
