@@ -14,10 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import RunError, StoreError
+from holdfast.core.errors import ConfigError, RunError, StoreError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 HOST = platform.node().partition(".")[0]
+
+
+def expand(path: str | Path, setting: str) -> Path:
+    """With ~ and ~somebody as the folders they stand for."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{setting}: {path} begins with the home directory of somebody who has none here; write the path out") from None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -122,6 +122,14 @@ def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> Non
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 
+def test_a_home_directory_in_data_dir_is_expanded(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cli("run", *SMALL, "--out", tmp_path / "a", "--data-dir=~/sets")
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["data"]["dir"] == str(tmp_path / "sets")
+    for command in ("run", "data"):
+        refused(cli(command, "--data-dir=~nobody-at-all/sets"), "--data-dir: ~nobody-at-all/sets begins with the home directory")
+
+
 def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.app import AsJson, Changes, DataDir, Opened, Plugins, app, only_json, open_page, print_json, to_stderr, to_stdout
-from holdfast.cli.runs import is_grid, read_cells
+from holdfast.cli.runs import absolute, is_grid, read_cells
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def show_data(
     with only_json(as_json):
         from holdfast.report.holdings import Holdings
 
-        cells = read_cells(config, changes or [], {"data.dir": data_dir and str(data_dir.absolute())}, plugin)
+        cells = read_cells(config, changes or [], {"data.dir": absolute(data_dir)}, plugin)
         if not 0 <= cell < len(cells):
             raise ConfigError(f"--cell: there are cells 0 to {len(cells) - 1}, got {cell}")
         console, chosen = to_stderr(), cells[cell][1]

@@ -30,6 +30,7 @@ from holdfast.cli.app import (
     to_stdout,
 )  # fmt: skip
 from holdfast.cli.progress import Follow
+from holdfast.files import expand
 
 if TYPE_CHECKING:
     from holdfast.config import Config
@@ -161,7 +162,12 @@ def engine_options(
 ) -> dict[str, Any]:
     """Options that stand for settings; what was not given is None."""
     engine = {"device": device, "plan": plan, "precision": precision, "memory": memory, "workers": workers}
-    return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": data_dir and str(data_dir.absolute())}
+    return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": absolute(data_dir)}
+
+
+def absolute(data_dir: Path | None) -> str | None:
+    """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in --data-dir=~/sets."""
+    return None if data_dir is None else str(expand(data_dir, "--data-dir").absolute())
 
 
 def new_folder() -> Path:

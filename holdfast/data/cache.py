@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,10 @@ from holdfast.core.errors import DataError, StoreError
 from holdfast.files import HOST, as_json, sync, write_json
 
 ENVIRONMENT = "HOLDFAST_CACHE"
-FORMAT = 2  # raise when what is made from the same files changes
+FORMAT = 3  # raise when what is made from the same files changes
 FACTS = "facts.json"
 _PRIVATE = 1 << 29  # bytes of an array
+_SUMMED = 1 << 24  # the same: labels and users of two million rows
 
 Shape = tuple[int, ...]
 New = Callable[[str, Shape, Any], np.ndarray]
@@ -112,13 +114,26 @@ def _folder(name: str, inputs: Sequence[Path]) -> Path | None:
 
 
 def _read(folder: Path) -> Entry | None:
-    """None unless all is there."""
+    """None unless all is there, and as it was written as far as that is quickly seen."""
     try:
-        facts = json.loads((folder / FACTS).read_text())
-        arrays = {name: _load(folder / f"{name}.npy", mapped) for name, mapped in facts.pop("arrays").items()}
-    except (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError):
+        said = json.loads((folder / FACTS).read_text())
+        facts, about = said["facts"], said["arrays"]
+        arrays = {name: _load(folder / f"{name}.npy", one["mapped"]) for name, one in about.items()}
+        found = {name: _about(array, about[name]["mapped"]) for name, array in arrays.items()}
+        sound = found == about and said["sum"] == _sum(facts, about)
+    except Exception:  # whatever damaged files can make of JSON and NumPy
         return None
-    return Entry(arrays, facts)
+    return Entry(arrays, facts) if sound else None
+
+
+def _about(array: np.ndarray, mapped: bool) -> dict[str, Any]:
+    """What an array must be when it is read again. The values of large ones are not looked at, which would take as long as to read them."""
+    values = zlib.crc32(np.ascontiguousarray(array).data) if array.nbytes <= _SUMMED else None
+    return {"mapped": mapped, "shape": list(array.shape), "dtype": array.dtype.str, "values": values}
+
+
+def _sum(facts: Mapping[str, Any], about: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps([facts, about], sort_keys=True).encode())
 
 
 def _load(path: Path, mapped: bool) -> np.ndarray:
@@ -161,7 +176,8 @@ def _keep(folder: Path, place: Path, arrays: Mapping[str, np.ndarray], facts: Ma
             if not isinstance(array, np.memmap):  # empty: nothing to map
                 np.save(place / f"{name}.npy", array, allow_pickle=False)
             sync(place / f"{name}.npy")
-        write_json(place / FACTS, {**facts, "arrays": {name: isinstance(array, np.memmap) for name, array in arrays.items()}})
+        about = {name: _about(array, isinstance(array, np.memmap)) for name, array in arrays.items()}
+        write_json(place / FACTS, {"facts": facts, "arrays": about, "sum": _sum(facts, about)})
         try:
             os.rename(place, folder)
         except OSError:  # taken: another process was quicker, or what is there is damaged

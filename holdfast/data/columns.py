@@ -78,10 +78,12 @@ class Category:
         return out
 
     def _bucket(self, words: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         distinct = pc.unique(words).drop_null()
-        bucket = np.array([hash_word(word) % self.width for word in distinct.to_pylist()] + [-1])  # the last: missing
+        plain = distinct.cast(pa.large_binary()).to_pylist()  # bytes, which need not be UTF-8 to name something
+        bucket = np.array([hash_word(word) % self.width for word in plain] + [-1])  # the last: missing
         return bucket[_index(words, distinct)]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.data.layout import arrange
+from holdfast.data.layout import arrange, choose_test
 from holdfast.files import write_json
 
 CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of what is not Parquet
@@ -34,12 +34,14 @@ class Repository:
     id: str | None
     subset: str | None = None
     revision: str | None = None
+    test_split: str | None = None  # another than the usual one
 
     @property
     def folder(self) -> str:
-        """Each subset and revision has its own, so that one mark says that it is whole."""
+        """Each subset, revision and choice of splits has its own, so that one mark says that it is whole."""
         words = [self.id or "", self.subset or "", *([self.revision] if self.revision else [])]
-        return "--".join(word.replace("/", "--") for word in words).rstrip("-")
+        name = "--".join(word.replace("/", "--") for word in words).rstrip("-")
+        return f"{name}--test={self.test_split.replace('/', '--')}" if self.test_split else name
 
 
 def fetch(repository: Repository, downloads: Path | None) -> Path:
@@ -93,10 +95,11 @@ def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
                 break
             raise
         sizes = {file.rfilename: file.size or 0 for file in about.siblings or []}
-        splits = arrange(sizes, repository.subset, f"{repository.id} on the Hub")
+        where = f"{repository.id} on the Hub"
+        splits = arrange(sizes, repository.subset, where)
         if "train" in splits:
-            test = "test" if "test" in splits else "validation"
-            wanted = [str(path) for split in ("train", test) for path in splits.get(split, [])]
+            test = choose_test(splits, repository.test_split, where)
+            wanted = [str(path) for path in splits["train"] + (splits[test] if test else [])]
             return about.sha, {name: sizes[name] for name in wanted}
     raise Unreachable(f"{repository.id} has no Parquet files of a train split")
 

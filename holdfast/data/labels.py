@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from holdfast.data.parquet import Rows
 
+_UNLABELLED = "set data.options.test_split to a split with labels, or to none"
+
 Labels = tuple[np.ndarray, int, tuple[str, ...]]
 
 
@@ -23,27 +25,45 @@ def read_labels(rows: Rows | Sequence[Rows], column: str, classes: int | None = 
     Give all splits at once: the labels come end to end, and the list of classes is made over all of them, so that a class that
     only the test split has is one too. `classes` and `names` are what a known dataset has; else the files say it.
     """
-    splits = list(rows) if isinstance(rows, Sequence) else [rows]
-    for split in splits:
-        split.need(column)
-    columns = [_without_nulls(split, column) for split in splits]
-    if all(_is_number(one.type) for one in columns):
-        return _numbers(splits, column, columns, classes, tuple(names) or splits[0].class_names(column))
+    splits, columns = _columns(rows, column)
+    if _is_number(columns[0].type):
+        return _numbers(splits, column, columns, classes, tuple(names))
     return _words(splits, column, columns, classes, tuple(names))
 
 
 def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
-    """int64: who each row comes from. Whole numbers as they are, words as the numbers of their sorted names."""
+    """int64: who each row comes from, as 0, 1, 2 and so on in ascending order of the numbers or words that the column has."""
+    splits, columns = _columns(rows, column)
+    if not _is_number(columns[0].type):
+        return _words(splits, column, columns, None, ())[0]
+    distinct = []  # a split may store them in another type: they meet as Python's integers, which lose nothing
+    for split, one in zip(splits, columns, strict=True):
+        values = np.asarray(one.to_numpy())
+        wrong = ~_is_whole(values)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(f"{split.place(row)} has {values[row]!s} in '{column}', users are whole numbers or words")
+        found, where = np.unique(values, return_inverse=True)
+        distinct.append(([int(value) for value in found], where))
+    number = {user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))}
+    return np.concatenate([np.array([number[user] for user in found], dtype=np.int64)[where] for found, where in distinct])
+
+
+def _columns(rows: Rows | Sequence[Rows], column: str) -> tuple[list[Rows], list[pa.ChunkedArray]]:
+    """The column of each split: numbers in all of them, or words in all of them."""
     splits = list(rows) if isinstance(rows, Sequence) else [rows]
     for split in splits:
         split.need(column)
-    columns = [_without_nulls(split, column) for split in splits]
-    if all(_is_number(one.type) for one in columns):
-        return np.concatenate([np.asarray(one.to_numpy()) for one in columns]).astype(np.int64)
-    return _words(splits, column, columns, None, ())[0]
+    columns = [_sound(split, column) for split in splits]
+    for split, one in zip(splits, columns, strict=True):
+        if _is_number(one.type) != _is_number(columns[0].type):
+            first = f"{splits[0].paths[0].name} {columns[0].type}"
+            raise DataError(f"{split.paths[0]}: column '{column}' holds {one.type} but in {first}; store it alike in all splits")
+    return splits, columns
 
 
-def _without_nulls(rows: Rows, column: str) -> pa.ChunkedArray:
+def _sound(rows: Rows, column: str) -> pa.ChunkedArray:
+    """With a value in every row, of a type that can be numbered."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -56,6 +76,12 @@ def _without_nulls(rows: Rows, column: str) -> pa.ChunkedArray:
     kind = values.type
     if not (_is_number(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)):
         raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values")
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        words = values.cast(pa.large_binary()).to_pylist()
+        row = next((row for row, word in enumerate(words) if "\ufffd" in word.decode(errors="replace")), 0)
+        raise DataError(f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again with readable words") from None
     return values
 
 
@@ -65,26 +91,42 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
+def _is_whole(values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (values == np.floor(values)) if values.dtype.kind == "f" else np.ones(len(values), bool)
+
+
 def _numbers(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], classes: int | None, names: tuple[str, ...]) -> Labels:
     raw = [np.asarray(one.to_numpy()) for one in columns]
+    named = [split.class_names(column) for split in splits]
+    common = next(filter(None, named), ())
+    names = names or common
     if classes is None:
         classes = len(names) or None
     if names and classes is not None and len(names) != classes:
         raise DataError(f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes}; is it the right dataset?")
     total = sum(map(len, raw))
     for rows, values in zip(splits, raw, strict=True):
-        whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), bool)
-        wrong = ~(whole & (values >= 0) & (values < (total if classes is None else classes)))
+        wrong = ~(_is_whole(values) & (values >= 0) & (values < (total if classes is None else classes)))
         if wrong.any():
             row = int(wrong.argmax())
-            raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {_expected(values[row], classes, total)}")
-    labels = np.concatenate([values.astype(np.int64) for values in raw])
+            none = "which stands for none on the Hub; " + (_UNLABELLED if rows is not splits[0] else "leave such rows away")
+            expected = none if values[row] == -1 else _expected(classes, total)
+            raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {expected}")
+    numbers = [values.astype(np.int64) for values in raw]
+    labels = np.concatenate([_renamed(*one, common, column) for one in zip(splits, numbers, named, strict=True)])
     return labels, classes if classes is not None else int(labels.max()) + 1, names
 
 
-def _expected(value: Any, classes: int | None, total: int) -> str:
-    if value == -1:
-        return "which stands for none on the Hub; leave that split away"
+def _renamed(rows: Rows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str) -> np.ndarray:
+    """Splits may list the same classes in another order: a class is what its name says."""
+    if not names or names == common:
+        return labels
+    if sorted(names) != sorted(common) or len(set(names)) < len(names):
+        raise DataError(f"{rows.paths[0]}: column '{column}' names other classes than the train split; are they of one dataset?")
+    return np.array([common.index(name) for name in names], dtype=np.int64)[labels]
+
+
+def _expected(classes: int | None, total: int) -> str:
     if classes is not None:
         return f"expected whole numbers 0..{classes - 1}"
     return f"expected whole numbers from 0 on, fewer than the {total} rows there are"

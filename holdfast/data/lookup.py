@@ -10,25 +10,28 @@ from holdfast.core.errors import DataError
 from holdfast.data.cache import cache_folder
 from holdfast.data.hub import Repository, Unreachable, fetch
 from holdfast.data.layout import EXPECTED, find_splits
+from holdfast.files import expand
 
 ENVIRONMENT = "HOLDFAST_DATA"
 
 Files = dict[str, list[Path]]
 
 
-def find_files(names: Sequence[str], dir: Path | None, repository: Repository) -> Files:
+def find_files(names: Sequence[str], dir: Path | None, repository: Repository, instead: str | None = None) -> Files:
     """The Parquet files of each split, from the first place that has them. The names are those a folder may have, the usual one first;
-    a name that is a path is looked at where it points to, and nowhere else."""
-    own = Path(names[0]).expanduser()
+    a name that is a path is looked at where it points to, and nowhere else. A folder may have a file `instead` of Parquet, which is then
+    all that is found, under that name."""
+    expected = EXPECTED + (f", or with {instead}" if instead else "")
+    own = expand(names[0], "data.options.folder")
     if own.is_absolute() or names[0].startswith("."):
-        return _in_folder(own, repository.subset) or _nowhere(own)
+        return _in_folder(own, repository.subset, instead) or _nowhere(own, expected)
     tried = []
     for title, place in _places(dir):
         if place is None:
             tried.append(f"{title} (not set)")
             continue
         for folder in _spelt(place, names):
-            files = _in_folder(folder, repository.subset)
+            files = _in_folder(folder, repository.subset, instead)
             if files:
                 return files
         tried.append(f"{title} ({place}: {_why_not(place, names)})")
@@ -38,21 +41,13 @@ def find_files(names: Sequence[str], dir: Path | None, repository: Repository) -
         tried.append(f"the Hub ({error})")
     usual = names[0].replace("-", "_")
     hint = "point data.dir (--data-dir) or HOLDFAST_DATA at the folder that holds"
-    raise DataError(f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {EXPECTED}")
-
-
-def find_file(names: Sequence[str], dir: Path | None, file: str) -> Path | None:
-    """A dataset's file that is not Parquet, where its folder has it."""
-    own = Path(names[0]).expanduser()
-    pointed_at = own.is_absolute() or names[0].startswith(".")
-    folders = [own] if pointed_at else [folder for _, place in _places(dir) if place for folder in _spelt(place, names)]
-    return next((folder / file for folder in folders if (folder / file).is_file()), None)
+    raise DataError(f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {expected}")
 
 
 def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
     from_environment = os.environ.get(ENVIRONMENT)
     yield "data.dir", dir
-    yield ENVIRONMENT, Path(from_environment).expanduser() if from_environment else None
+    yield ENVIRONMENT, expand(from_environment, ENVIRONMENT) if from_environment else None
     yield "the cache", _downloads()
 
 
@@ -67,18 +62,20 @@ def _spelt(place: Path, names: Sequence[str]) -> list[Path]:
     return [place / spelling for spelling in spellings] + ([place] if place.name in spellings else [])
 
 
-def _in_folder(folder: Path, subset: str | None) -> Files:
-    files = find_splits(folder, subset) if folder.is_dir() else {}
-    return files if "train" in files else {}
+def _in_folder(folder: Path, subset: str | None, instead: str | None) -> Files:
+    files = find_splits(folder, subset) if os.path.isdir(folder) else {}
+    if "train" in files:
+        return files
+    return {instead: [folder / instead]} if instead and os.path.isfile(folder / instead) else {}
 
 
 def _why_not(place: Path, names: Sequence[str]) -> str:
-    if not place.is_dir():
+    if not os.path.isdir(place):
         return "no such folder"
-    folder = next((folder for folder in _spelt(place, names) if folder.is_dir()), None)
+    folder = next((folder for folder in _spelt(place, names) if os.path.isdir(folder)), None)
     return f"no train split in {folder.name}/" if folder else f"no folder {names[0].replace('-', '_')}/"
 
 
-def _nowhere(folder: Path) -> Files:
-    there = "it has no train split" if folder.is_dir() else "there is no such folder"
-    raise DataError(f"data.options.folder {folder}: {there}; expected {EXPECTED}")
+def _nowhere(folder: Path, expected: str) -> Files:
+    there = "it has no train split" if os.path.isdir(folder) else "there is no such folder"
+    raise DataError(f"data.options.folder {folder}: {there}; expected {expected}")

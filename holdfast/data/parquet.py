@@ -52,12 +52,13 @@ class Rows:
         return self._files[0].schema_arrow.field(self.need(column)).type
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """What the Hub's description of the columns, kept in the file, calls the classes; () where it does not say."""
-        try:
-            about = json.loads((self._files[0].schema_arrow.metadata or {})[b"huggingface"])
-            return tuple(str(name) for name in about["info"]["features"][column]["names"])
-        except (KeyError, TypeError, ValueError):
-            return ()
+        """What the Hub's description of the columns, kept in the files, calls the classes; () where it does not say."""
+        said = {_class_names(file.schema_arrow, column): path for path, file in zip(self.paths, self._files, strict=True)}
+        said.pop((), None)
+        if len(said) > 1:
+            first, other = list(said.values())[:2]
+            raise DataError(f"{other} names other classes of '{column}' than {first.name}, or in another order; fetch them again")
+        return next(iter(said), ())
 
     def batches(self, columns: Sequence[str], size: int = 1024) -> Iterator[pa.RecordBatch]:
         """These columns in pieces of at most `size` rows."""
@@ -93,6 +94,7 @@ class Rows:
         for path in self.paths:
             with _readable(path):
                 files.append(pq.ParquetFile(path, buffer_size=BUFFER))
+            _check_names(path, files[-1].schema_arrow.names)
             _check_same(self.paths[0], files[0].schema_arrow, path, files[-1].schema_arrow)
         if not sum(file.metadata.num_rows for file in files):
             raise DataError(f"{self.paths[0]} has no rows; fetch it again")
@@ -114,6 +116,20 @@ def _readable(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, MemoryError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path} cannot be read as Parquet, fetch it again: {why}") from None
+
+
+def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
+    try:
+        about = json.loads((schema.metadata or {})[b"huggingface"])
+        return tuple(str(name) for name in about["info"]["features"][column]["names"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has two columns called '{twice[0]}'; rename one")
 
 
 def _check_same(first: Path, wanted: pa.Schema, path: Path, schema: pa.Schema) -> None:

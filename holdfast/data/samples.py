@@ -27,7 +27,7 @@ class Samples:
     mean: tuple[float, ...] = (0.0,)  # one number for all channels, or one per channel, on the scale 0..1 for bytes
     std: tuple[float, ...] = (1.0,)
     name: str = ""
-    user: Tensor | None = None  # [N] int64: who recorded the row, where the dataset says so
+    user: Tensor | None = None  # [N] int64: who recorded the row, 0, 1, 2 and so on, where the dataset says so
     class_names: tuple[str, ...] = ()  # one per class, where the dataset says so
     # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
     _shift: Tensor = field(init=False, repr=False)

@@ -50,9 +50,9 @@ class _Known(dict[str, int]):
         return number
 
 
-def hash_word(word: str) -> int:
+def hash_word(word: str | bytes) -> int:
     """1..2^31 - 1 from the eight-byte blake2b of the word's UTF-8 bytes, read as a little-endian number."""
-    digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = blake2b(word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word, digest_size=8).digest()
     return 1 + int.from_bytes(digest, "little") % HASHES
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -71,7 +72,27 @@ def test_made_again_when_the_name_or_a_file_changes(file: Path) -> None:
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "no facts", "wrong facts", "missing"])
+def _damage_array(path: Path, at: int, value: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + len(value)] = value
+    path.write_bytes(content)
+
+
+def _damage_facts(path: Path, damage: str) -> None:
+    content = json.loads(path.read_text())
+    if damage == "a fact is gone":
+        del content["facts"]["classes"]
+    elif damage == "a fact is another":
+        content["facts"]["classes"] = 4
+    elif damage == "an array is gone":
+        del content["arrays"]["nothing"]
+    path.write_text("[]" if damage == "wrong facts" else json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "no facts", "wrong facts", "missing", "a fact is gone", "a fact is another", "an array is gone", "value", "header", "shape"],
+)
 def test_a_damaged_entry_is_made_again(own_cache: Path, file: Path, damage: str) -> None:
     cached("set", [file], making())
     entry = next(own_cache.iterdir())
@@ -79,8 +100,16 @@ def test_a_damaged_entry_is_made_again(own_cache: Path, file: Path, damage: str)
         (entry / "x.npy").write_bytes((entry / "x.npy").read_bytes()[:100])
     elif damage == "missing":
         (entry / "x.npy").unlink()
+    elif damage == "no facts":
+        (entry / "facts.json").unlink()
+    elif damage == "value":
+        _damage_array(entry / "x.npy", -3, b"\1")
+    elif damage == "header":
+        _damage_array(entry / "x.npy", 10, b"\xff\xfe(((")
+    elif damage == "shape":
+        np.save(entry / "x.npy", np.full((3, 4), 7, np.uint8))
     else:
-        (entry / "facts.json").write_text("[]") if damage == "wrong facts" else (entry / "facts.json").unlink()
+        _damage_facts(entry / "facts.json", damage)
     calls: list[str] = []
     assert (cached("set", [file], making(calls)).arrays["x"] == 7).all() and calls == ["made"]
     cached("set", [file], making(calls))

@@ -95,3 +95,10 @@ def test_many_values_are_hashed_into_buckets() -> None:
     wanted[0, hash_word("b") % 3] = wanted[2, hash_word("never seen") % 3] = 1
     assert column.width == 3 and np.array_equal(got, wanted)
     assert Category(chunks(words), 4).width == 4 and not Category(chunks(words), 4).hashed
+
+
+def test_a_hashed_word_need_not_be_utf8() -> None:
+    words = pa.array([b"ok", b"\xff\xfe", "é".encode(), b"ok"], pa.binary()).view(pa.string())
+    rows = Category(words, buckets=2)(words)
+    first = [hash_word(word) % 2 == 0 for word in (b"ok", b"\xff\xfe", "é", "ok")]
+    assert rows.sum(1).tolist() == [1, 1, 1, 1] and rows[:, 0].astype(bool).tolist() == first

@@ -43,6 +43,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         },
         "me/script": {"main": {"load.py": b"code"}, CONVERTED: {"default/train/0000.parquet": six, "default/validation/0000.parquet": two}},
         "me/subsets": {"main": {"a/train.parquet": six, "b/train.parquet": two}},
+        "me/glue": {"main": {"train.parquet": six, "validation.parquet": three, "test.parquet": two}},
         "me/csv": {"main": {"train.csv": b"1,2"}},
         "me/secret": {"main": {"train.parquet": six}},
     }  # fmt: skip
@@ -79,6 +80,16 @@ def test_a_subset_must_be_chosen_and_has_a_folder_of_its_own(hub: Hub, tmp_path:
     a, b = (fetch(Repository("me/subsets", subset), tmp_path / "to") for subset in ("a", "b"))
     assert a.name == "me--subsets--a" and b.name == "me--subsets--b"
     assert hub.fetched() == ["a/train.parquet", "b/train.parquet"]
+
+
+def test_another_split_to_test_on_is_what_is_fetched(hub: Hub, own_cache: Path) -> None:
+    samples = build("source", {"name": "images", "repo": "me/glue", "test_split": "validation"}).load(None)
+    assert len(samples) == 9 and samples.train_rows == 6
+    assert hub.fetched() == ["train.parquet", "validation.parquet"]
+    assert len(build("source", {"name": "images", "repo": "me/glue"}).load(None)) == 8  # in a folder of its own
+    assert sorted(path.name for path in (own_cache / "datasets").iterdir()) == ["me--glue", "me--glue--test=validation"]
+    with pytest.raises(DataError, match="me/glue on the Hub: no split 'tset' for data.options.test_split; did you mean 'test'?"):
+        build("source", {"name": "images", "repo": "me/glue", "test_split": "tset"}).load(None)
 
 
 def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

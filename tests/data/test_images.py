@@ -116,6 +116,11 @@ def test_five_lines_of_config(tmp_path: Path) -> None:
     np.testing.assert_allclose(samples.std, train.std((0, 1, 2)), rtol=1e-9)
 
 
+def test_users_are_numbered_as_everywhere(tmp_path: Path) -> None:
+    write_table(tmp_path / "pets" / "train.parquet", {"image": wrapped(grey(4)), "label": [0, 1, 0, 1], "who": [100, 7, 100, 2**60]})
+    assert load("images", tmp_path, folder="pets", user="who", test=0).user.tolist() == [1, 0, 1, 2]
+
+
 def test_another_repository_is_another_dataset(tmp_path: Path) -> None:
     for folder, label in (("mnist", 1), ("images", 2), ("letters", 3)):
         write_images(tmp_path / folder, grey(4), [label] * 4)

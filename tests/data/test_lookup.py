@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import DataError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
 from holdfast.data import lookup
 from holdfast.data.hub import Repository, Unreachable
@@ -66,6 +66,17 @@ def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(tmp_path: P
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="it has no train split"):
         found(["./empty"], None)
+
+
+def test_a_home_of_nobody_and_a_name_too_long_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="data.options.folder: ~nobody-at-all/x begins with the home directory of somebody"):
+        find_files(["~nobody-at-all/x"], tmp_path, NOWHERE)
+    for name in ("x" * 5000, "/" + "x" * 5000):
+        with pytest.raises(DataError, match="no folder x|there is no such folder"):
+            find_files([name], tmp_path, NOWHERE)
+    monkeypatch.setenv("HOLDFAST_DATA", "~nobody-at-all/x")
+    with pytest.raises(ConfigError, match="HOLDFAST_DATA: ~nobody-at-all/x begins"):
+        find_files(["a"], tmp_path, NOWHERE)
 
 
 def test_one_error_names_all_four_places_and_the_layout(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.labels import read_users
-from holdfast.data.layout import arrange
+from holdfast.data.layout import arrange, choose_test
 from holdfast.data.parquet import Rows, find_splits, read_labels
 from tests.data.folders import write_table
-
-pytest.importorskip("pyarrow")
 
 # ---- which files belong to which split ----
 
@@ -40,11 +40,78 @@ def touch(folder: Path, *names: str) -> Path:
         (["b10.parquet", "b9.parquet"], None, {"train": ["b9.parquet", "b10.parquet"]}),  # no split is named: all is train
         (["train.parquet", "notes.parquet", ".cache/train.parquet", "train.csv"], None, {"train": ["train.parquet"]}),
         (["train.csv"], None, {}),
+        (["Train.parquet", "Test.parquet"], None, {"train": ["Train.parquet"], "test": ["Test.parquet"]}),
+        (["my-train.parquet", "my-test.parquet"], None, {"train": ["my-train.parquet"], "test": ["my-test.parquet"]}),
+        (["train_0.parquet", "train_1.parquet", "test_0.parquet"], None,
+         {"train": ["train_0.parquet", "train_1.parquet"], "test": ["test_0.parquet"]}),
+        (["train.parquet", "test_1.parquet"], None, {"train": ["train.parquet"], "test": ["test_1.parquet"]}),
+        (["train-0.parquet", "eval-0.parquet"], None, {"train": ["train-0.parquet"], "test": ["eval-0.parquet"]}),
+        (["data/train_part_10.parquet", "data/train_part_9.parquet", "data/dev2.parquet"], None,
+         {"train": ["data/train_part_9.parquet", "data/train_part_10.parquet"], "validation": ["data/dev2.parquet"]}),
+        (["train-00000-of-00001.snappy.parquet", "test-00000-of-00001.snappy.parquet"], None,
+         {"train": ["train-00000-of-00001.snappy.parquet"], "test": ["test-00000-of-00001.snappy.parquet"]}),
+        (["my_train-00000-of-00001.parquet", "my_test-00000-of-00001.parquet"], None,
+         {"train": ["my_train-00000-of-00001.parquet"], "test": ["my_test-00000-of-00001.parquet"]}),
+        (["train.parquet/part-0.parquet", "test.parquet/part-0.parquet"], None,
+         {"train": ["train.parquet/part-0.parquet"], "test": ["test.parquet/part-0.parquet"]}),
+        (["train/part-00000-of-00001.parquet", "test/a.parquet"], None,
+         {"train": ["train/part-00000-of-00001.parquet"], "test": ["test/a.parquet"]}),
+        (["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"], None,  # a split of the Hub is not two
+         {"train": ["c/partial-train/0000.parquet"], "validation_matched": ["c/validation_matched/0000.parquet"]}),
+        (["train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "eval-00000-of-00001.parquet"], None,
+         {split: [f"{split}-00000-of-00001.parquet"] for split in ("train", "test", "eval")}),
+        (["trains.parquet", "testament.parquet"], None, {"train": ["testament.parquet", "trains.parquet"]}),  # only whole words count
+        (["train_test.parquet", "train.parquet"], None, {"train_test": ["train_test.parquet"], "train": ["train.parquet"]}),
+        (["notes.parquet", "c/train/0.parquet"], None, {"train": ["c/train/0.parquet"]}),  # the stray file is not the data
+        (["a/x.parquet", "b/train.parquet"], "a", {"train": ["a/x.parquet"]}),
     ],
 )  # fmt: skip
 def test_layouts(tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]) -> None:
     found = find_splits(touch(tmp_path, *names), subset)
     assert found == {split: [tmp_path / file for file in files] for split, files in splits.items()}
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    real, here = touch(tmp_path / "real", "train.parquet", "sub/test.parquet"), tmp_path / "here"
+    here.mkdir()
+    (here / "data").symlink_to(real)
+    (real / "sub" / "back").symlink_to(real)
+    assert find_splits(here) == {"train": [here / "data/train.parquet"]}
+    assert find_splits(here, "sub") == {"test": [here / "data/sub/test.parquet"]}
+
+
+def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> None:
+    touch(tmp_path, "train.parquet")
+    (tmp_path / "test.parquet").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="test.parquet cannot be read"):
+        _ = Rows(find_splits(tmp_path)["test"]).count
+
+
+@pytest.mark.parametrize(
+    ("splits", "wanted", "chosen"),
+    [
+        ("train test validation", None, "test"),
+        ("train validation", None, "validation"),
+        ("train extra", None, None),
+        ("train validation_matched", None, "validation_matched"),
+        ("train test validation", "validation", "validation"),
+        ("train test validation", "dev", "validation"),
+        ("train test extra", "extra", "extra"),
+        ("train test", "none", None),
+        ("train test_matched test_mismatched", "test_matched", "test_matched"),
+    ],
+)
+def test_which_split_is_for_testing(splits: str, wanted: str | None, chosen: str | None) -> None:
+    assert choose_test(dict.fromkeys(splits.split()), wanted, "here") == chosen
+
+
+def test_splits_that_cannot_be_tested_on() -> None:
+    with pytest.raises(DataError, match="here: no split 'valdation' for data.options.test_split; did you mean 'validation'?"):
+        choose_test({"train": 1, "validation": 1}, "valdation", "here")
+    with pytest.raises(DataError, match="'train' is what is trained on"):
+        choose_test({"train": 1}, "train", "here")
+    with pytest.raises(DataError, match="which split is for testing.*test_split to one of: test_a, test_b, none"):
+        choose_test({"train": 1, "test_a": 1, "test_b": 1}, None, "here")
 
 
 def test_more_than_ten_files_in_numeric_order() -> None:
@@ -181,7 +248,7 @@ def test_words_of_a_known_list(tmp_path: Path) -> None:
         ([0, 1, 7], 3, r"b.parquet: row 2 has label 7 in 'label', expected whole numbers 0..2"),
         ([0, 1.5, 1], 3, "row 1 has label 1.5"),
         ([0, float("nan"), 1], 3, "row 1 has label nan"),
-        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub"),
+        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub; set data.options.test_split to a split with"),
         ([0, None, 1], 3, "row 1 has nothing in 'label'"),
         ([0, 10**6, 1], None, "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows"),
         ([[0], [1], [1]], None, "column 'label' holds list<"),
@@ -203,6 +270,53 @@ def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
 
 
 def test_users(tmp_path: Path) -> None:
-    assert read_users(split(tmp_path / "a.parquet", [1600, 7]), "label").tolist() == [1600, 7]
+    assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label").tolist() == [1, 0, 1]
+    assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
+    unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
+    signed = split(tmp_path / "b.parquet", [2**60 + 3, -4])
+    assert read_users([unsigned, signed], "label").tolist() == [1, 4, 2, 3, 0]  # as float64 three of them would be one
     both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
     assert read_users(both, "label").tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])
+def test_users_that_are_no_whole_numbers(tmp_path: Path, value: float) -> None:
+    with pytest.raises(DataError, match=f"a.parquet: row 1 has {value} in 'label', users are whole numbers or words"):
+        read_users(split(tmp_path / "a.parquet", [1.0, value]), "label")
+
+
+def test_classes_in_another_order_are_known_by_their_names(tmp_path: Path) -> None:
+    train, test = split(tmp_path / "a.parquet", [0, 1, 2], ["x", "y", "z"]), split(tmp_path / "b.parquet", [0, 1, 2, 0], ["y", "z", "x"])
+    labels, classes, names = read_labels([train, test], "label")
+    assert labels.tolist() == [0, 1, 2, 1, 2, 0, 1] and classes == 3 and names == ("x", "y", "z")
+    assert read_labels([train, test], "label", 3, ("one", "two", "three"))[0].tolist() == [0, 1, 2, 1, 2, 0, 1]
+    with pytest.raises(DataError, match="c.parquet: column 'label' names other classes than the train split"):
+        read_labels([train, split(tmp_path / "c.parquet", [0], ["x", "y", "w"])], "label")
+
+
+def test_files_of_one_split_must_agree_about_the_classes(tmp_path: Path) -> None:
+    files = [write_table(tmp_path / f"{names}.parquet", {"label": [0]}, {"label": list(names)}) for names in ("xy", "yx")]
+    with pytest.raises(DataError, match="yx.parquet names other classes of 'label' than xy.parquet, or in another order"):
+        Rows(files).class_names("label")
+
+
+@pytest.mark.parametrize(("first", "second"), [([0, 1], ["a", "b"]), (["a", "b"], [0, 1]), ([0, 1], [True, False])])
+def test_numbers_in_one_split_and_words_in_the_other(tmp_path: Path, first: list[Any], second: list[Any]) -> None:
+    both = [split(tmp_path / "a.parquet", first), split(tmp_path / "b.parquet", second)]
+    for read in (read_labels, read_users):
+        with pytest.raises(DataError, match=r"b.parquet: column 'label' holds \w+ but in a.parquet \w+; store it alike in all splits"):
+            read(both, "label")
+
+
+def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
+    rows = split(tmp_path / "a.parquet", pa.array([b"ok", b"\xff\xfe"], pa.binary()).view(pa.string()))
+    for read in (read_labels, read_users):
+        with pytest.raises(DataError, match="a.parquet: row 1 has a word in 'label' that is not UTF-8") as error:
+            read(rows, "label")
+        assert "\n" not in str(error.value)
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="a.parquet has two columns called 'a'; rename one"):
+        _ = Rows([tmp_path / "a.parquet"]).count

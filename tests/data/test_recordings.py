@@ -112,6 +112,11 @@ def test_a_minimum_beyond_the_length_is_refused_at_once() -> None:
         build("source", {"name": "wisdm", "length": 10, "minimum": 11}, "data.options")
 
 
+def test_users_without_a_window_leave_no_gap(tmp_path: Path) -> None:
+    write_table(tmp_path / "wisdm" / "train.parquet", track((9, "Walking", 20), (5, "Walking", 3), (2, "Walking", 20)))
+    assert load("wisdm", tmp_path, length=20, test=0).user.tolist() == [1, 0]
+
+
 # ---- the text file of v1.1 ----
 
 ODD = """33,Jogging,49105962326000,-0.6946377,12.680544,0.50395286;
@@ -160,6 +165,21 @@ def test_text_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # from the cache: nothing is read, and nothing said again
         assert torch.equal(load("wisdm", tmp_path, folder=str(tmp_path / "b" / "WISDM_ar_v1.1"), **options).x, text.x)
+
+
+def test_an_earlier_place_wins_whatever_form_its_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_table(here / "wisdm" / "train.parquet", track((3, "Walking", 60)))
+    (there / "wisdm").mkdir(parents=True)
+    (there / "wisdm" / RAW).write_text("".join(f"1,Jogging,{row * NS},1,2,3;\n" for row in range(1, 60)))
+    for first, second, wanted in ((here, there, "Walking"), (there, here, "Jogging")):
+        monkeypatch.setenv("HOLDFAST_DATA", str(second))
+        assert load("wisdm", first, length=20).class_names == (wanted,)
+    assert load("wisdm", tmp_path / "nowhere", length=20).class_names == ("Walking",)
+    monkeypatch.delenv("HOLDFAST_DATA")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match=f"wisdm/ with train.parquet .*, or with {RAW}$"):
+        load("wisdm", tmp_path / "nowhere")
 
 
 def test_a_text_file_without_a_record(tmp_path: Path) -> None:

@@ -105,3 +105,14 @@ def test_the_real_imdb(real: Callable[[str], Path]) -> None:
     assert samples.y[:10000].tolist() == [0] * 5000 + [1] * 5000 and samples.y[10000:].tolist() == [0] * 2500 + [1] * 2500
     assert samples.x[0, :7].tolist() == hashes("airport 77 starts as a brand new", 7)
     assert (samples.x == hash_word("br")).sum() < 5  # tags are no words
+
+
+def test_a_test_split_without_labels_is_replaced_by_another(tmp_path: Path) -> None:
+    for split, labels in (("train", [0, 1, 0, 1, 0]), ("validation", [1, 0]), ("test", [-1, -1, -1])):
+        write_table(tmp_path / "glue" / f"{split}.parquet", {"text": ["a b"] * len(labels), "label": labels})
+    with pytest.raises(DataError, match="test.parquet: row 0 has label -1 .*; set data.options.test_split to a split with labels"):
+        load("text", tmp_path, folder="glue")
+    samples = load("text", tmp_path, folder="glue", test_split="validation")
+    assert samples.y.tolist() == [0, 1, 0, 1, 0, 1, 0] and samples.train_rows == 5
+    shared = load("text", tmp_path, folder="glue", test_split="none")
+    assert len(shared) == 5 and shared.train_rows == 4

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from holdfast.core.registry import Part, setting
 from holdfast.data.hub import Repository
-from holdfast.data.lookup import find_files
+from holdfast.data.layout import choose_test
+from holdfast.data.lookup import Files, find_files
 from holdfast.data.order import Order, set_aside
 from holdfast.data.parquet import Rows
 from holdfast.data.samples import Samples
@@ -59,11 +60,17 @@ class FolderSource(Source):
     revision: str | None = setting(None, "branch, tag or commit on the Hub; else its main branch")
     test: float = setting(0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1)
 
+    test_split: str | None = setting(None, "which split is for testing; else test, or else validation; none: a share of train")
+
     def _files(self, dir: Path | None) -> dict[str, Rows]:
-        """The splits by name: train, and test where the dataset has one, or else what it holds back for validation."""
-        found = find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision))
-        test = found.get("test") or found.get("validation")
-        return {"train": Rows(found["train"]), **({"test": Rows(test)} if test else {})}
+        """The splits by name: train, and test where the dataset has one."""
+        found = self._find(dir)
+        test = choose_test(found, self.test_split, f"data '{self.name}'")
+        return {"train": Rows(found["train"]), **({"test": Rows(found[test])} if test else {})}
+
+    def _find(self, dir: Path | None, instead: str | None = None) -> Files:
+        """All splits that there are; or the file that serves instead of Parquet."""
+        return find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision, self.test_split), instead)
 
     def _folders(self) -> list[str]:
         """What the folder may be called, the usual name first. Another repository than the usual one is another dataset."""

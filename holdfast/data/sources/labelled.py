@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
-_ASIDE = ("normalise", "folder", "repo", "subset", "revision")  # what samples are made of is told by the files, and not by these
+_ASIDE = ("normalise", "folder", "repo", "subset", "revision", "test_split")  # the files tell what samples are made of, not these
 
 
 class Labelled(FolderSource):
@@ -45,14 +45,9 @@ class Labelled(FolderSource):
         labels, classes, names = read_labels(order.parts, self.label, self.classes, self.class_names)  # first: quickly found to be wrong
         order.arranged(labels, new("y", (order.count,), np.int64))
         if self.user is not None:
-            order.arranged(number_users(order.parts, self.user), new("user", (order.count,), np.int64))
+            order.arranged(read_users(order.parts, self.user), new("user", (order.count,), np.int64))
         mean, std = self._fill(order, new)
         return {"classes": classes, "class_names": names, "train_rows": order.train_rows, "mean": mean, "std": std}
 
     def _fill(self, order: Order, new: New) -> Scale:
         raise TypeError(f"source '{self.name}' does not say how its samples are made")
-
-
-def number_users(parts: Sequence[Rows], column: str) -> np.ndarray:
-    """Users as 0, 1, 2 and so on, in ascending order of what the column calls them."""
-    return np.unique(read_users(parts, column), return_inverse=True)[1].astype(np.int64)

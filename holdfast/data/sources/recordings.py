@@ -13,12 +13,12 @@ from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.cut import place_windows, recordings, take_windows
-from holdfast.data.labels import read_labels
+from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
 from holdfast.data.order import set_aside
 from holdfast.data.parquet import Rows
 from holdfast.data.progress import progress
-from holdfast.data.sources.labelled import Labelled, number_users
+from holdfast.data.sources.labelled import Labelled
 
 PIECE = 4096  # windows copied at once
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -64,7 +64,7 @@ class Recordings(Labelled):
     def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
         parts = tuple(files.values())
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
-        users = None if self.user is None else number_users(parts, self.user)
+        users = None if self.user is None else read_users(parts, self.user)
         tracks, begin = [], 0
         for rows in parts:
             span = slice(begin, begin + rows.count)
@@ -96,6 +96,8 @@ class Recordings(Labelled):
                     moments.add(windows[rows < train_rows])
                     begin += len(windows)
                     advance(len(windows))
+        if user is not None:
+            user[:] = np.unique(user, return_inverse=True)[1]  # some may have no window
         return {"train_rows": train_rows, "mean": moments.mean, "std": moments.std}
 
     def _spans(self, track: Track) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ import numpy as np
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.lookup import find_file
 from holdfast.data.progress import progress
 from holdfast.data.samples import Samples
 from holdfast.data.sources.recordings import Recordings, Track
@@ -37,8 +36,8 @@ class Wisdm(Recordings):
     time: str | None = setting("timestamp", "column of the times; else only a new user or label ends a recording")
 
     def load(self, dir: Path | None) -> Samples:
-        raw = find_file(self._folders(), dir, RAW)
-        return super().load(dir) if raw is None else self._read([raw], lambda new: self._make_from_text(raw, new))
+        text = self._find(dir, instead=RAW).get(RAW)
+        return self._read(text, lambda new: self._make_from_text(text[0], new)) if text else super().load(dir)
 
     def _make_from_text(self, path: Path, new: New) -> dict[str, Any]:
         rows = read_raw(path)
