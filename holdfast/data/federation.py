@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from holdfast.data.partitions.base import Dealt, Partition
 from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
 from holdfast.data.table import Padded, Table
+from holdfast.files import expand
 
 __all__ = ["DataSettings", "Federation", "Padded", "Samples", "Split", "Table", "build_federation", "load_samples"]
 
@@ -102,7 +102,7 @@ class Federation:
 
 def load_samples(settings: DataSettings) -> Samples:
     """The dataset alone; experiments that differ in tables only can share it."""
-    samples: Samples = settings.source().load(Path(settings.dir).expanduser() if settings.dir else None)
+    samples: Samples = settings.source().load(expand(settings.dir, "data.dir") if settings.dir else None)
     return samples
 
 
