@@ -24,7 +24,7 @@ from holdfast.core.errors import DataError, StoreError
 from holdfast.files import HOST, as_json, sync, write_json
 
 ENVIRONMENT = "HOLDFAST_CACHE"
-FORMAT = 2  # raise when what is made from the same files changes
+FORMAT = 3  # raise when what is made from the same files changes
 FACTS = "facts.json"
 _PRIVATE = 1 << 29  # bytes of an array
 
