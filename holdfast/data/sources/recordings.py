@@ -13,12 +13,12 @@ from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.cut import cut_windows, place_windows, recordings
-from holdfast.data.labels import read_labels
+from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
 from holdfast.data.order import set_aside
 from holdfast.data.parquet import Rows
 from holdfast.data.progress import progress
-from holdfast.data.sources.labelled import Labelled, number_users
+from holdfast.data.sources.labelled import Labelled
 
 READ = 65536  # rows read at once
 NUMBERS = 1 << 21  # copied at once
@@ -77,7 +77,7 @@ class Recordings(Labelled):
         parts = tuple(files.values())
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
         labels = _small(labels)
-        users = None if self.user is None else _small(number_users(parts, self.user))
+        users = None if self.user is None else _small(read_users(parts, self.user))
         return {"classes": classes, "class_names": names, **self._windows(self._tracks(parts, labels, users), new)}
 
     def _tracks(self, parts: Sequence[Rows], labels: np.ndarray, users: np.ndarray | None) -> Iterator[Track]:
@@ -100,7 +100,7 @@ class Recordings(Labelled):
         new("y", (count,), np.int64)[place] = np.concatenate([cut.label for cut in cuts])
         users = [cut.user for cut in cuts if cut.user is not None]
         if users:
-            new("user", (count,), np.int64)[place] = np.concatenate(users)
+            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[1]  # of those with a window
         x, moments, begin = None, Moments(), 0
         with progress(f"cutting {self.name}", count) as advance:
             for cut in cuts:
@@ -121,8 +121,8 @@ class Recordings(Labelled):
 
 
 def _small(ids: np.ndarray) -> np.ndarray:
-    """Numbers from 0 on in as few bytes as they need: there is one for every row."""
-    return ids.astype(np.min_scalar_type(int(ids.max())))
+    """In as few bytes as they need: there is one for every row."""
+    return ids if ids.min() < 0 else ids.astype(np.min_scalar_type(int(ids.max())))
 
 
 def _only(pieces: Iterable[np.ndarray], kept: np.ndarray) -> Iterator[np.ndarray]:
