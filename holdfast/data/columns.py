@@ -60,7 +60,10 @@ class Number:
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
         """0..1 in the train split, which keeps small differences of large numbers and lets no square overflow or vanish."""
-        return (values / 2 - self.low / 2) / self.reach
+        out = values / 2
+        out -= self.low / 2
+        out /= self.reach
+        return out
 
 
 class Category:

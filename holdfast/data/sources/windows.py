@@ -16,6 +16,8 @@ from holdfast.data.order import Order
 from holdfast.data.progress import progress
 from holdfast.data.sources.labelled import Labelled, Scale
 
+NUMBERS = 1 << 22  # read at once
+
 
 @register("source", "windows")
 class Windows(Labelled):
@@ -44,7 +46,7 @@ class Windows(Labelled):
         with progress(f"reading {self.name}", order.count) as advance:
             for rows in order.parts:
                 at = 0  # in this split
-                for batch in rows.batches([self.signal]):
+                for batch in rows.batches([self.signal], max(1, min(1024, NUMBERS // width))):
                     windows = self._shaped(read_lists(batch.column(0), shape, self.signal, rows, at))
                     place = order.place[begin : begin + len(windows)]
                     x[place] = windows
