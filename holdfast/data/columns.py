@@ -42,20 +42,28 @@ class Number:
     def __init__(self, name: str, train: np.ndarray):
         self.name = name
         known = train[~np.isnan(train)]
-        self.constant = not len(known) or bool(known.min() == known.max())
-        if not self.constant:
-            size = np.abs(known).max()  # the squares of very large numbers would overflow
-            self.mean, self.std = float((known / size).mean() * size), float((known / size).std() * size)
+        self.low, self.high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+        self.reach = self.high / 2 - self.low / 2  # halves: the distance itself may be more than a float holds
+        if self.reach:
+            scaled = self._scaled(known)
+            self.mean, self.std = float(scaled.mean()), float(scaled.std())
 
     def __call__(self, values: np.ndarray, place: Place) -> np.ndarray:
-        if self.constant:
+        if not self.reach:
             return np.zeros((len(values), 1), dtype=np.float32)
         with np.errstate(over="ignore"):
-            out = np.nan_to_num((values - self.mean) / self.std, nan=0.0, posinf=np.inf, neginf=-np.inf).astype(np.float32)
+            out = np.nan_to_num((self._scaled(values) - self.mean) / self.std, nan=0.0, posinf=np.inf, neginf=-np.inf).astype(np.float32)
         if not np.isfinite(out).all():
             row = int(np.isinf(out).argmax())
-            raise DataError(f"{place(row)} has {values[row]:g} in '{self.name}', too far from the {self.mean:g} of the train split")
+            raise DataError(f"{place(row)} has {values[row]:g} in '{self.name}', too far from {self.low:g}..{self.high:g} of training")
         return out[:, None]
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        """0..1 in the train split, which keeps small differences of large numbers and lets no square overflow or vanish."""
+        out = values / 2
+        out -= self.low / 2
+        out /= self.reach
+        return out
 
 
 class Category:

@@ -1,12 +1,13 @@
 """Rows of a sensor, one after the other as they were recorded, cut into windows of equal length.
 
 A window never reaches over the end of a recording: where the next row has another user or another label, or its time goes back or jumps.
-Windows are named by their first and last row, so that users and labels are looked up by row and only the values are copied.
+Windows are named by their first and last row, so that users and labels are looked up by row and only the values are copied; they may come
+piece by piece, so that no more of them need be in memory than the next windows hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,3 +49,17 @@ def take_windows(values: np.ndarray, first: np.ndarray, last: np.ndarray, length
     """[windows, channels, length] of the [rows, channels] values; a window that ends early repeats its last row."""
     rows = np.minimum(first[:, None] + np.arange(length), last[:, None])
     return np.ascontiguousarray(values[rows].transpose(0, 2, 1))
+
+
+def cut_windows(pieces: Iterable[np.ndarray], first: np.ndarray, last: np.ndarray, length: int, numbers: int) -> Iterator[np.ndarray]:
+    """The windows of values that come in pieces [some rows, channels], in order, about so many numbers at a time."""
+    held, begin, done = None, 0, 0  # the rows from `begin` on, and how many windows are cut
+    for piece in pieces:
+        held = piece if held is None or not len(held) else np.concatenate([held, piece])
+        ready, at_once = int(np.searchsorted(last, begin + len(held))), max(1, numbers // (held.shape[1] * length))
+        for at in range(done, ready, at_once):
+            now = slice(at, min(at + at_once, ready))
+            yield take_windows(held, first[now] - begin, last[now] - begin, length)
+        done = ready
+        spent = min(int(first[done]) - begin, len(held)) if done < len(first) else len(held)
+        held, begin = held[spent:], begin + spent

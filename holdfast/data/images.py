@@ -1,8 +1,12 @@
-"""Encoded images in a column, as the Hugging Face Hub stores them, to one array of bytes."""
+"""Encoded images in a column, as the Hugging Face Hub stores them, to one array of bytes.
+
+Files come from strangers: only formats that Pillow decodes itself are opened (for an EPS it would start Ghostscript), and no giants.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 COLUMNS = ("image", "img")
 LOOKED_AT = 256  # first images that tell grey from colour
 AT_ONCE = 1 << 24  # bytes of decoded images before they are written
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # MPO, which cameras write, is opened as JPEG
+PIXELS = 1 << 26  # of one image: a few bytes may claim to hold more than memory does
 
 Mode = Literal["auto", "grey", "colour"]
 _PILLOW = {"grey": "L", "colour": "RGB"}
@@ -39,9 +45,10 @@ class Pictures:
 
 def decode_images(order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None) -> None:
     """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over the train rows."""
-    decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
     begin, x = 0, None
-    with progress(f"decoding {title}", order.count) as advance:
+    with progress(f"decoding {title}", order.count) as advance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Image size \(")  # Pillow's own, of a giant: it becomes an error here
+        decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
         for rows in order.parts:
             at = 0  # in this split
             for items in _encoded(rows, column, decoder.at_once):
@@ -63,10 +70,9 @@ class _Decoder:
         self.how, self.mode, self.strict = how, _PILLOW[mode], how.mode == "auto" and mode == "grey"
         self.size = (how.side, how.side) if how.side else how.shape or size
         self.at_once = min(max(AT_ONCE // (self.size[0] * self.size[1] * len(self.mode)), 1), 1024)
-        self.format: tuple[str, ...] | None = None  # of the last image: Pillow need not try all it knows for the next
 
     def __call__(self, item: Any, rows: Rows, row: int) -> np.ndarray:
-        image = self._open(item, rows, row)
+        image = _open(item, rows, row)
         if self.strict and not _is_grey(image):
             raise DataError(f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode")
         image = image if image.mode == self.mode else image.convert(self.mode)
@@ -78,11 +84,6 @@ class _Decoder:
         pixels = np.asarray(image, dtype=np.uint8)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         return pixels.swapaxes(1, 2) if self.how.transposed else pixels
-
-    def _open(self, item: Any, rows: Rows, row: int) -> Image:
-        image = _open(item, rows, row, self.format)
-        self.format = (image.format,) if image.format else None
-        return image
 
 
 def _first_look(rows: Rows, column: str, how: Pictures) -> tuple[Mode, tuple[int, int]]:
@@ -109,7 +110,8 @@ def _encoded(rows: Rows, column: str, at_once: int) -> Iterator[list[Any]]:
             yield stored.to_pylist()
 
 
-def _open(encoded: Any, rows: Rows, row: int, formats: tuple[str, ...] | None = None) -> Image:
+def _open(encoded: Any, rows: Rows, row: int) -> Image:
+    """In mode L or RGB."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -117,24 +119,36 @@ def _open(encoded: Any, rows: Rows, row: int, formats: tuple[str, ...] | None = 
     if encoded is None:
         raise DataError(f"{rows.place(row)} holds no image bytes (only files with embedded images can be read)")
     try:
-        try:
-            image: Image.Image = Image.open(io.BytesIO(encoded), formats=formats)
-        except UnidentifiedImageError:
-            if not formats:
-                raise
-            image = Image.open(io.BytesIO(encoded))
+        image: Image.Image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        if image.width * image.height > PIXELS:
+            raise DataError(f"{_by((image.height, image.width))} pixels are more than the {PIXELS:,} that are read; make it smaller")
         image.load()
+        return _plain(image)
+    except UnidentifiedImageError:
+        raise DataError(f"{rows.place(row)} is not a readable image: expected {', '.join(FORMATS)}") from None
     except Exception as error:  # damaged bytes make Pillow's readers fail in every way there is
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{rows.place(row)} is not a readable image: {why}") from None
-    return image
+
+
+def _plain(image: Image) -> Image:
+    """With 8 bits for a channel and nothing transparent: 16 bits are scaled down, what is transparent is laid on white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))  # 65535 is 257 * 255
+    if image.mode in ("I", "F"):
+        raise DataError(f"pixels of mode {image.mode} have no scale of their own, expected 8 or 16 bits for a channel; convert it")
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    return image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB")
 
 
 def _is_grey(image: Image) -> bool:
     """Also where grey was stored as three equal channels, as WebP does."""
-    if image.mode in ("1", "L", "LA", "I", "I;16", "F"):
+    if image.mode == "L":
         return True
-    pixels = np.asarray(image.convert("RGB"))
+    pixels = np.asarray(image)
     return bool((pixels == pixels[..., :1]).all())
 
 

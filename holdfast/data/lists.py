@@ -14,34 +14,40 @@ if TYPE_CHECKING:
     from holdfast.data.parquet import Rows
 
 
-def first_size(rows: Rows, column: str) -> int:
-    """How many numbers the first row has."""
-    return int(_flat(next(rows.batches([column], 1)).column(0), rows, column)[1][0])
+def first_shape(rows: Rows, column: str) -> tuple[int, ...]:
+    """How long the lists of the first row are, level by level: (9, 128) for 9 lists of 128 numbers."""
+    _, levels = _flat(next(rows.batches([column], 1)).column(0), rows, column)
+    return tuple(int(lengths[0]) if len(lengths) else 0 for lengths in levels)
 
 
-def read_lists(values: pa.Array, width: int, column: str, rows: Rows, before: int) -> np.ndarray:
-    """float32 [n, width] of a batch that begins after `before` rows of its split."""
-    flat, sizes = _flat(values, rows, column)
-    if (sizes != width).any():
-        row = int((sizes != width).argmax())
-        raise DataError(f"{rows.place(before + row)} has {sizes[row]} numbers in '{column}', expected {width}")
-    out = np.asarray(flat).astype(np.float32).reshape(len(values), width)
+def read_lists(values: pa.Array, shape: tuple[int, ...], column: str, rows: Rows, before: int) -> np.ndarray:
+    """float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must have the lengths of the shape."""
+    flat, levels = _flat(values, rows, column)
+    if len(levels) != len(shape):
+        raise DataError(f"{rows.paths[0]}: column '{column}' holds {values.type}, in the train split lists of {len(shape)} levels")
+    lists = 1  # of a row, at the level that is looked at
+    for wanted, lengths in zip(shape, levels, strict=True):
+        if (lengths != wanted).any():
+            at = int((lengths != wanted).argmax())
+            what = f"{lengths[at]} numbers" if len(shape) == 1 else f"a list of length {lengths[at]}"
+            raise DataError(f"{rows.place(before + at // lists)} has {what} in '{column}', expected {wanted}")
+        lists *= wanted
+    out = np.asarray(flat).astype(np.float32).reshape(len(values), lists)
     if not np.isfinite(out).all():
         row = int((~np.isfinite(out)).any(1).argmax())
         raise DataError(f"{rows.place(before + row)} has a missing or infinite number in '{column}'; leave such rows away")
     return out
 
 
-def _flat(values: pa.Array, rows: Rows, column: str) -> tuple[pa.Array, np.ndarray]:
-    """The numbers end to end, and how many of them each row has; a missing list has none."""
+def _flat(values: pa.Array, rows: Rows, column: str) -> tuple[pa.Array, list[np.ndarray]]:
+    """The numbers end to end, and for each level how long its lists are; a missing list has length 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    flat, bounds = values, np.arange(len(values) + 1)
+    flat, levels = values, []
     while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(flat), 0))
-        bounds = np.concatenate([[0], np.cumsum(lengths)])[bounds]
+        levels.append(np.asarray(pc.fill_null(pc.list_value_length(flat), 0)))
         flat = flat.flatten()
-    if flat is values or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+    if not levels or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
         raise DataError(f"{rows.paths[0]}: column '{column}' holds {values.type}, not lists of numbers")
-    return flat, np.diff(bounds)
+    return flat, levels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 _LEVELS = np.arange(256) / 255
+_FINEST = np.finfo(np.float32)  # samples are normalised in float32
 
 
 class Moments:
@@ -13,14 +14,18 @@ class Moments:
     def __init__(self) -> None:
         self.count = 0
         self._mean = self._squares = np.zeros(0)  # squares: sums of squared distances from the mean
+        self._low = self._high = np.zeros(0)
 
     def add(self, x: np.ndarray) -> None:
         if not x.size:
             return
-        count, mean, squares = x.size // x.shape[1], *_of(x)
+        count, (mean, squares) = x.size // x.shape[1], _of(x)
+        others = tuple(axis for axis in range(x.ndim) if axis != 1)
+        low, high = x.min(others), x.max(others)
         if not self.count:
-            self.count, self._mean, self._squares = count, mean, squares
+            self.count, self._mean, self._squares, self._low, self._high = count, mean, squares, low, high
             return
+        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
         apart, total = mean - self._mean, self.count + count
         self._squares = self._squares + squares + apart**2 * (self.count * count / total)
         self._mean = self._mean + apart * (count / total)
@@ -32,9 +37,11 @@ class Moments:
 
     @property
     def std(self) -> tuple[float, ...]:
-        """A channel that never changes has deviation 1: there is nothing to scale."""
+        """A channel that never changes has deviation 1: there is nothing to scale. So has one that changes by less than float32 can
+        tell at the size of its mean, which normalising would make large noise; however small a channel is as a whole, it is scaled."""
         spread = np.sqrt(self._squares / max(self.count, 1))
-        return tuple(map(float, np.where(spread > 1e-9, spread, 1.0)))
+        told = np.maximum(_FINEST.eps * np.abs(self._mean), _FINEST.tiny)
+        return tuple(map(float, np.where((self._low < self._high) & (spread > told), spread, 1.0)))
 
 
 def _of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.data.cut import place_windows, recordings, take_windows
+from holdfast.data.cut import cut_windows, place_windows, recordings, take_windows
 
 
 def test_a_recording_ends_with_its_user_its_label_and_its_time() -> None:
@@ -64,3 +64,22 @@ def test_like_a_slow_loop(overlap: float, minimum: int) -> None:
         begin = row
     first, last = place_windows(recordings([ids], seconds), 5, overlap, minimum)
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == wanted and len(wanted) > 10
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])  # of a piece: less than a window, more, and all
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_values_that_come_in_pieces_give_the_same_windows(rows: int, overlap: float) -> None:
+    values = np.arange(200, dtype=np.float32).reshape(100, 2)
+    first, last = place_windows(np.array([0, 13, 14, 60, 63, 97, 100]), 5, overlap, 2)
+    pieces = [values[at : at + rows] for at in range(0, 100, rows)]
+    got = list(cut_windows(iter([*pieces[:3], values[:0], *pieces[3:]]), first, last, 5, 30))
+    assert np.array_equal(np.concatenate(got), take_windows(values, first, last, 5))
+    assert max(map(len, got)) <= 3 and min(map(len, got)) >= 1  # 30 numbers: three windows of [2, 5]
+
+
+def test_pieces_are_read_to_their_end_and_dropped_when_they_are_cut() -> None:
+    read: list[int] = []
+    pieces = (read.append(at) or np.full((10, 1), at, dtype=np.float32) for at in range(10))
+    first, last = np.array([5, 52]), np.array([8, 55])
+    got = [(windows[0, 0].tolist(), len(read)) for windows in cut_windows(pieces, first, last, 4, 1000)]
+    assert got == [([0.0] * 4, 1), ([5.0] * 4, 6)] and len(read) == 10  # what follows is looked at too: it may be damaged

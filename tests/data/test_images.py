@@ -212,6 +212,85 @@ def test_half_an_image_is_one_line(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def saved(image: Any, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def stored(tmp_path: Path, *encoded: bytes, **options: Any) -> np.ndarray:
+    """The pixels that these images become."""
+    write_table(tmp_path / "own" / "train.parquet", {"image": list(encoded), "label": [0] * len(encoded)})
+    return load("images", tmp_path, folder="own", test=0, **options).x.numpy()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PGM"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, kind: str) -> None:
+    from PIL import Image
+
+    wide = np.array([[0, 128, 129, 257], [25700, 32768, 65406, 65535]], dtype=np.uint16)
+    encoded = b"P5 4 2 65535 " + wide.astype(">u2").tobytes() if kind == "PGM" else saved(Image.fromarray(wide), kind)
+    assert stored(tmp_path, encoded).tolist() == [[[[0, 0, 1, 1], [100, 128, 254, 255]]]]  # divided by 257, to the nearest
+    assert stored(tmp_path, encoded, mode="colour").shape == (1, 3, 2, 4)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_numbers_without_a_scale_are_refused(tmp_path: Path, mode: str) -> None:
+    from PIL import Image
+
+    with pytest.raises(DataError, match=f"row 0 is not a readable image: pixels of mode {mode} have no scale .* expected 8 or 16 bits"):
+        stored(tmp_path, saved(Image.new(mode, (2, 2)), "TIFF"))
+
+
+def test_what_is_transparent_is_laid_on_white(tmp_path: Path) -> None:
+    from PIL import Image
+
+    grey_half = Image.fromarray(np.array([[[100, 255], [100, 0]]], dtype=np.uint8))
+    assert stored(tmp_path, saved(grey_half, "PNG")).tolist() == [[[[100, 255]]]]
+    colour_half = Image.fromarray(np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 0, 51]]], dtype=np.uint8))
+    assert stored(tmp_path, saved(colour_half, "PNG"))[0, :, 0].T.tolist() == [[10, 20, 30], [255] * 3, [204] * 3]
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((1, 0), 1)
+    for kind in ("PNG", "GIF"):
+        assert stored(tmp_path, saved(palette, kind))[0, :, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
+        assert stored(tmp_path, saved(palette, kind, transparency=1))[0, :, 0].T.tolist() == [[10, 20, 30], [255] * 3]
+    assert stored(tmp_path, saved(Image.new("1", (2, 1), 1), "PNG")).tolist() == [[[[255, 255]]]]
+    assert stored(tmp_path, saved(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF")).tolist() == [[[[255]], [[0]], [[0]]]]
+
+
+def test_a_photo_of_two_frames_among_others(tmp_path: Path) -> None:
+    from PIL import Image
+
+    photo = Image.fromarray(colour(1, 8)[0])
+    plain, double = saved(photo, "JPEG"), saved(photo, "MPO", save_all=True, append_images=[photo])
+    x = stored(tmp_path, plain, double, plain, encode(colour(1, 8)[0]), double)
+    assert np.array_equal(x[0], x[2]) and np.array_equal(x[1], x[4]) and len(x) == 5
+
+
+def test_formats_for_which_pillow_starts_other_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import EpsImagePlugin, Image
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **options: pytest.fail("Ghostscript was started"))
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    for encoded in (eps, saved(Image.new("L", (4, 4)), "PCX")):
+        with pytest.raises(DataError, match="row 0 is not a readable image: expected PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM$"):
+            stored(tmp_path, encoded)
+        assert Image.open(io.BytesIO(encoded)).format in ("EPS", "PCX")  # which Pillow would have read
+
+
+def test_giants_are_refused_undecoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    from PIL import Image, ImageFile
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it was decoded"))
+    limit = Image.MAX_IMAGE_PIXELS
+    for side, why in ((9000, "9000 x 9000 pixels are more than"), (10000, "10000 x 10000 pixels are more than"), (100000, "exceeds limit")):
+        with pytest.raises(DataError, match=f"row 0 is not a readable image: .*{why}") as error:  # the last two Pillow minds by itself
+            stored(tmp_path, b"P5 %d %d 255 " % (side, side), size=8)
+        assert "\n" not in str(error.value)
+    assert not recwarn.list and limit == Image.MAX_IMAGE_PIXELS
+
+
 def test_moments_by_pieces_are_those_of_the_whole() -> None:
     rng = np.random.default_rng(3)
     for x in (rng.integers(0, 256, (50, 3, 4, 4), dtype=np.uint8), rng.normal(1e6, 1, (50, 2, 7)), rng.normal(size=(50, 5))):

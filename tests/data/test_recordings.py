@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
+from holdfast.data.sources import recordings
 from holdfast.data.sources.wisdm import RAW, read_raw
 from tests.data.folders import write_table
 
@@ -105,6 +107,34 @@ def test_damaged_rows_are_one_line(tmp_path: Path, change: dict, options: dict, 
     with pytest.raises(DataError, match=message) as error:
         load("wisdm", tmp_path, **{"length": 5, **options})
     assert "\n" not in str(error.value)
+
+
+def test_values_are_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, channels = 100_000, 48
+    names = [f"c{channel}" for channel in range(channels)]
+    values = np.random.default_rng(0).normal(size=(rows, channels)).astype(np.float32)
+    columns = {"label": np.arange(rows) // 30_000, **dict(zip(names, values.T.copy(), strict=True))}
+    write_table(tmp_path / "gait" / "train.parquet", columns, rows=5000)
+    for name, size in (("READ", 1000), ("NUMBERS", 1 << 16)):
+        monkeypatch.setattr(recordings, name, size)
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        samples = load("recordings", tmp_path, folder="gait", columns=names, length=100, test=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert samples.x.shape == (1000, channels, 100)
+    assert np.array_equal(samples.x.numpy(), values.reshape(1000, 100, channels).transpose(0, 2, 1))
+    assert peak < values.nbytes / 3 and pool.max_memory() < values.nbytes / 3  # NumPy's, and Arrow's
+
+
+def test_users_without_a_window_are_not_counted(tmp_path: Path) -> None:
+    columns = track((-4, "a", 20), (3, "a", 5), (9, "b", 20))
+    write_table(tmp_path / "wisdm" / "train.parquet", columns)
+    assert load("wisdm", tmp_path, length=10, test=0).user.tolist() == [0, 0, 1, 1]
 
 
 def test_a_minimum_beyond_the_length_is_refused_at_once() -> None:

@@ -85,6 +85,30 @@ def test_damaged_windows_are_one_line(tmp_path: Path, signal: list, message: str
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ([[1, 2], [3, 4, 5, 6]], "row 3 has a list of length 2 in 'signal', expected 3"),  # the numbers are as many as they should be
+        ([[1, 2], [3, 4], [5, 6]], "row 3 has a list of length 3 in 'signal', expected 2"),
+        ([[1, 2, 3, 4, 5, 6], None], "row 3 has a list of length 6 in 'signal', expected 3"),
+        ([[1, 2, 3], None], "row 3 has a list of length 0 in 'signal', expected 3"),
+        (None, "row 3 has a list of length 0 in 'signal', expected 2"),
+    ],
+)
+def test_lists_of_lists_have_one_length_at_every_level(tmp_path: Path, odd: Any, message: str) -> None:
+    signal = pa.array([[[1, 2, 3], [4, 5, 6]]] * 3 + [odd], pa.list_(pa.list_(pa.float32())))
+    write_table(tmp_path / "mine" / "train.parquet", {"signal": signal, "label": [0, 1, 0, 1]}, rows=4)
+    with pytest.raises(DataError, match=f"train.parquet: {message}"):
+        load("windows", tmp_path, folder="mine", channels=2)
+
+
+def test_splits_with_lists_of_different_depth(tmp_path: Path) -> None:
+    write_table(tmp_path / "mine" / "train.parquet", {"signal": [[[1.0, 2.0], [3.0, 4.0]]] * 2, "label": [0, 1]})
+    write_table(tmp_path / "mine" / "test.parquet", {"signal": [[1.0, 2.0, 3.0, 4.0]], "label": [0]})
+    with pytest.raises(DataError, match="test.parquet: column 'signal' holds list<.*double>, in the train split lists of 2 levels"):
+        load("windows", tmp_path, folder="mine", channels=2)
+
+
 def test_uci_har_of_another_length_or_with_other_labels(tmp_path: Path) -> None:
     har(tmp_path / "long" / "uci_har", (1152, 1152, 1161, 1152))
     with pytest.raises(DataError, match="train-00001-of-00002.parquet: row 0 has 1161 numbers in 'signal', expected 1152"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from pydantic import model_validator
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.cut import place_windows, recordings, take_windows
+from holdfast.data.cut import cut_windows, place_windows, recordings
 from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
 from holdfast.data.order import set_aside
@@ -20,22 +20,34 @@ from holdfast.data.parquet import Rows
 from holdfast.data.progress import progress
 from holdfast.data.sources.labelled import Labelled
 
-PIECE = 4096  # windows copied at once
+READ = 65536  # rows read at once
+NUMBERS = 1 << 21  # copied at once
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """The rows of one split, in the order of the file."""
+    """The rows of one split, in the order of the file. Values, of which there may be more than memory holds, come in pieces, once."""
 
-    label: np.ndarray  # [rows] int64
-    user: np.ndarray | None  # [rows] int64
+    label: np.ndarray  # [rows] whole numbers
+    user: np.ndarray | None  # [rows] whole numbers
     time: np.ndarray | None  # [rows] float64, seconds
-    values: np.ndarray  # [rows, channels] float32
+    values: Iterable[np.ndarray]  # [some rows, channels] float32, end to end
 
     def only(self, kept: np.ndarray) -> Track:
         user, time = (None if one is None else one[kept] for one in (self.user, self.time))
-        return Track(self.label[kept], user, time, self.values[kept])
+        return Track(self.label[kept], user, time, _only(self.values, kept))
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The windows of one split: all that is left of a track when its values are read."""
+
+    first: np.ndarray  # row
+    last: np.ndarray
+    label: np.ndarray
+    user: np.ndarray | None
+    values: Iterable[np.ndarray]
 
 
 @register("source", "recordings")
@@ -64,68 +76,97 @@ class Recordings(Labelled):
     def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
         parts = tuple(files.values())
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
-        users = None if self.user is None else read_users(parts, self.user)
-        tracks, begin = [], 0
+        labels = _small(labels)
+        users = None if self.user is None else _small(read_users(parts, self.user))
+        return {"classes": classes, "class_names": names, **self._windows(self._tracks(parts, labels, users), new)}
+
+    def _tracks(self, parts: Sequence[Rows], labels: np.ndarray, users: np.ndarray | None) -> Iterator[Track]:
+        begin = 0
         for rows in parts:
             span = slice(begin, begin + rows.count)
             time = None if self.time is None else _seconds(rows, self.time, self.unit)
-            tracks.append(Track(labels[span], None if users is None else users[span], time, _values(rows, self.columns)))
+            yield Track(labels[span], None if users is None else users[span], time, _values(rows, self.columns))
             begin = span.stop
-        return {"classes": classes, "class_names": names, **self._windows(tracks, new)}
 
-    def _windows(self, tracks: Sequence[Track], new: New) -> dict[str, Any]:
+    def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
         """Cut train, and test where there is one."""
-        spans = [self._spans(track) for track in tracks]
-        counts = [len(first) for first, _ in spans]
+        cuts = [self._cut(track) for track in tracks]
+        counts = [len(cut.first) for cut in cuts]
         count = sum(counts)
         if not counts[0]:
             least = self.minimum or self.length
             raise DataError(f"data '{self.name}': no recording has {least} rows; lower data.options.length or minimum")
-        place, train_rows = (np.arange(count), counts[0]) if len(tracks) > 1 else set_aside(count, self.test)
-        y, user = new("y", (count,), np.int64), new("user", (count,), np.int64) if tracks[0].user is not None else None
-        x, moments, begin = new("x", (count, tracks[0].values.shape[1], self.length), np.float32), Moments(), 0
+        place, train_rows = (np.arange(count), counts[0]) if len(cuts) > 1 else set_aside(count, self.test)
+        new("y", (count,), np.int64)[place] = np.concatenate([cut.label for cut in cuts])
+        users = [cut.user for cut in cuts if cut.user is not None]
+        if users:
+            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[1]  # of those with a window
+        x, moments, begin = None, Moments(), 0
         with progress(f"cutting {self.name}", count) as advance:
-            for track, (first, last) in zip(tracks, spans, strict=True):
-                for at in range(0, len(first), PIECE):
-                    piece = slice(at, at + PIECE)
-                    windows = take_windows(track.values, first[piece], last[piece], self.length)
+            for cut in cuts:
+                for windows in cut_windows(cut.values, cut.first, cut.last, self.length, NUMBERS):
+                    if x is None:
+                        x = new("x", (count, *windows.shape[1:]), np.float32)
                     rows = place[begin : begin + len(windows)]
-                    x[rows], y[rows] = windows, track.label[first[piece]]
-                    if user is not None and track.user is not None:
-                        user[rows] = track.user[first[piece]]
+                    x[rows] = windows
                     moments.add(windows[rows < train_rows])
                     begin += len(windows)
                     advance(len(windows))
-        if user is not None:
-            user[:] = np.unique(user, return_inverse=True)[1]  # some may have no window
         return {"train_rows": train_rows, "mean": moments.mean, "std": moments.std}
 
-    def _spans(self, track: Track) -> tuple[np.ndarray, np.ndarray]:
+    def _cut(self, track: Track) -> Cut:
         ids = [track.label] if track.user is None else [track.label, track.user]
-        return place_windows(recordings(ids, track.time, self.gap), self.length, self.overlap, self.minimum)
+        first, last = place_windows(recordings(ids, track.time, self.gap), self.length, self.overlap, self.minimum)
+        return Cut(first, last, track.label[first], None if track.user is None else track.user[first], track.values)
+
+
+def _small(ids: np.ndarray) -> np.ndarray:
+    """In as few bytes as they need: there is one for every row."""
+    return ids if ids.min() < 0 else ids.astype(np.min_scalar_type(int(ids.max())))
+
+
+def _only(pieces: Iterable[np.ndarray], kept: np.ndarray) -> Iterator[np.ndarray]:
+    begin = 0
+    for piece in pieces:
+        yield piece[kept[begin : begin + len(piece)]]
+        begin += len(piece)
 
 
 def _seconds(rows: Rows, column: str, unit: str) -> np.ndarray:
     import pyarrow as pa
 
-    values = rows.column(column)
-    if pa.types.is_timestamp(values.type):
-        unit, values = values.type.unit, values.cast(pa.int64())
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        raise DataError(f"{rows.paths[0]}: column '{column}' holds {values.type}, not times; set data.options.time")
-    return np.asarray(values.to_numpy()).astype(np.float64) * _UNITS[unit]  # NaN where missing, which ends a recording
+    kind = rows.type_of(column)
+    stamps = pa.types.is_timestamp(kind)
+    if not (stamps or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, not times; set data.options.time")
+    out, begin = np.empty(rows.count), 0
+    for batch in rows.batches([column], READ):
+        values = batch.column(0).cast(pa.int64()) if stamps else batch.column(0)
+        out[begin : begin + len(batch)] = values.to_numpy(zero_copy_only=False)  # NaN where missing, which ends a recording
+        begin += len(batch)
+    out *= _UNITS[kind.unit if stamps else unit]
+    return out
 
 
-def _values(rows: Rows, columns: Sequence[str]) -> np.ndarray:
+def _values(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     import pyarrow as pa
 
-    out = np.empty((rows.count, len(columns)), dtype=np.float32)
-    for channel, column in enumerate(columns):
+    for column in columns:
         kind = rows.type_of(column)
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, not numbers; set data.options.columns")
-        out[:, channel] = rows.column(column).to_numpy()
-        if not np.isfinite(out[:, channel]).all():
-            row = int((~np.isfinite(out[:, channel])).argmax())
-            raise DataError(f"{rows.place(row)} has a missing or infinite number in '{column}'; leave such rows away")
-    return out
+    return _pieces(rows, columns)
+
+
+def _pieces(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
+    begin = 0
+    for batch in rows.batches(list(columns), max(1, min(READ, NUMBERS // len(columns)))):
+        out = np.empty((len(batch), len(columns)), dtype=np.float32)
+        for channel, column in enumerate(columns):
+            with np.errstate(over="ignore"):  # what becomes infinite is an error of its own
+                out[:, channel] = batch.column(column).to_numpy(zero_copy_only=False)
+            if not np.isfinite(out[:, channel]).all():
+                row = begin + int((~np.isfinite(out[:, channel])).argmax())
+                raise DataError(f"{rows.place(row)} has a missing or infinite number in '{column}'; leave such rows away")
+        yield out
+        begin += len(batch)

@@ -65,14 +65,13 @@ class Table(Labelled):
         import pyarrow as pa
 
         fitted: list[Number | Category] = []
-        for name in names:
-            kind = self._kind(order.parts, name)
-            rows, values = order.parts[0], order.parts[0].column(name)
-            train = order.place[: rows.count] < order.train_rows  # all of it, unless a share of it is set aside for testing
-            if kind == "number":
-                fitted.append(Number(name, numbers(values, name, rows.place)[train]))
+        rows = order.parts[0]
+        train = order.place[: rows.count] < order.train_rows  # all of it, unless a share of it is set aside for testing
+        for name in names:  # a column has no name of its own here: it goes as soon as it is copied
+            if self._kind(order.parts, name) == "number":
+                fitted.append(Number(name, numbers(rows.column(name), name, rows.place)[train]))
             else:
-                fitted.append(Category(values.filter(pa.array(train)), self.buckets))
+                fitted.append(Category(rows.column(name).filter(pa.array(train)), self.buckets))
         return fitted
 
     def _kind(self, parts: tuple[Rows, ...], name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,11 +10,13 @@ import numpy as np
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.lists import first_size, read_lists
+from holdfast.data.lists import first_shape, read_lists
 from holdfast.data.moments import Moments
 from holdfast.data.order import Order
 from holdfast.data.progress import progress
 from holdfast.data.sources.labelled import Labelled, Scale
+
+NUMBERS = 1 << 22  # read at once
 
 
 @register("source", "windows")
@@ -30,7 +33,10 @@ class Windows(Labelled):
     order: Literal["channels", "time"] = setting("channels", "a list holds channel after channel, or (time) moment after moment")
 
     def _fill(self, order: Order, new: New) -> Scale:
-        width = self.numbers or first_size(order.parts[0], self.signal)
+        shape = first_shape(order.parts[0], self.signal)
+        width = math.prod(shape)
+        if self.numbers and width != self.numbers:
+            raise DataError(f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', expected {self.numbers}")
         if not width or width % self.channels:
             raise DataError(
                 f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', not {self.channels} channels of equal length; "
@@ -40,8 +46,8 @@ class Windows(Labelled):
         with progress(f"reading {self.name}", order.count) as advance:
             for rows in order.parts:
                 at = 0  # in this split
-                for batch in rows.batches([self.signal]):
-                    windows = self._shaped(read_lists(batch.column(0), width, self.signal, rows, at))
+                for batch in rows.batches([self.signal], max(1, min(1024, NUMBERS // width))):
+                    windows = self._shaped(read_lists(batch.column(0), shape, self.signal, rows, at))
                     place = order.place[begin : begin + len(windows)]
                     x[place] = windows
                     moments.add(windows[place < order.train_rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,11 +43,11 @@ class Wisdm(Recordings):
         rows = read_raw(path)
         names, label = np.unique(rows.activity, return_inverse=True)
         user = np.unique(rows.user, return_inverse=True)[1]
-        track = Track(label.astype(np.int64), user.astype(np.int64), rows.time * 1e-9, rows.values)
+        track = Track(label.astype(np.int64), user.astype(np.int64), rows.time * 1e-9, [rows.values])
         return {"classes": len(names), "class_names": tuple(map(str, names)), **self._windows([track], new)}
 
-    def _windows(self, tracks: Sequence[Track], new: New) -> dict[str, Any]:
-        return super()._windows([track if track.time is None else track.only(track.time != 0) for track in tracks], new)
+    def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
+        return super()._windows((track if track.time is None else track.only(track.time != 0) for track in tracks), new)
 
 
 @dataclass(frozen=True, eq=False)
