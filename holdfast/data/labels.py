@@ -43,8 +43,8 @@ def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(f"{split.place(row)} has {values[row]!s} in '{column}', users are whole numbers or words")
-        found, where = np.unique(values, return_inverse=True)
-        distinct.append(([int(value) for value in found], where))
+        found = np.unique(values)  # its own return_inverse would sort places too, which takes several times the memory
+        distinct.append(([int(value) for value in found], np.searchsorted(found, values)))
     number = {user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))}
     return np.concatenate([np.array([number[user] for user in found], dtype=np.int64)[where] for found, where in distinct])
 
