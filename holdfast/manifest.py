@@ -91,7 +91,8 @@ def digest_of(initial: torch.Tensor) -> str:
 def _plugins_of(experiment: Experiment) -> set[str]:
     """The plug-in files behind its parts, however they were loaded."""
     parts = experiment.parts
-    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss)
+    rule, around = parts.aggregator.layers()
+    chosen = (parts.method, parts.model, rule, *around, *parts.detectors, parts.attack, parts.loss)
     return {file for file in map(plugin_of, chosen) if file is not None}
 
 

@@ -15,5 +15,7 @@ PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from 
 class Mean(Aggregator):
     """The weighted mean of the updates; a single lying client moves it anywhere."""
 
+    coordinatewise = True
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         return Reduced(w @ x, w, state)

@@ -1,0 +1,73 @@
+"""An aggregator around an aggregator. A wrapper says in `reduce` what it does before or after the rule inside; the rest is forwarded."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout
+from holdfast.core.types import State
+
+
+class Around(Wrapper):
+    """A wrapper by what is different about it. The rule inside keeps its own memory, which passes through `reduce` as it is."""
+
+    def __call__(self, inner: Aggregator) -> Aggregator:
+        self.check(inner)
+        return Wrapped(inner=inner, by=self, weights=inner.weights, f=inner.f)
+
+    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        raise TypeError(f"{type(self).__name__} does not say how it reduces")
+
+    def check(self, inner: Aggregator) -> None:
+        """A rule around which this makes no sense is a ConfigError."""
+
+    def uses_priors(self, inner: Aggregator) -> bool:
+        return inner.uses_priors
+
+    def remembers(self, inner: Aggregator) -> str:
+        return inner.remembers()
+
+
+class Wrapped(Aggregator):
+    """A rule with one wrapper around it: what the wrapper does not change is the rule's own."""
+
+    inner: Aggregator
+    by: Around
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.by.name}({self.inner.name})"
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.inner.needs
+
+    @property
+    def uses_priors(self) -> bool:  # type: ignore[override]
+        return self.by.uses_priors(self.inner)
+
+    def remembers(self) -> str:
+        return self.by.remembers(self.inner)
+
+    def init(self, layout: Layout) -> State:
+        return self.inner.init(layout)
+
+    def assumed(self, n: int) -> int:
+        return self.inner.assumed(n)
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        return self.by.reduce(self.inner, x, w, state, ctx)
+
+    def layers(self) -> tuple[Aggregator, list[Wrapper]]:
+        rule, around = self.inner.layers()
+        return rule, [*around, self.by]
+
+
+def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
+    """Without a number of attackers, a wrapper that leaves out so many would quietly be the plain mean."""
+    if inner.f is None:
+        raise ConfigError(
+            f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set f, for example to 0.3"
+        )

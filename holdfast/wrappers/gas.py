@@ -1,0 +1,101 @@
+"""GAS (Liu et al., ICML 2023): the rule inside only helps to tell whom to trust, on small groups of coordinates where it can see.
+
+In a long vector a poisoned update hides in the noise of all coordinates. GAS splits the coordinates into random groups, asks the rule for
+its aggregate of each group, scores a client by its distance from these aggregates, and averages the n - f clients of the lowest scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout, Slot
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+from holdfast.wrappers.base import Around, need_f
+
+PAPER = "Liu et al., Byzantine-Robust Learning on Heterogeneous Data via Gradient Splitting, ICML 2023"
+NUMBERS = 1 << 22
+"""How many numbers of the updates, and of tables of n x n, are handled at once: enough to keep a machine busy, little beside the input."""
+
+
+@register("wrapper", "gas", paper=PAPER)
+class GradientSplitting(Around):
+    """Averages the n - f clients nearest to the rule's aggregates of p random groups of coordinates; a new split in every round.
+
+    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most (n - 3) // 2 attackers, the
+    most that Krum can bear. A cohort of no more than f clients is averaged whole, and the round counts as a fallback."""
+
+    p: int = setting(1000, "groups of coordinates; a shorter vector has one coordinate in each", ge=1)
+
+    def check(self, inner: Aggregator) -> None:
+        need_f(self, inner)
+        if inner.remembers():
+            raise ConfigError(
+                f"aggregator.wrap: '{inner.name}' keeps a memory, but the groups of 'gas' are others in every round; "
+                f"leave 'gas' out or switch that memory off"
+            )
+
+    def uses_priors(self, inner: Aggregator) -> bool:
+        return False
+
+    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, d = x.shape
+        keep = n - ctx.assumed
+        if keep < 1:
+            return Reduced(x.mean(0), torch.full_like(w, 1 / n), state, fallback=True)
+        key, even, fallback = ctx.key.fold("gas"), torch.full_like(w, 1 / n), False
+        inside = replace(ctx, key=key, assumed=min(ctx.assumed, max(0, (n - 3) // 2)))
+        score = torch.zeros(n, dtype=torch.float64, device=x.device)
+        for columns in groups(key.hash(d).argsort().to(x.device), min(self.p, d), n):
+            part = x[:, columns]
+            found, fell = per_group(inner, part, columns, even, inside)
+            score += torch.linalg.vector_norm(part - found, dim=2).sum(1, dtype=torch.float64)
+            fallback |= fell
+        by_id = ctx.ids.argsort()
+        best = by_id[score.cpu()[by_id].argsort(stable=True)[:keep]]  # among equals, the lowest ids
+        weights = torch.zeros_like(w).index_fill(0, best, 1 / keep)
+        return Reduced(weights.to(x.dtype) @ x, weights, state, fallback)
+
+
+def groups(order: Tensor, p: int, n: int) -> Iterator[Tensor]:
+    """The split: columns [k, size] of k groups at a time. Sizes differ by one at most, so that groups of one size are handled together."""
+    d = len(order)
+    size, longer = divmod(d, p)
+    start = longer * (size + 1)
+    for piece, width in ((order[:start], size + 1), (order[start:], size)):
+        if len(piece):
+            yield from piece.view(-1, width).split(max(1, NUMBERS // (n * max(n, width))))
+
+
+def per_group(inner: Aggregator, part: Tensor, columns: Tensor, w: Tensor, ctx: AggregationContext) -> tuple[Tensor, bool]:
+    """The rule's aggregates [k, size] of the groups part[:, i], and whether it had to fall back."""
+    n, k, size = part.shape
+    received, root = ctx.received[columns], None if ctx.root is None else ctx.root[columns]
+    fell = False
+
+    def one(x: Tensor, received: Tensor, root: Tensor | None) -> Tensor:
+        nonlocal fell
+        layout = one_slot(x.shape[1], x.dtype)
+        value, _, _, fallback = inner(x, w, inner.init(layout), replace(ctx, layout=layout, received=received, root=root))
+        fell |= fallback
+        return value
+
+    if inner.coordinatewise:  # then groups make no difference
+        return one(part.reshape(n, -1), received.flatten(), None if root is None else root.flatten()).view(k, size), fell
+    stacked = torch.func.vmap(one, in_dims=(1, 0, None if root is None else 0))
+    try:
+        stacked(part[:, :1], received[:1], None if root is None else root[:1])
+    except RuntimeError:  # a rule that looks at numbers to decide what to do next: it takes the groups one by one
+        each = [one(part[:, i], received[i], None if root is None else root[i]) for i in range(k)]
+        return torch.stack(each), fell
+    return stacked(part, received, root), fell
+
+
+def one_slot(size: int, dtype: torch.dtype) -> Layout:
+    """Coordinates from everywhere, as one tensor."""
+    return Layout((Slot("group", (size,), 0, size, dtype, buffer=False, frozen=False),))
