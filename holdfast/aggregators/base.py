@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
+=======
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Self
+>>>>>>> rules
 
+from pydantic import model_validator
 from torch import Tensor
 
+from holdfast.aggregators import ordered
 from holdfast.core.flat import Layout
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
@@ -49,8 +56,16 @@ class Aggregator(Part):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
+<<<<<<< HEAD
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
+=======
+    condition: ClassVar[str] = "n >= 1"
+    """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as a number."""
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """What is promised with default settings. shift: adding a vector to all updates adds it to the aggregate. scale: multiplying all
+    updates multiplies the aggregate. hull: f clients, however far out, move no coordinate beyond what honest clients sent."""
+>>>>>>> rules
     weights: Literal["samples", "uniform"] = setting("samples", "weights before the rule: each client's share of samples, or equal ones")
     f: float | None = setting(None, "assumed attackers: a number (>= 1) or a share of the cohort (< 1)", ge=0)
 
@@ -59,6 +74,24 @@ class Aggregator(Part):
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         raise TypeError(f"{type(self).__name__} does not say how it aggregates")
+
+    def least(self, f: int) -> int:
+        """The fewest clients of whom f may be malicious."""
+        return 1
+
+    def enough(self, n: int) -> bool:
+        """Whether a cohort of n meets the condition; where one does not, the rule falls back."""
+        return n >= self.least(self.assumed(n))
+
+    def fall_back(self, x: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        """For cohorts that are too small: the coordinate-wise median, which needs no f and no more than one client."""
+        return Reduced(*ordered.median(x, ctx.ids), state, fallback=True)
+
+    @model_validator(mode="after")
+    def _some_cohort_is_enough(self) -> Self:
+        if self.f is not None and self.f < 1 and not self.enough(10**6):
+            raise ValueError(f"{self.name} needs {self.condition}, and no cohort meets that with f = {self.f}; lower f")
+        return self
 
     def assumed(self, n: int) -> int:
         return 0 if self.f is None else how_many(self.f, n)

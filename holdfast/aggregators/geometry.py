@@ -1,0 +1,83 @@
+"""How the rows of [n, d] lie to each other: products, squared distances and cosines, all [n, n] in float64, from one matrix product.
+
+The product |a|^2 + |b|^2 - 2ab loses digits only where two rows are much closer to each other than to zero. Updates of real rounds are
+not, so the plain product is the fast path; where it is too coarse for most pairs (a large part in common), the rows are looked at a
+second time, in float64 and seen from their middle. A row so long that its square overflows is infinitely far from everybody else, and
+what it does to its own distances it does to no others: nobody's distance depends on a third row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 20
+"""Numbers in a block of columns: large enough to keep the device busy, small beside the input."""
+_TOO_CLOSE = 1e4  # closer than this many rounding errors of the products: fewer than four digits are left
+
+
+def blocks(n: int, d: int, numbers: int = BLOCK) -> Iterator[slice]:
+    """Slices of the columns, each with about so many numbers, for work that would need a copy of everything at once."""
+    step = max(1, numbers // max(1, n))
+    for start in range(0, d, step):
+        yield slice(start, min(d, start + step))
+
+
+def gram(x: Tensor) -> Tensor:
+    """All products of rows; what overflows is infinite or no number. Never in the short formats that training may use on a GPU."""
+    if not x.is_cuda:
+        return (x @ x.T).double()
+    was = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return (x @ x.T).double()
+    finally:
+        torch.set_float32_matmul_precision(was)
+
+
+def norms(x: Tensor, centre: Tensor | None = None) -> Tensor:
+    """The length of each row, or its distance to a centre, in float64, so that a float32 row of 1e30 has one."""
+    squares = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for columns in blocks(*x.shape):
+        part = x[:, columns].double()
+        squares += (part if centre is None else part - centre[columns]).square().sum(dim=1)
+    return squares.sqrt_()
+
+
+def distances(x: Tensor) -> Tensor:
+    """Squared distances between the rows; zero on the diagonal, infinite where a row overflows."""
+    products = gram(x)
+    squares = products.diagonal()
+    both = squares[:, None] + squares[None, :]
+    found = both - 2 * products
+    limit = _TOO_CLOSE * torch.finfo(x.dtype).eps
+    if len(x) > 1 and bool((found < limit * both).sum() - len(x) > len(x) * (len(x) - 1) // 2):
+        products = _from_the_middle(x, squares)
+        squares = products.diagonal()
+        found = squares[:, None] + squares[None, :] - 2 * products
+    found = found.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf).clamp_(min=0)
+    return found.fill_diagonal_(0)
+
+
+def cosines(x: Tensor) -> Tensor:
+    """Cosines between the rows; a row of zeros is at a right angle to every other."""
+    products = gram(x)
+    if bool(products.diagonal().isinf().any()):  # a row too long to be squared still has a direction
+        products = gram(x / x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
+    lengths = products.diagonal().sqrt()
+    found = products / (lengths[:, None] * lengths[None, :])
+    return found.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(-1, 1).fill_diagonal_(1)
+
+
+def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
+    """The products in float64 after the mean of the shorter half of the rows is taken off; a few long rows do not move that mean."""
+    shorter = squares <= squares.nan_to_num(nan=torch.inf).median()
+    weights = shorter.to(x.dtype) / shorter.sum()
+    found = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
+    for columns in blocks(*x.shape):
+        part = x[:, columns]
+        seen = part.double() - torch.where(shorter[:, None], part, 0).T.mv(weights).double()
+        found += seen @ seen.T
+    return found

@@ -1,0 +1,50 @@
+"""The values of each coordinate in ascending order, block of columns by block, and the median, on which every rule falls back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.geometry import blocks
+
+
+def by_id(ids: Tensor) -> Tensor:
+    """The rows in the order of their ids, so that a tie is won by the lowest id and not by who answered first."""
+    return ids.argsort()
+
+
+def columns_in_order(x: Tensor, order: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """For blocks of coordinates: which, their values [coordinates, n] ascending, and whose they are as places in `order`."""
+    for columns in blocks(*x.shape):
+        values, places = x[:, columns][order].T.contiguous().sort(dim=1, stable=True)
+        yield columns, values, places
+
+
+def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
+    """Counts by place in `order` as each row's share of all."""
+    return torch.empty_like(counts, dtype=dtype).index_copy_(0, order, (counts / counts.sum()).to(dtype))
+
+
+def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]:
+    """The coordinate-wise median and the share of coordinates at which each row was the middle one (one of the two, where n is even)."""
+    n, order = len(x), by_id(ids)
+    middle = slice((n - 1) // 2, (n - 1) // 2 + 1 if lower else n // 2 + 1)
+    value = torch.empty_like(x[0])
+    counts = torch.zeros(n, dtype=torch.int64, device=x.device)
+    for columns, values, places in columns_in_order(x, order):
+        value[columns] = values[:, middle].mean(dim=1)
+        counts += places[:, middle].flatten().bincount(minlength=n)
+    return value, spread(counts, order, x.dtype)
+
+
+def lowest(scores: Tensor, m: int, ids: Tensor) -> Tensor:
+    """The rows of the m lowest scores; of equal scores the lower id comes first."""
+    order = by_id(ids)
+    return order[scores[order].argsort(stable=True)[:m]]
+
+
+def equal_weights(rows: Tensor, x: Tensor) -> Tensor:
+    """[n]: the chosen rows share everything, the others have nothing."""
+    return torch.zeros_like(x[:, 0]).index_fill_(0, rows, 1 / len(rows))
