@@ -53,7 +53,7 @@ class TrainSettings(Section):
     loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
     augment: Augment = Augment()
     norm_cap: float | None = setting(
-        None, f"refuse updates that are longer than this; unless set, {FEDERATION_NORM_CAP:g} in federations and no cap in simulations", gt=0
+        None, f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in simulations", gt=0
     )
     dtype: Literal["float32", "float64"] = setting("float32", "numbers of the model; float64 for exact comparisons")
 

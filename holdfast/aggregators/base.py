@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
-=======
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self
->>>>>>> rules
 
 from pydantic import model_validator
 from torch import Tensor
@@ -56,16 +51,13 @@ class Aggregator(Part):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
-<<<<<<< HEAD
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
-=======
     condition: ClassVar[str] = "n >= 1"
     """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as a number."""
     keeps: ClassVar[frozenset[str]] = frozenset()
     """What is promised with default settings. shift: adding a vector to all updates adds it to the aggregate. scale: multiplying all
     updates multiplies the aggregate. hull: f clients, however far out, move no coordinate beyond what honest clients sent."""
->>>>>>> rules
     weights: Literal["samples", "uniform"] = setting("samples", "weights before the rule: each client's share of samples, or equal ones")
     f: float | None = setting(None, "assumed attackers: a number (>= 1) or a share of the cohort (< 1)", ge=0)
 

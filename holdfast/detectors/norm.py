@@ -37,7 +37,7 @@ class Norm(Detector):
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()  # it asks nobody
-        lengths = norms(models - ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
         far = {i: length for i, length in zip(ids.tolist(), lengths.tolist(), strict=True) if length > bound or math.isinf(length)}
         return Judgement(state, {i: _reason(length, bound) for i, length in far.items()}, {"norm": lengths})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
+from holdfast.core.registry import explain
 from holdfast.core.types import State
 
 
@@ -15,7 +17,10 @@ class Around(Wrapper):
 
     def __call__(self, inner: Aggregator) -> Aggregator:
         self.check(inner)
-        return Wrapped(inner=inner, by=self, weights=inner.weights, f=inner.f)
+        try:
+            return Wrapped(inner=inner, by=self, weights=inner.weights, f=inner.f)
+        except ValidationError as error:
+            raise ConfigError(explain(error, Wrapped, "aggregator")) from None
 
     def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         raise TypeError(f"{type(self).__name__} does not say how it reduces")
@@ -26,8 +31,11 @@ class Around(Wrapper):
     def uses_priors(self, inner: Aggregator) -> bool:
         return inner.uses_priors
 
-    def remembers(self, inner: Aggregator) -> str:
-        return inner.remembers()
+    def least(self, inner: Aggregator, f: int) -> int:
+        return inner.least(f)
+
+    def condition(self, inner: Aggregator) -> str:
+        return inner.condition
 
 
 class Wrapped(Aggregator):
@@ -48,8 +56,15 @@ class Wrapped(Aggregator):
     def uses_priors(self) -> bool:  # type: ignore[override]
         return self.by.uses_priors(self.inner)
 
+    @property
+    def condition(self) -> str:  # type: ignore[override]
+        return self.by.condition(self.inner)
+
+    def least(self, f: int) -> int:
+        return self.by.least(self.inner, f)
+
     def remembers(self) -> str:
-        return self.by.remembers(self.inner)
+        return self.inner.remembers()
 
     def init(self, layout: Layout) -> State:
         return self.inner.init(layout)

@@ -27,8 +27,8 @@ NUMBERS = 1 << 22
 class GradientSplitting(Around):
     """Averages the n - f clients nearest to the rule's aggregates of p random groups of coordinates; a new split in every round.
 
-    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most (n - 3) // 2 attackers, the
-    most that Krum can bear. A cohort of no more than f clients is averaged whole, and the round counts as a fallback."""
+    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most as many attackers as it
+    can bear, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is averaged whole, and the round counts as a fallback."""
 
     p: int = setting(1000, "groups of coordinates; a shorter vector has one coordinate in each", ge=1)
 
@@ -43,13 +43,19 @@ class GradientSplitting(Around):
     def uses_priors(self, inner: Aggregator) -> bool:
         return False
 
+    def condition(self, inner: Aggregator) -> str:
+        return "n > f"
+
+    def least(self, inner: Aggregator, f: int) -> int:
+        return f + 1
+
     def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, d = x.shape
         keep = n - ctx.assumed
         if keep < 1:
             return Reduced(x.mean(0), torch.full_like(w, 1 / n), state, fallback=True)
         key, even, fallback = ctx.key.fold("gas"), torch.full_like(w, 1 / n), False
-        inside = replace(ctx, key=key, assumed=min(ctx.assumed, max(0, (n - 3) // 2)))
+        inside = replace(ctx, key=key, assumed=bearable(inner, n, ctx.assumed))
         score = torch.zeros(n, dtype=torch.float64, device=x.device)
         for columns in groups(key.hash(d).argsort().to(x.device), min(self.p, d), n):
             part = x[:, columns]
@@ -60,6 +66,11 @@ class GradientSplitting(Around):
         best = by_id[score.cpu()[by_id].argsort(stable=True)[:keep]]  # among equals, the lowest ids
         weights = torch.zeros_like(w).index_fill(0, best, 1 / keep)
         return Reduced(weights.to(x.dtype) @ x, weights, state, fallback)
+
+
+def bearable(inner: Aggregator, n: int, f: int) -> int:
+    """The most attackers, up to f, with which a cohort of n meets the rule's condition."""
+    return next((told for told in range(f, 0, -1) if inner.least(told) <= n), 0)
 
 
 def groups(order: Tensor, p: int, n: int) -> Iterator[Tensor]:

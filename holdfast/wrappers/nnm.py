@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many
@@ -33,8 +32,8 @@ class NearestNeighbourMixing(Around):
             return inner(x, w, state, ctx)._replace(fallback=True)
         apart = distances(x)
         apart.fill_diagonal_(-1.0)  # nobody is nearer to a client than itself, not even its double
-        by_id = ctx.ids.argsort()
-        nearest = by_id[apart[:, by_id].argsort(dim=1, stable=True)[:, :near]]  # among equally near ones, the lowest ids
-        mixing = torch.zeros(n, n, dtype=x.dtype).scatter(1, nearest, 1.0 / near)
+        order = ctx.ids.to(x.device).argsort()
+        nearest = order[apart[:, order].argsort(dim=1, stable=True)[:, :near]]  # among equally near ones, the lowest ids
+        mixing = x.new_zeros(n, n).scatter(1, nearest, 1.0 / near)
         found = inner(mixing @ x, w, state, ctx)
         return found._replace(weights=found.weights @ mixing.to(found.weights.dtype))

@@ -21,7 +21,7 @@ REFUSED = {
 every_pair = pytest.mark.parametrize(("wrapper", "rule"), [(w, r) for w in WRAPPERS for r in RULES if (w, r) not in REFUSED])
 
 
-def wrapped(wrapper: str, rule: str, f: float = 0.3) -> Aggregator:
+def wrapped(wrapper: str, rule: str, f: float = 1) -> Aggregator:
     return build("wrapper", wrapper)(build("aggregator", {"name": rule, "f": f}))
 
 
@@ -60,10 +60,10 @@ def test_clients_that_agree_are_believed(wrapper: str, rule: str) -> None:
 
 @every_pair
 def test_it_says_what_it_is_made_of(wrapper: str, rule: str) -> None:
-    inner = build("aggregator", {"name": rule, "f": 0.3, "weights": "uniform"})
+    inner = build("aggregator", {"name": rule, "f": 1, "weights": "uniform"})
     outer = build("wrapper", wrapper)(inner)
-    assert outer.name == f"{wrapper}({rule})" and outer.needs == inner.needs and outer.weights == "uniform" and outer.f == 0.3
-    assert outer.remembers() == inner.remembers() and outer.assumed(10) == 3
+    assert outer.name == f"{wrapper}({rule})" and outer.needs == inner.needs and outer.weights == "uniform" and outer.f == 1
+    assert outer.remembers() == inner.remembers() and outer.assumed(10) == 1
     layout = context_of(torch.zeros(1, 6)).layout
     assert outer.init(layout).keys() == inner.init(layout).keys()
 

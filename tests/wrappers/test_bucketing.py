@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.mean import Mean
+from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.wrappers.bucketing import Bucketing, shares
@@ -75,3 +77,25 @@ def test_around_the_mean_it_changes_nothing() -> None:
 def test_clients_without_weight_share_equally() -> None:
     share, total = shares(torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]), 2)
     assert share.tolist() == [0.5, 0.5, 0.0, 1.0] and total.tolist() == [0.0, 1.0]
+
+
+def test_the_authors_draw_once_and_count_fewer_attackers() -> None:
+    look, x = Look(seen=[]), torch.eye(8)
+    for seed in (1, 2):
+        Bucketing(variant="authors")(look)(x, torch.full((8,), 1 / 8), {}, replace(context_of(x, assumed=3), key=Key(seed)))
+    assert torch.equal(look.seen[0][0], look.seen[1][0]) and look.seen[0][2].assumed == 1
+
+
+def test_a_share_of_attackers_that_no_number_of_buckets_can_bear() -> None:
+    class Majority(Look):
+        """Needs more good vectors than bad ones."""
+
+        condition = "n > 2f"
+
+        def least(self, f: int) -> int:
+            return 2 * f + 1
+
+    assert Bucketing()(Majority(f=0.2)).least(2) == 9  # five buckets of two
+    with pytest.raises(ConfigError, match=r"aggregator: bucketing\(.*\) needs n > 2f for n buckets of 2 clients, .* with f = 0.3; lower"):
+        Bucketing()(Majority(f=0.3))
+    assert Bucketing(variant="authors")(Majority(f=0.3)).least(3) == 9  # of four buckets (a fifth begun) two are bad

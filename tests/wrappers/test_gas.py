@@ -20,6 +20,9 @@ SEEN: list[AggregationContext] = []
 class Nearest(Aggregator):
     """The vector nearest to the mean: a rule that looks at whole vectors, and can be applied to many groups at once."""
 
+    def least(self, f: int) -> int:
+        return 2 * f + 3
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         SEEN.append(ctx)
         chosen = torch.nn.functional.one_hot((x - x.mean(0)).norm(dim=1).argmin(), len(x)).to(x.dtype)

@@ -12,7 +12,7 @@ EVEN = torch.full((4,), 0.25)
 
 
 def test_by_hand() -> None:
-    look = Look(seen=[])
+    look = Look(seen=[], f=1)
     found = NearestNeighbourMixing()(look)(LINE, EVEN, {}, context_of(LINE, assumed=1))
     mixed = look.seen[0][0]
     torch.testing.assert_close(mixed.flatten(), torch.tensor([4 / 3, 4 / 3, 4 / 3, 104 / 3]))  # three nearest each
