@@ -20,6 +20,7 @@ from holdfast.detectors.base import Detector
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
+from holdfast.roster import cohort_size
 from holdfast.tally import Metric
 from holdfast.wrappers.base import Wrapped
 
@@ -140,6 +141,7 @@ class Parts(Section):
             raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
         if "root" in aggregator.needs and config.data.root < 1:
             raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
+        _check_cohort(config, aggregator)
         if "validation" in method.Client.needs and config.data.split.validation <= 0:
             raise ConfigError(f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1")
         if config.evaluate.clients == "held-out" and config.data.held_out < 1:
@@ -161,6 +163,18 @@ class Parts(Section):
             return cls(**found)
         except ValidationError as error:  # an object of the wrong kind
             raise ConfigError(explain(error, cls, "")) from None
+
+
+def _check_cohort(config: Config, aggregator: Aggregator) -> None:
+    """A rule that a full cohort is too small for would fall back in every round: that is not what was asked for."""
+    known = config.data.known_clients
+    n = None if known is None else cohort_size(config.train.participation, known - config.data.held_out)
+    if n is not None and not aggregator.enough(n):
+        f = aggregator.assumed(n)
+        raise ConfigError(
+            f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients with f = {f}; "
+            "lower aggregator.f, or raise data.clients or train.participation"
+        )
 
 
 def _aggregator(chosen: Chosen) -> Aggregator:

@@ -50,7 +50,7 @@ class Roster:
 
     def cohort_size(self) -> int:
         """How many are drawn when all are there."""
-        return max(1, round_half_up(self.participation * len(self.clients)))
+        return cohort_size(self.participation, len(self.clients))
 
     def ban(self, clients: dict[int, str]) -> None:
         for client, reason in clients.items():
@@ -68,6 +68,10 @@ class Roster:
     def restore(self, state: State) -> None:
         reasons = json.loads(bytes(state["roster/reasons"].tolist()))
         self.banned = dict(zip(state["roster/banned"].tolist(), reasons, strict=True))
+
+
+def cohort_size(participation: float, clients: int) -> int:
+    return max(1, round_half_up(participation * clients))
 
 
 def round_half_up(x: float) -> int:

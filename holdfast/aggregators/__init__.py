@@ -1,6 +1,40 @@
 """Rules that turn many updates into one. One file each."""
 
-from holdfast.aggregators import mean
+from holdfast.aggregators import (
+    bulyan,
+    centered_clip,
+    clustered,
+    dnc,
+    fltrust,
+    foolsgold,
+    krum,
+    mean,
+    median,
+    multi_krum,
+    norm_bound,
+    residual,
+    rfa,
+    trimmed_mean,
+)
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
 
-__all__ = ["AggregationContext", "Aggregator", "Reduced", "Wrapper", "mean"]
+__all__ = [
+    "AggregationContext",
+    "Aggregator",
+    "Reduced",
+    "Wrapper",
+    "bulyan",
+    "centered_clip",
+    "clustered",
+    "dnc",
+    "fltrust",
+    "foolsgold",
+    "krum",
+    "mean",
+    "median",
+    "multi_krum",
+    "norm_bound",
+    "residual",
+    "rfa",
+    "trimmed_mean",
+]

@@ -81,8 +81,8 @@ class Aggregator(Part):
 
     @model_validator(mode="after")
     def _some_cohort_is_enough(self) -> Self:
-        if self.f is not None and self.f < 1 and not self.enough(10**6):
-            raise ValueError(f"{self.name} needs {self.condition}, and no cohort meets that with f = {self.f}; lower f")
+        if not self.enough(10**6):
+            raise ValueError(f"{self.name} needs {self.condition}, which no cohort meets with f = {self.f or 0:g}; lower it")
         return self
 
     def assumed(self, n: int) -> int:

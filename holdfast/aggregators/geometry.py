@@ -28,11 +28,11 @@ def blocks(n: int, d: int, numbers: int = BLOCK) -> Iterator[slice]:
 def gram(x: Tensor) -> Tensor:
     """All products of rows; what overflows is infinite or no number. Never in the short formats that training may use on a GPU."""
     if not x.is_cuda:
-        return (x @ x.T).double()
+        return _both_ways((x @ x.T).double())
     was = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        return (x @ x.T).double()
+        return _both_ways((x @ x.T).double())
     finally:
         torch.set_float32_matmul_precision(was)
 
@@ -80,4 +80,9 @@ def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
         part = x[:, columns]
         seen = part.double() - torch.where(shorter[:, None], part, 0).T.mv(weights).double()
         found += seen @ seen.T
-    return found
+    return _both_ways(found)
+
+
+def _both_ways(products: Tensor) -> Tensor:
+    """A library may round ab and ba differently; who is nearest to whom must not depend on it."""
+    return (products + products.T) / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
@@ -15,7 +17,8 @@ PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from 
 class Mean(Aggregator):
     """The weighted mean of the updates; a single lying client moves it anywhere."""
 
-    coordinatewise = True
+    coordinatewise: ClassVar[bool] = True
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         return Reduced(w @ x, w, state)

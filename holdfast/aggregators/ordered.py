@@ -10,9 +10,9 @@ from torch import Tensor
 from holdfast.aggregators.geometry import blocks
 
 
-def by_id(ids: Tensor) -> Tensor:
-    """The rows in the order of their ids, so that a tie is won by the lowest id and not by who answered first."""
-    return ids.argsort()
+def by_id(ids: Tensor, x: Tensor) -> Tensor:
+    """The rows of x in the order of their ids, so that a tie is won by the lowest id and not by who answered first."""
+    return ids.to(x.device).argsort()
 
 
 def columns_in_order(x: Tensor, order: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -29,7 +29,7 @@ def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
 
 def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]:
     """The coordinate-wise median and the share of coordinates at which each row was the middle one (one of the two, where n is even)."""
-    n, order = len(x), by_id(ids)
+    n, order = len(x), by_id(ids, x)
     middle = slice((n - 1) // 2, (n - 1) // 2 + 1 if lower else n // 2 + 1)
     value = torch.empty_like(x[0])
     counts = torch.zeros(n, dtype=torch.int64, device=x.device)
@@ -41,7 +41,7 @@ def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]
 
 def lowest(scores: Tensor, m: int, ids: Tensor) -> Tensor:
     """The rows of the m lowest scores; of equal scores the lower id comes first."""
-    order = by_id(ids)
+    order = by_id(ids, scores)
     return order[scores[order].argsort(stable=True)[:m]]
 
 

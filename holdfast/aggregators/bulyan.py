@@ -1,0 +1,48 @@
+"""Bulyan: Krum's choices, and of them in each coordinate only the values around the median (El Mhamdi et al., ICML 2018)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.krum import one_by_one
+from holdfast.aggregators.ordered import by_id, columns_in_order, spread
+from holdfast.core.registry import register
+from holdfast.core.types import State
+
+PAPER = "El Mhamdi, Guerraoui and Rouault, The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018"
+
+
+@register("aggregator", "bulyan", paper=PAPER)
+class Bulyan(Aggregator):
+    """n - 2f updates are chosen by repeated Krum; every coordinate is the mean of the n - 4f of their values nearest to their median.
+
+    Against attackers who hide a large lie in few coordinates of an update that is otherwise close, which Krum alone lets through.
+    The weight returned is each client's share of the values that were averaged."""
+
+    uses_priors: ClassVar[bool] = False
+    condition: ClassVar[str] = "n >= 4f + 3"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+
+    def least(self, f: int) -> int:
+        return 4 * f + 3
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, f = len(x), ctx.assumed
+        if n < self.least(f):
+            return self.fall_back(x, state, ctx)
+        chosen = one_by_one(distances(x), f, n - 2 * f, ctx.ids)
+        order = chosen[by_id(ctx.ids.to(x.device)[chosen], x)]
+        m, value = len(order), torch.empty_like(x[0])
+        counts = torch.zeros(m, dtype=torch.int64, device=x.device)
+        for columns, values, places in columns_in_order(x, order):
+            middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
+            near = (values - middle).abs().sort(dim=1, stable=True).indices[:, : n - 4 * f]
+            value[columns] = values.gather(1, near).mean(dim=1)
+            counts += places.gather(1, near).flatten().bincount(minlength=m)
+        everyone = counts.new_zeros(n).index_copy_(0, order, counts)
+        return Reduced(value, spread(everyone, torch.arange(n, device=x.device), x.dtype), state)

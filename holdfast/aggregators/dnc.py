@@ -1,0 +1,59 @@
+"""Divide-and-conquer: leave out who stands out most along the direction of largest spread (Shejwalkar and Houmansadr, NDSS 2021)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.ordered import by_id, equal_weights
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+PAPER = "Shejwalkar and Houmansadr, Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses, NDSS 2021"
+
+
+@register("aggregator", "dnc", paper=PAPER)
+class DnC(Aggregator):
+    """The mean without the c f updates that stand out most along the first principal direction, in any of several looks.
+
+    Each look is at a random subset of the coordinates; who is left out once stays out. Assumes that what attackers have in common is
+    the largest spread there is. Where nobody is left the median is the fallback. The weights returned are equal ones on the updates
+    that were averaged."""
+
+    uses_priors: ClassVar[bool] = False
+    condition: ClassVar[str] = "n > 2f and n > c f"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+    iterations: int = setting(5, "subsets of coordinates that are looked at", ge=1)
+    coordinates: int = setting(10_000, "how many coordinates a subset has at most", ge=1)
+    c: float = setting(1.0, "updates left out for each assumed attacker", gt=0)
+
+    def least(self, f: int) -> int:
+        return max(2 * f, int(self.c * f)) + 1
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, d = x.shape
+        if n < self.least(ctx.assumed):
+            return self.fall_back(x, state, ctx)
+        keep, order = n - int(self.c * ctx.assumed), by_id(ctx.ids, x)
+        good = torch.ones(n, dtype=torch.bool, device=x.device)
+        for step in range(self.iterations if keep < n else 0):
+            some = ctx.key.fold("coordinates", step).hash(d).argsort()[: self.coordinates].to(x.device)
+            scores = _standing_out(x[:, some][order].double())  # in the order of ids: equal updates stay equal whoever answers first
+            good &= torch.zeros_like(good).index_fill_(0, order[scores.argsort(stable=True)[:keep]], True)
+            if d <= self.coordinates:
+                break  # the next look would be at the same coordinates
+        if not bool(good.any()):
+            return self.fall_back(x, state, ctx)
+        weights = equal_weights(good.nonzero().flatten(), x)
+        return Reduced(weights @ x, weights, state)
+
+
+def _standing_out(x: Tensor) -> Tensor:
+    """Squared projections on the top right singular vector of the centred rows, from the [n, n] product instead of a decomposition."""
+    x = x - x.mean(dim=0)
+    scale = x.abs().max()
+    x = x / torch.where(scale > 0, scale, 1)
+    return torch.linalg.eigh(x @ x.T).eigenvectors[:, -1].square()

@@ -1,0 +1,36 @@
+"""The coordinate-wise median (Yin et al., ICML 2018, Definition 1)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.aggregators import ordered
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+PAPER = "Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018"
+
+
+@register("aggregator", "median", paper=PAPER)
+class Median(Aggregator):
+    """The middle value of every coordinate; with an even number of clients the mean of the two middle ones.
+
+    Assumes that honest clients agree about where the middle is: what only a minority of them learns is lost.
+    The weight returned is the share of coordinates at which a client was the middle one."""
+
+    uses_priors: ClassVar[bool] = False
+    coordinatewise: ClassVar[bool] = True
+    condition: ClassVar[str] = "n > 2f"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+    variant: Literal["card", "lower"] = setting("card", "of two middle values: their mean, or the lower one (FedCPA's code)")
+
+    def least(self, f: int) -> int:
+        return 2 * f + 1
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        if len(x) < self.least(ctx.assumed):
+            return self.fall_back(x, state, ctx)
+        return Reduced(*ordered.median(x, ctx.ids, lower=self.variant == "lower"), state)

@@ -1,0 +1,49 @@
+"""Multi-Krum: the mean of the m updates with the best Krum scores (Blanchard et al., NeurIPS 2017, section 4)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.krum import PAPER, crowding, one_by_one
+from holdfast.aggregators.ordered import equal_weights, lowest
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+
+@register("aggregator", "multi-krum", paper=PAPER)
+class MultiKrum(Aggregator):
+    """The mean of the n - f updates that lie closest to their n - f - 2 nearest others.
+
+    `variant = "authors"` is what FedCPA's code runs under this name: plain distances instead of squared ones, the best client, and
+    those nearest to it. The weights returned are equal ones on the updates that were averaged."""
+
+    uses_priors: ClassVar[bool] = False
+    condition: ClassVar[str] = "n > 2f + 2"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+    variant: Literal["card", "authors"] = setting("card", "card: the best scores; authors: the best client and its nearest (FedCPA)")
+    keep: int | None = setting(None, "how many updates are averaged; none: n - f", ge=1)
+    iterative: bool = setting(False, "score the updates that are left again after each choice")
+
+    def least(self, f: int) -> int:
+        return 2 * f + 3
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, f = len(x), ctx.assumed
+        if n < self.least(f):
+            return self.fall_back(x, state, ctx)
+        m = min(self.keep or n - f, n)
+        far = distances(x)
+        if self.variant == "authors":
+            far = far.sqrt_()
+            best = lowest(crowding(far, n - f - 1), 1, ctx.ids)
+            rows = lowest(far[best][0].index_fill(0, best, -1), m, ctx.ids)  # itself before an equal one
+        elif self.iterative:
+            rows = one_by_one(far, f, m, ctx.ids)
+        else:
+            rows = lowest(crowding(far, n - f - 2), m, ctx.ids)
+        weights = equal_weights(rows, x)
+        return Reduced(weights @ x, weights, state)

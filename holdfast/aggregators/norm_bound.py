@@ -1,0 +1,56 @@
+"""Norm bounding: no update counts for more than its length allows (Sun et al., 2019, section 4)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.ordered import equal_weights, lowest
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+PAPER = "Sun et al., Can You Really Backdoor Federated Learning?, 2019"
+
+
+@register("aggregator", "norm-bound", paper=PAPER)
+class NormBound(Aggregator):
+    """The weighted mean after long updates were shortened to the bound (clip), left out (drop), or the f longest were (keep-smallest).
+
+    The bound is a length, or a multiple of the cohort's median length, which holds while n > 2f. Limits how far attackers get in a
+    round, not where to: short lies pass. FedCPA's code keeps the smallest by the length of the whole model (`of = "model"`).
+    The weights returned are the incoming ones as they took part: shortened by clipping, shared out again after dropping."""
+
+    condition: ClassVar[str] = "n > 2f"
+    keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
+    mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
+    bound: float | None = setting(None, "the longest an update may be; none: relative to the median", gt=0)
+    relative: float = setting(1.0, "times the median length, where no bound is set", gt=0)
+    of: Literal["update", "model"] = setting("update", "whose length keep-smallest compares")
+
+    def least(self, f: int) -> int:
+        return f + 1 if self.mode == "keep-smallest" or self.bound is not None else 2 * f + 1
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        if len(x) < self.least(ctx.assumed):
+            return self.fall_back(x, state, ctx)
+        if self.mode == "keep-smallest":
+            length = norms(x, -ctx.received.to(x.dtype)) if self.of == "model" else norms(x)
+            kept = w * (equal_weights(lowest(length, len(x) - ctx.assumed, ctx.ids), x) > 0)
+            return _shared_out(x, kept, state)
+        length = norms(x)
+        bound = torch.full_like(length[0], self.bound) if self.bound is not None else self.relative * length.quantile(0.5)
+        if self.mode == "drop":
+            return _shared_out(x, w * (length <= bound), state)
+        weights = w * (bound / length).nan_to_num_(nan=1.0).clamp_(max=1).to(w.dtype)
+        return Reduced(weights @ x, weights, state)
+
+
+def _shared_out(x: Tensor, kept: Tensor, state: State) -> Reduced:
+    """With everyone dropped the model stays as it was."""
+    total = kept.sum()
+    weights = kept / total if bool(total > 0) else torch.zeros_like(kept)
+    return Reduced(weights @ x, weights, state)

@@ -1,0 +1,77 @@
+"""Residual-based reweighting: in each coordinate a line through the ordered values tells who is off (Fu et al., 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.geometry import blocks
+from holdfast.aggregators.ordered import by_id
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+PAPER = "Fu et al., Attack-Resistant Federated Learning with Residual-based Reweighting, 2019"
+
+
+@register("aggregator", "residual", paper=PAPER)
+class Residual(Aggregator):
+    """Values far from the repeated-median line rank -> value cost a client confidence; where confidence is low the line replaces them.
+
+    Per coordinate: the slope is the median of the medians of pairwise slopes; residuals r over tau = 1.4826 (1 + 5 / (n - 1)) median |r|
+    and over sqrt(1 - leverage) give the confidence min(1, lambda sqrt(2 / n) / |e|). A client's weight is the square of its
+    confidences' sum, where coordinates on which clients differ more count more. Assumes that honest values lie about evenly spread.
+    Everyone fully trusted everywhere: equal weights. `variant = "authors"` leaves the smallest |r| out of the median, as both codes do.
+    Work grows with n^2 d, so coordinates are taken in blocks."""
+
+    uses_priors: ClassVar[bool] = False
+    condition: ClassVar[str] = "n >= 3 and n > 2f"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+    variant: Literal["card", "authors"] = setting("card", "card: tau from all residuals; authors: without the smallest")
+    strictness: float = setting(2.0, "lambda: smaller trusts less", gt=0)
+    threshold: float = setting(0.05, "delta: values with less confidence are replaced by the line's", ge=0, lt=1)
+
+    def least(self, f: int) -> int:
+        return max(3, 2 * f + 1)
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, d = x.shape
+        if n < self.least(ctx.assumed):
+            return self.fall_back(x, state, ctx)
+        order = by_id(ctx.ids, x)
+        corrected, trust = torch.empty_like(x), torch.zeros(n, dtype=torch.float64, device=x.device)
+        for columns in blocks(n * n, d):
+            values, places = x[:, columns][order].T.contiguous().sort(dim=1, stable=True)
+            line, confidence = self.confidence(values)
+            values = torch.where(confidence < self.threshold, line, values)
+            counts = confidence * confidence.std(dim=1, keepdim=True)
+            corrected[:, columns] = torch.empty_like(values).scatter_(1, places, values).T  # rows in the order of ids
+            trust.index_add_(0, places.flatten(), counts.flatten().double())
+        weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # nobody differs anywhere: 0 / 0
+        weights = (weights / weights.sum()).to(x.dtype)
+        return Reduced(weights @ corrected, torch.empty_like(weights).index_copy_(0, order, weights), state)
+
+    def confidence(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """For values [coordinates, n] in ascending order: the line's values and the confidence in each."""
+        n = y.shape[1]
+        rank = torch.arange(n, dtype=y.dtype, device=y.device)
+        steps = (rank[:, None] - rank[None, :]).fill_diagonal_(1)
+        slopes = (y[:, :, None] - y[:, None, :]) / steps
+        others = ~torch.eye(n, dtype=torch.bool, device=y.device)
+        slope = _median(_median(slopes[:, others].view(-1, n, n - 1)))
+        line = (_median(y) - slope * ((n - 1) / 2))[:, None] + slope[:, None] * rank
+        residual = (y - line).abs()
+        lowest = 1 if self.variant == "authors" else 0
+        tau = 1.4826 * (1 + 5 / (n - 1)) * _median(residual.sort(dim=1).values[:, lowest:]) + 1e-7
+        off = rank - (n - 1) / 2
+        freedom = (1 - 1 / n - off.square() / off.square().sum()).clamp_(min=0).sqrt_()
+        return line, (self.strictness * math.sqrt(2 / n) * freedom * tau[:, None] / residual).nan_to_num_(nan=1.0).clamp_(max=1)
+
+
+def _median(values: Tensor) -> Tensor:
+    """Over the last axis; of an even number the mean of the middle two."""
+    n = values.shape[-1]
+    return values.sort(dim=-1).values[..., (n - 1) // 2 : n // 2 + 1].mean(dim=-1)

@@ -1,0 +1,59 @@
+"""The coordinate-wise trimmed mean (Yin et al., ICML 2018, Definition 2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import field_validator
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.median import PAPER
+from holdfast.aggregators.ordered import by_id, columns_in_order, spread
+from holdfast.core.registry import register, setting
+from holdfast.core.types import State
+
+
+@register("aggregator", "trimmed-mean", paper=PAPER)
+class TrimmedMean(Aggregator):
+    """The mean of every coordinate without its q largest and q smallest values; q = f unless `trim` says otherwise.
+
+    With q < f, attackers who all pull to one side are not all cut off: FedCAP's q is half of f (`trim = 0.15` beside `f = 0.3`),
+    FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values that were averaged."""
+
+    uses_priors: ClassVar[bool] = False
+    coordinatewise: ClassVar[bool] = True
+    condition: ClassVar[str] = "n > 2f and n > 2 trim"
+    keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
+    trim: float | None = setting(None, "cut off at each end: a number (>= 1) or a share of the cohort (< 0.5); none: f", ge=0)
+
+    @field_validator("trim")
+    @classmethod
+    def _leaves_something(cls, trim: float | None) -> float | None:
+        if trim is not None and 0.5 <= trim < 1:
+            raise ValueError("a share of 0.5 or more leaves nothing between the ends")
+        return trim
+
+    def least(self, f: int) -> int:
+        return 2 * f + 1
+
+    def enough(self, n: int) -> bool:
+        return n > 2 * self.cut(n, self.assumed(n)) and super().enough(n)
+
+    def cut(self, n: int, f: int) -> int:
+        if self.trim is None:
+            return f
+        return int(self.trim) if self.trim >= 1 else int(self.trim * n + 1e-9)
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        n, q = len(x), self.cut(len(x), ctx.assumed)
+        if n < self.least(max(q, ctx.assumed)):
+            return self.fall_back(x, state, ctx)
+        order, value = by_id(ctx.ids, x), torch.empty_like(x[0])
+        dropped = torch.zeros(n, dtype=torch.int64, device=x.device)
+        for columns, values, places in columns_in_order(x, order):
+            value[columns] = values[:, q : n - q].mean(dim=1)
+            if q:
+                dropped += torch.cat([places[:, :q], places[:, n - q :]], dim=1).flatten().bincount(minlength=n)
+        return Reduced(value, spread(x.shape[1] - dropped, order, x.dtype), state)
