@@ -6,6 +6,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many
 from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.ordered import by_id
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.wrappers.base import Around, need_f
@@ -32,7 +33,7 @@ class NearestNeighbourMixing(Around):
             return inner(x, w, state, ctx)._replace(fallback=True)
         apart = distances(x)
         apart.fill_diagonal_(-1.0)  # nobody is nearer to a client than itself, not even its double
-        order = ctx.ids.to(x.device).argsort()
+        order = by_id(ctx.ids, x)
         nearest = order[apart[:, order].argsort(dim=1, stable=True)[:, :near]]  # among equally near ones, the lowest ids
         mixing = x.new_zeros(n, n).scatter(1, nearest, 1.0 / near)
         found = inner(mixing @ x, w, state, ctx)
