@@ -14,6 +14,7 @@ from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Part, build, explain, parts, setting
+from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
 from holdfast.local.augment import Augment
@@ -21,6 +22,7 @@ from holdfast.methods.base import Method
 from holdfast.models.network import Model
 from holdfast.roster import cohort_size
 from holdfast.tally import Metric
+from holdfast.wrappers.base import Wrapped
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
@@ -51,7 +53,9 @@ class TrainSettings(Section):
     drop_last: bool = setting(False, "skip the last incomplete batch of an epoch")
     loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
     augment: Augment = Augment()
-    norm_cap: float | None = setting(None, "refuse updates that are longer than this; off in simulations unless set", gt=0)
+    norm_cap: float | None = setting(
+        None, f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in simulations", gt=0
+    )
     dtype: Literal["float32", "float64"] = setting("float32", "numbers of the model; float64 for exact comparisons")
 
 
@@ -290,6 +294,9 @@ def _plain(value: Any) -> Any:
     """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Wrapped):
+        rule, around = map(_plain, value.layers())
+        return {**rule, "wrap": around} if isinstance(rule, dict) else rule
     if isinstance(value, Part):
         if not value.name or parts(value.kind).get(value.name) is not type(value):
             return f"<{type(value).__qualname__}>"

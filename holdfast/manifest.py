@@ -90,7 +90,8 @@ def digest_of(initial: torch.Tensor) -> str:
 def _plugins_of(experiment: Experiment) -> set[str]:
     """The plug-in files behind its parts, however they were loaded."""
     parts, data = experiment.parts, experiment.config.data
-    chosen = (parts.method, parts.model, parts.aggregator, *parts.detectors, parts.attack, parts.loss, data.dealer(), data.source())
+    rule, around = parts.aggregator.layers()
+    chosen = (parts.method, parts.model, rule, *around, *parts.detectors, parts.attack, parts.loss, data.dealer(), data.source())
     return {file for file in map(plugin_of, chosen) if file is not None}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import model_validator
@@ -31,6 +32,8 @@ class AggregationContext(Guarded):
     """How many of these clients the operator believes to be malicious."""
     root: Tensor | None = None
     """The update of the server's own data, for rules that declare needs = {"root"}."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Who answered something that screening did not let pass, and why."""
 
 
 class Reduced(NamedTuple):
@@ -48,6 +51,8 @@ class Aggregator(Part):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses_priors: ClassVar[bool] = True
     """Whether the incoming weights matter; a rule that ignores them says so, and the verdict notes it."""
+    coordinatewise: ClassVar[bool] = False
+    """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
     condition: ClassVar[str] = "n >= 1"
     """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as a number."""
     keeps: ClassVar[frozenset[str]] = frozenset()
@@ -81,9 +86,20 @@ class Aggregator(Part):
         return self
 
     def assumed(self, n: int) -> int:
-        if self.f is None:
-            return 0
-        return int(self.f) if self.f >= 1 else int(self.f * n + 1e-9)  # 0.29 * 100 is 28.999...
+        return 0 if self.f is None else how_many(self.f, n)
+
+    def remembers(self) -> str:
+        """What its memory is about: "clients" by their ids, "model" (a vector of the model's size), or "" for none."""
+        return ""
+
+    def layers(self) -> tuple[Aggregator, list[Wrapper]]:
+        """The innermost rule and the wrappers around it, from the inside out: as a config spells them."""
+        return self, []
+
+
+def how_many(f: float, n: int) -> int:
+    """A number (>= 1), or a share (< 1) of n."""
+    return int(f) if f >= 1 else int(f * n + 1e-9)  # 0.29 * 100 is 28.999...
 
 
 class Wrapper(Part):

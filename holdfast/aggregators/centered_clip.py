@@ -29,6 +29,9 @@ class CenteredClip(Aggregator):
     def least(self, f: int) -> int:
         return 2 * f + 1
 
+    def remembers(self) -> str:
+        return "model"
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)

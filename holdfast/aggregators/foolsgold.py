@@ -32,6 +32,9 @@ class FoolsGold(Aggregator):
         "weights", "the weighted sum is divided by the sum of weights, by nothing (the paper's), or by how many keep some (FedCPA)"
     )
 
+    def remembers(self) -> str:
+        return "clients" if self.memory else ""
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         seen = x
         if self.memory:

@@ -17,6 +17,7 @@ PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from 
 class Mean(Aggregator):
     """The weighted mean of the updates; a single lying client moves it anywhere."""
 
+    coordinatewise: ClassVar[bool] = True
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:

@@ -22,6 +22,7 @@ class Median(Aggregator):
     The weight returned is the share of coordinates at which a client was the middle one."""
 
     uses_priors: ClassVar[bool] = False
+    coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
     variant: Literal["card", "lower"] = setting("card", "of two middle values: their mean, or the lower one (FedCPA's code)")

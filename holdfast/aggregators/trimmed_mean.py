@@ -23,6 +23,7 @@ class TrimmedMean(Aggregator):
     FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values that were averaged."""
 
     uses_priors: ClassVar[bool] = False
+    coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f and n > 2 trim"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
     trim: float | None = setting(None, "cut off at each end: a number (>= 1) or a share of the cohort (< 0.5); none: f", ge=0)

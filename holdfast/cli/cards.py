@@ -13,7 +13,7 @@ _PLACES: dict[str, Any] = {
     "model": lambda part: {"model": part},
     "aggregator": lambda part: {"aggregator": part},
     "attack": lambda part: {"attack": part},
-    "wrapper": lambda part: {"aggregator": {"name": "mean", "wrap": [part]}},
+    "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
     "detector": lambda part: {"detectors": [part]},
     "partition": lambda part: {"data": {"partition": part}},
     "source": lambda part: {"data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}},

@@ -11,11 +11,14 @@ from torch import Tensor
 from holdfast.core.types import Field, Schema, Uplink
 
 NOT_FINITE = "is not finite"
+FEDERATION_NORM_CAP = 1000.0
+"""What a federation refuses unless it is told otherwise. A sane round of training moves a network by a few units; this only keeps out what
+would end the run. Simulations have no cap, so that a magnitude attack is met by the rule under test."""
 
 
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
-    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name or shape refuses every row,
-    because a stack of rows has one shape; a real federation checks shapes client by client before it stacks."""
+    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name, shape or type refuses every row,
+    because a stack of rows has one of each; a real federation checks them client by client before it stacks."""
     refused = dict(up.refused)
     problem = _misshapen(up, schema)
     if problem:
@@ -37,7 +40,13 @@ def _misshapen(up: Uplink, schema: Schema) -> str:
     for name, field in schema.items():
         if tuple(up[name].shape[1:]) != field.shape:
             return f"{name} has shape {tuple(up[name].shape[1:])}, expected {field.shape}"
+        if not (up[name].dtype == field.dtype if field.dtype else up[name].is_floating_point()):
+            return f"{name} has type {_word(up[name].dtype)}, expected {_word(field.dtype) if field.dtype else 'floating point'}"
     return ""
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from holdfast.config import Config
 from holdfast.core.errors import RunError
-from holdfast.core.screen import screen
+from holdfast.core.screen import FEDERATION_NORM_CAP, screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
 from holdfast.deploy.node import expected, federated, fingerprint
@@ -108,8 +108,9 @@ class Fleet:
                 rows.append(Uplink(torch.tensor([client[node]]), wire.read_fields(content, schema, dtype)))
             except Malformed as error:
                 refused[client[node]] = str(error)
+        cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
         rows.sort(key=lambda row: int(row.ids))
-        up = _screened(_joined([nobody(schema, dtype), *rows]), schema, refused, exchange.task, cell.norm_cap)
+        up = _screened(_joined([nobody(schema, dtype), *rows]), schema, refused, exchange.task, cap)
         missing = {client[node]: reason for node, reason in mail.missing.items()}
         missing |= {c: "not connected" for c in exchange.to.tolist() if c not in self.nodes}
         self._tell(header, up, missing)

@@ -73,6 +73,8 @@ class Context(Guarded):
     server_lr: float = 1.0
     weighting: str = "samples"
     timer: Timer = field(default_factory=Timer)
+    reference: Tensor | None = None
+    """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -87,11 +89,12 @@ class Context(Guarded):
         everyone = up.ids[up.ids != ROOT]
         banned: dict[int, str] = {}
         scores: dict[str, Tensor] = {}
+        seen = replace(self, reference=model[: self.wire.parameters])
         for place, detector in enumerate(self.detectors):
             own = _under(state, f"detector{place}/")
             people = up.ids != ROOT
             models = up["update"][people] + model[: self.wire.parameters]
-            said = yield from self.timer.steps("detect", detector.judge(own, self, models, up.ids[people]))
+            said = yield from self.timer.steps("detect", detector.judge(own, seen, models, up.ids[people]))
             state = _without(state, f"detector{place}/") | {f"detector{place}/{k}": v for k, v in said.state.items()}
             banned |= said.banned
             scores |= {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
@@ -111,7 +114,7 @@ class Context(Guarded):
         p = self.wire.parameters
         ctx = AggregationContext(
             up.ids, model[:p], self.wire.layout(self.layout), self.key.fold("aggregator"), self.round,
-            self.aggregator.assumed(len(up)), root,
+            self.aggregator.assumed(len(up)), root, up.refused,
         )
         with self.timer.part("aggregate"):
             value, weights, own, fallback = self.aggregator(up["update"], self.priors(up), _under(state, "aggregator/"), ctx)

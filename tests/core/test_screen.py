@@ -52,12 +52,23 @@ def test_the_cap_holds_for_updates_only() -> None:
 
 @pytest.mark.parametrize(
     "up",
-    [uplink(update=torch.zeros(3, 5)), uplink(more=torch.zeros(3)), Uplink(torch.tensor([4, 6, 8]), {"update": torch.zeros(3, 2)})],
-    ids=["shape", "a field too many", "fields missing"],
-)
-def test_a_wrong_shape_refuses_every_row(up: Uplink) -> None:
+    [
+        uplink(update=torch.zeros(3, 5)), uplink(more=torch.zeros(3)), Uplink(torch.tensor([4, 6, 8]), {"update": torch.zeros(3, 2)}),
+        uplink(update=torch.zeros(3, 2, dtype=torch.int64)), uplink(update=torch.zeros(3, 2, dtype=torch.complex64)),
+        uplink(count=torch.ones(3, dtype=torch.bool)),
+    ],
+    ids=["shape", "a field too many", "fields missing", "whole numbers", "complex numbers", "truth values"],
+)  # fmt: skip
+def test_a_wrong_shape_or_type_refuses_every_row(up: Uplink) -> None:
     got = screen(up, SCHEMA)
     assert len(got) == 0 and {4, 6, 8} <= set(got.refused)
+
+
+def test_a_type_that_the_schema_names_is_the_only_one() -> None:
+    schema = {"place": Field("score", dtype=torch.int64)}
+    up = Uplink(torch.tensor([1, 2]), {"place": torch.tensor([3.0, 4.0])})
+    assert screen(up, schema).refused == dict.fromkeys([1, 2], "place has type float32, expected int64")
+    assert len(screen(Uplink(up.ids, {"place": torch.tensor([3, 4])}), schema)) == 2
 
 
 def test_nobody_is_fine() -> None:

@@ -255,6 +255,17 @@ def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None,
     assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("train", "refused"), [("", {"2": "update is longer than 1000"}), ("norm_cap = 1e12", {})])
+def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, str], tmp_path: Path) -> None:
+    def stretch(reply: Message) -> Message:
+        arrays = reply.content["fields"]
+        arrays["update"] = wire._array(torch.full_like(torch.from_numpy(arrays["update"].numpy().copy()), 1e6))
+        return reply
+
+    federate(write_config(tmp_path, "fedavg", rounds=1, train=train), tmp_path / "fed", tamper=in_training(2, stretch))
+    assert part_of(tmp_path / "fed", 1)["refused"] == refused
+
+
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [("total", float("nan"), "is not finite"), ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite"),

@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.aggregators.base import AggregationContext, Reduced
+from holdfast.aggregators.mean import Mean
 from holdfast.core.keys import Key
+from holdfast.core.screen import FEDERATION_NORM_CAP
+from holdfast.core.types import State
 from holdfast.data.federation import Padded
 from holdfast.local.fit import Recipe
 from holdfast.results import Run
+from holdfast.wrappers.clip import Clip
 from tests.helpers import assert_same, everything, slow_fit
 
 ROUNDS, LR, EPOCHS, BATCH = 3, 0.1, 2, 5
@@ -212,6 +217,30 @@ def test_a_lost_reply_is_not_taking_part(simulate: Callable[..., Run]) -> None:
     half = simulate(method="fedavg-ft", train={"dropout": 0.5, "rounds": 4})
     answered = [len(half.store.arrays(r)["took_part"]) for r in range(1, 5)]
     assert 0 < sum(answered) < 20 and half.final["bytes/up"] == sum(answered) * (d + 2) * 8
+
+
+class Watching(Mean):
+    """The mean, which looks at whom screening refused."""
+
+    seen: list = []
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        self.seen.append((ctx.ids.tolist(), dict(ctx.refused)))
+        return super().__call__(x, w, state, ctx)
+
+
+def test_the_rule_learns_who_was_refused(simulate: Callable[..., Run]) -> None:
+    lengths = simulate(detectors=("norm",)).store.arrays(1)["verdict/scores/norm/norm"]
+    longest = int(lengths.argmax())
+    rule = Watching(seen=[])
+    cap = float(lengths.sort().values[-2:].mean())
+    simulate(aggregator=Clip(norm=1e9, unit="absolute")(rule), train={"norm_cap": cap, "rounds": 1})
+    assert rule.seen == [([i for i in range(5) if i != longest], {longest: f"update is longer than {cap:g}"})]
+
+
+def test_a_simulation_has_no_cap_unless_set(simulate: Callable[..., Run]) -> None:
+    run = simulate(train={"server_lr": 1e5}, detectors=({"name": "norm", "threshold": 1e12},))
+    assert run.store.arrays(2)["verdict/scores/norm/norm"].max() > FEDERATION_NORM_CAP and run.final["refused"] == 0
 
 
 def test_refused_by_everyone(simulate: Callable[..., Run]) -> None:

@@ -1,0 +1,146 @@
+"""How long every registered rule takes on [n, d] updates, beside three things nobody can do without: the weighted sum `w @ x`, one Gram
+product `x @ x.T` and one sort along the clients; and how much memory it adds, relative to the updates themselves:
+
+    python benchmarks/aggregators.py                             # all sizes that fit into memory; minutes
+    python benchmarks/aggregators.py --quick --out rules.json    # 20 clients of 1e5 numbers
+    python benchmarks/aggregators.py krum median --device cuda
+
+Everything of one size is measured in turns, a turn of each after the other, and the best turn of each counts: what the machine does
+besides then slows all of them. Memory is measured on a CPU by the process's resident set, in a run of its own, on CUDA by the allocator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator
+from holdfast.core.flat import Layout, Slot
+from holdfast.core.keys import Key
+from holdfast.core.registry import build, parts
+from holdfast.data.progress import progress
+from holdfast.files import write_atomically
+from holdfast.peak import forget_peak, peak
+
+CLIENTS, NUMBERS = (20, 100, 1000), (10**5, 10**6)
+LARGEST = {"residual": 100 * 10**5}
+"""Rules of which more would take minutes: the largest n * d."""
+BESIDES = ("w @ x", "gram", "sort")
+SHARE = 0.1  # assumed attackers: every rule bears them
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("rules", nargs="*", help="only these; default: every registered one")
+    options.add_argument("--quick", action="store_true", help="only the smallest size")
+    options.add_argument("--clients", type=int, nargs="+", help=f"default: {' '.join(map(str, CLIENTS))}")
+    options.add_argument("--numbers", type=float, nargs="+", help="of a model; default: 1e5 1e6")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--out", type=Path, help="JSON")
+    asked = options.parse_args()
+    names = asked.rules or list(parts("aggregator"))
+    clients = asked.clients or CLIENTS[: 1 if asked.quick else None]
+    numbers = [int(d) for d in asked.numbers or NUMBERS[: 1 if asked.quick else None]]
+    found: list[dict[str, Any]] = []
+    for n in clients:
+        for d in numbers:
+            if not fits(n, d, asked.device):
+                print(f"n = {n}, d = {d:.0e}: left out, {8 * 4 * n * d / 1e9:.0f} GB would be needed", flush=True)
+                continue
+            found += measure(names, n, d, torch.device(asked.device), asked.turns)
+            if asked.out:
+                write_atomically(asked.out, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def fits(n: int, d: int, device: str) -> bool:
+    """Room for the updates and for what the hungriest rule adds to them, with some to spare."""
+    if device.startswith("cuda"):
+        return 8 * 4 * n * d < torch.cuda.mem_get_info(device)[0]
+    return 8 * 4 * n * d < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(names: list[str], n: int, d: int, device: torch.device, turns: int) -> list[dict[str, Any]]:
+    x, w = updates(n, d, device), torch.full((n,), 1 / n, device=device)
+    works: dict[str, Callable[[], object]] = {"w @ x": lambda: w @ x, "gram": lambda: x @ x.T, "sort": lambda: x.sort(dim=0)}
+    works |= {name: call(name, x, w) for name in names if n * d <= LARGEST.get(name, n * d)}
+    memory: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    with progress(f"n = {n}, d = {d:.0e}", len(works) * (turns + 1)) as advance:
+        for name, work in works.items():  # also the first turn, which does not count: threads start, memory is found
+            memory[name] = added(work, device) / (4 * n * d)
+            advance(1)
+        for _ in range(turns):
+            for name, work in works.items():
+                seconds[name] = min(seconds.get(name, torch.inf), clock(work, device))
+                advance(1)
+    rows = []
+    for name in works:
+        ratios = {f"per {other}": seconds[name] / seconds[other] for other in BESIDES}
+        rows.append({"rule": name, "n": n, "d": d, "device": device.type, "seconds": seconds[name], **ratios, "memory": memory[name]})
+    show(rows)
+    return rows
+
+
+def updates(n: int, d: int, device: torch.device) -> Tensor:
+    """Half in common, half their own; drawn in pieces, because drawing needs several times the room."""
+    x, common = torch.empty(n, d, device=device), Key(0).fold("common").normal(d)
+    for row in range(n):
+        x[row] = common + Key(0).fold("own", row).normal(d)
+    return x
+
+
+def call(name: str, x: Tensor, w: Tensor) -> Callable[[], object]:
+    rule: Aggregator = build("aggregator", {"name": name, "f": SHARE})
+    n, d = x.shape
+    layout = Layout((Slot("weight", (d,), 0, d, x.dtype, buffer=False, frozen=False),))
+    ctx = AggregationContext(
+        torch.arange(n), torch.zeros(d, device=x.device), layout, Key(0), 1, rule.assumed(n), x[0] if "root" in rule.needs else None
+    )
+    state = rule.init(layout)
+    return lambda: rule(x, w, state, ctx)
+
+
+def clock(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    kept = work()  # freeing memory is not part of it
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    spent = time.perf_counter() - started
+    del kept
+    return spent
+
+
+def added(work: Callable[[], object], device: torch.device) -> float:
+    """Bytes at the peak beyond what is held before."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    forget_peak()
+    before = peak()
+    work()
+    return peak() - before
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    print(f"n = {first['n']}, d = {first['d']:.0e} on {first['device']}", flush=True)
+    print(f"  {'':<14} {'seconds':>10} " + " ".join(f"{'x ' + other:>9}" for other in BESIDES) + f" {'x memory':>9}")
+    for row in rows:
+        ratios = " ".join(f"{row[f'per {other}']:>9.2f}" for other in BESIDES)
+        print(f"  {row['rule']:<14} {row['seconds']:>10.5f} {ratios} {row['memory']:>9.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

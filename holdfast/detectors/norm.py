@@ -1,0 +1,56 @@
+"""The norm test (FedCAP, Li et al., ACSAC 2024, section on anomaly detection): whoever is too far from the reference model is banned.
+
+The norm is that of the trainable, travelling entries of a client's model minus the reference model: with one model for all this is the
+client's update, with customised models FedCAP's calibrated update. FedCAP's bound of 10 is tied to a network of a few hundred thousand
+parameters; for any other, a multiple of the cohort's median norm says more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from holdfast.aggregators.geometry import norms
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Exchange, State, Uplink
+from holdfast.detectors.base import Detector, Judgement
+
+PAPER = "Li et al., FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024"
+
+
+@register("detector", "norm", paper=PAPER)
+class Norm(Detector):
+    """Bans clients whose update is longer than a threshold, or not finite."""
+
+    threshold: float = setting(10.0, "the longest update that is let pass", gt=0)
+    unit: Literal["absolute", "median"] = setting("absolute", "the threshold as it stands, or in units of the cohort's median norm")
+
+    @model_validator(mode="after")
+    def _above_the_median(self) -> Norm:
+        if self.unit == "median" and self.threshold < 1:
+            raise ValueError("threshold below 1 median norm would ban half of any cohort; set 2, for example")
+        return self
+
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+        yield from ()  # it asks nobody
+        lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        bound = self.bound(lengths)
+        far = {i: length for i, length in zip(ids.tolist(), lengths.tolist(), strict=True) if length > bound or math.isinf(length)}
+        return Judgement(state, {i: _reason(length, bound) for i, length in far.items()}, {"norm": lengths})
+
+    def bound(self, lengths: Tensor) -> float:
+        """A median needs three clients, or the longer of two would be banned for being longer; and where most did not move at all, whoever
+        learnt something would be."""
+        if self.unit == "absolute":
+            return self.threshold
+        finite = lengths[lengths.isfinite()]
+        middle = float(finite.quantile(0.5)) if len(finite) > 2 else 0.0
+        return self.threshold * middle if middle > 0 else torch.inf
+
+
+def _reason(length: float, bound: float) -> str:
+    return "update is not finite" if math.isinf(length) else f"update of norm {length:.4g} is above {bound:.4g}"

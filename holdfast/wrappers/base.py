@@ -1,0 +1,88 @@
+"""An aggregator around an aggregator. A wrapper says in `reduce` what it does before or after the rule inside; the rest is forwarded."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout
+from holdfast.core.registry import explain
+from holdfast.core.types import State
+
+
+class Around(Wrapper):
+    """A wrapper by what is different about it. The rule inside keeps its own memory, which passes through `reduce` as it is."""
+
+    def __call__(self, inner: Aggregator) -> Aggregator:
+        self.check(inner)
+        try:
+            return Wrapped(inner=inner, by=self, weights=inner.weights, f=inner.f)
+        except ValidationError as error:
+            raise ConfigError(explain(error, Wrapped, "aggregator")) from None
+
+    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        raise TypeError(f"{type(self).__name__} does not say how it reduces")
+
+    def check(self, inner: Aggregator) -> None:
+        """A rule around which this makes no sense is a ConfigError."""
+
+    def uses_priors(self, inner: Aggregator) -> bool:
+        return inner.uses_priors
+
+    def least(self, inner: Aggregator, f: int) -> int:
+        return inner.least(f)
+
+    def condition(self, inner: Aggregator) -> str:
+        return inner.condition
+
+
+class Wrapped(Aggregator):
+    """A rule with one wrapper around it: what the wrapper does not change is the rule's own."""
+
+    inner: Aggregator
+    by: Around
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.by.name}({self.inner.name})"
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.inner.needs
+
+    @property
+    def uses_priors(self) -> bool:  # type: ignore[override]
+        return self.by.uses_priors(self.inner)
+
+    @property
+    def condition(self) -> str:  # type: ignore[override]
+        return self.by.condition(self.inner)
+
+    def least(self, f: int) -> int:
+        return self.by.least(self.inner, f)
+
+    def remembers(self) -> str:
+        return self.inner.remembers()
+
+    def init(self, layout: Layout) -> State:
+        return self.inner.init(layout)
+
+    def assumed(self, n: int) -> int:
+        return self.inner.assumed(n)
+
+    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+        return self.by.reduce(self.inner, x, w, state, ctx)
+
+    def layers(self) -> tuple[Aggregator, list[Wrapper]]:
+        rule, around = self.inner.layers()
+        return rule, [*around, self.by]
+
+
+def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
+    """Without a number of attackers, a wrapper that leaves out so many would quietly be the plain mean."""
+    if inner.f is None:
+        raise ConfigError(
+            f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set f, for example to 0.3"
+        )
