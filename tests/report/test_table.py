@@ -74,3 +74,27 @@ def test_amounts_as_people_read_them() -> None:
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in"):
         read_cells(tmp_path)
+
+
+def test_what_an_attack_cost(tmp_path: Path) -> None:
+    """Against the same run without it, over the clients that are benign in the attacked one; other seeds have twins of their own."""
+    axes = {"attack.name": ["none", "ipm"], "seed": [0, 1]}
+    cells = read_cells(sweep(tmp_path / "s", sweep=axes))
+    lines = by_setting(cells)
+    assert [line.label for line in lines] == ["none", "ipm"] and cells[0].config["attack"] is None
+    table = tabulate(lines)
+    place = table.titles.index("lost")
+    assert table.rows[0][place].text == "–" and table.titles[place + 1] == "DAcc" and "ASR" not in table.titles
+    for honest, attacked in zip(lines[0].cells, lines[1].cells, strict=True):
+        (malicious,) = attacked.manifest["malicious"]
+        means = []
+        for cell in (honest, attacked):
+            frame = cell.run.clients()
+            means.append(frame.loc[(frame.client != malicious) & (frame.samples > 0), "accuracy/global"].mean())
+        assert attacked.final["attack/lost"] == pytest.approx(means[0] - means[1]) and "attack/lost" not in honest.final
+    assert lines[1].mean("attack/lost") == table.rows[1][place].value
+    assert read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None  # alone, it has nothing to be compared with
+
+
+def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
+    assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_cells(grid))).titles)
