@@ -93,6 +93,11 @@ class Cell:
         except HoldfastError:  # objects that the manifest cannot name
             return {**self.config["evaluate"], "deployed": None}
 
+    @property
+    def bans(self) -> bool:
+        """Whether anybody was ever banned."""
+        return any(part.get("banned") for part in self.parts)
+
     def curve(self, metric: str) -> Points:
         return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
 

@@ -70,6 +70,8 @@ STATUS = "status"
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
     """With those of the metrics that any of the runs was asked for, and of attacks where any run has something to say."""
     attacked = [column for column in UNDER_ATTACK if any(column.value(line) is not None for line in lines)]
+    if not any(cell.config["detectors"] or cell.bans for line in lines for cell in line.cells):
+        attacked = [column for column in attacked if column.title != "DAcc"]  # nobody looks for attackers here
     return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *COSTS)
 
 

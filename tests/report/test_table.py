@@ -84,7 +84,7 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
     assert [line.label for line in lines] == ["none", "ipm"] and cells[0].config["attack"] is None
     table = tabulate(lines)
     place = table.titles.index("lost")
-    assert table.rows[0][place].text == "–" and table.titles[place + 1] == "DAcc" and "ASR" not in table.titles
+    assert table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"  # no trigger, and nobody who looks for attackers
     for honest, attacked in zip(lines[0].cells, lines[1].cells, strict=True):
         (malicious,) = attacked.manifest["malicious"]
         means = []
