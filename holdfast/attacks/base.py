@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -35,8 +36,8 @@ class View:
     knows: Knowledge
     cohort: int = 0
     """How many clients answer. Taken to be public: the papers' attacks scale by it."""
-    sent: Tensor | None = None
-    """The models that the attackers were sent, a row each; none where no model was."""
+    sent: Callable[[], Tensor | None] = lambda: None
+    """Gives the models that the attackers were sent, a row each; none where no model was."""
     notes: list[str] = field(default_factory=list)
 
     def own(self, field: str) -> Tensor:
@@ -57,8 +58,8 @@ class View:
         a sample of the others, which is FedCAP's partial knowledge; so do attackers who are alone in a cohort."""
         self._need("colluders")
         others = torch.ones(len(self.up), dtype=torch.bool)
-        others[self.mine] = whom == "all"
-        return self.up[field][others] if bool(others.any()) else self.up[field]
+        others[self.mine] = False
+        return self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
 
     def note(self, text: str) -> None:
         """Something a reader of the result should know. It goes to the round's record, past the server."""
@@ -246,10 +247,7 @@ class Adversary:
         own, cohort = up.only(rows), int(people.sum())
         all_seen = _REACH[knows] >= _REACH["everyone"]
         seen, mine = (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
-        got = None
-        if sent is not None and sent.pick.shape[1] and bool((sent.pick[rows, 0] >= 0).all()):
-            got = sent.bank[sent.pick[rows, 0]]
-        view = View(mine, seen, knows, cohort, got)
+        view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
         changed = self.attack.uplink(task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key)
         self._notes += view.notes
         return changed
@@ -265,6 +263,13 @@ class Adversary:
             raise RunError(f"attack '{self.attack.name}' sends '{name}', which task '{task}' does not have{suggest(name, schema)}")
         if schema[name].kind not in self.attack.kinds:
             raise RunError(f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}")
+
+
+def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
+    """What these clients were sent; others may have been sent other models, which are none of their business."""
+    if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
+        return None
+    return sent.bank[sent.pick[rows, 0]]
 
 
 def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:

@@ -37,6 +37,7 @@ class Gaussian(Attack):
     def _sigma(self, own: Tensor, view: View) -> float | Tensor:
         if self.scale == "absolute":
             return self.sigma
-        if view.sent is None:
+        sent = view.sent()
+        if sent is None:
             raise RunError("attack 'gaussian' scales its noise by the model that was sent, but none was; set attack.scale = \"absolute\"")
-        return self.sigma * torch.std(view.sent[:, : own.shape[1]].double(), dim=1, keepdim=True).to(own.dtype)
+        return self.sigma * torch.std(sent[:, : own.shape[1]].double(), dim=1, keepdim=True).to(own.dtype)
