@@ -104,10 +104,16 @@ class Config(Section):
     method: Chosen = setting("fedavg", "`holdfast list methods`")
     aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
     detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
-    attack: Chosen = setting(None, "`holdfast list attacks`; none: every client is honest")
+    attack: Chosen = setting(None, "`holdfast list attacks`; none (also as a name): every client is honest")
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+
+    @field_validator("attack", mode="before")
+    @classmethod
+    def _nobody(cls, attack: Any) -> Any:
+        """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name "none"."""
+        return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
 
     def parts(self) -> Parts:
         return Parts.of(self)

@@ -4,7 +4,7 @@ simulator or a Flower server, drives the same lines."""
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast import metrics
+from holdfast import detection, metrics
 from holdfast.attacks.base import Adversary
 from holdfast.config import Config, Parts
 from holdfast.core.errors import ConfigError
@@ -153,7 +153,7 @@ class Experiment:
         up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.next_step())
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
-        benign = self.adversary.benign(up.ids)
+        benign = self.adversary.benign(up.ids, self.cell.round)
         figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys, self.metrics)
         self.meter.evaluate += time.perf_counter() - started
         return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
@@ -175,7 +175,7 @@ class Experiment:
             return ctx.cohort
         if which == "held-out":
             return torch.tensor(self.federation.held_out, dtype=torch.int64)
-        return members[self.adversary.benign(members)] if which == "benign" else members
+        return members[self.adversary.benign(members, self.cell.round)] if which == "benign" else members
 
     def _ready(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> Ready:
         """All of the round written; who drives makes it the truth."""
@@ -190,13 +190,16 @@ class Experiment:
             "refused": {str(c): reason for c, reason in meter.refused.items()},
             "notes": list(verdict.notes),
             "fallback": verdict.fallback,
-            "diverged": metrics.divergence(figures, meter.answers, set(self.adversary.malicious.tolist())),
+            "diverged": metrics.divergence(figures, meter.answers, set(self.adversary.at(round).tolist())),
+            "attack": self.adversary.take_notes(),
         }
         tensors = {"cohort": ctx.cohort, "took_part": meter.took_part(), "verdict/ids": verdict.ids, **arrays}
         tensors |= {f"verdict/scores/{k}": v for k, v in verdict.scores.items()}
         tensors |= {f"verdict/tables/{k}": v for k, v in verdict.tables.items()}
         if verdict.weights is not None:
             tensors["verdict/weights"] = verdict.weights
+        if self.adversary.redraws:
+            tensors["malicious"] = self.adversary.at(round)
         server = {f"server/{k}": v for k, v in state.items()}
         return self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
 
@@ -225,11 +228,18 @@ class Experiment:
         parts = self.store.parts(self.cell.round)
         who = self.adversary.malicious, len(self.roster.clients), self.roster.banned
         final = metrics.of_run(parts, self.config.evaluate.targets, *who, self.metrics)
+        final |= detection.of_rounds(self._seen(parts), decide=self.adversary.redraws)
         protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "metrics": list(self.metrics)}
         protocol["deployed"] = self.method.deploys
         self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
         self.store.write_json("result.json", self.finished)
         return self.finished
+
+    def _seen(self, parts: Sequence[Mapping[str, Any]]) -> list[detection.Seen]:
+        """Every round's verdict beside the truth, where there is one to tell."""
+        if not len(self.adversary.malicious):
+            return []
+        return [detection.Seen.of(part, self.store.arrays(part["round"]), self.adversary.at(part["round"])) for part in parts]
 
     def _cell(self) -> Cell:
         train, evaluate = self.config.train, self.config.evaluate
@@ -237,10 +247,12 @@ class Experiment:
             lr=train.lr, epochs=train.local_epochs, steps=train.local_steps, batch_size=train.batch_size, momentum=train.momentum,
             weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment, loss=self.parts.loss,
         )  # fmt: skip
-        measure = Measure(self.models, evaluate.test, evaluate.unselected, self.config.data.split.validation > 0, self.metrics)
+        poisoned = self.adversary.poison_data(self.federation, "test" if evaluate.test == "per-client" else "global_test")
+        validates, triggers = self.config.data.split.validation > 0, self.adversary.triggered is not None
+        measure = Measure(self.models, evaluate.test, evaluate.unselected, validates, self.metrics, triggers)
         return Cell(
             label=self.label, key=self.key, method=self.method, rule=self.rule, network=self.network, initial=self.initial,
-            federation=self.adversary.poison_data(self.federation), recipe=recipe, lr_decay=train.lr_decay, measure=measure,
+            federation=poisoned, recipe=recipe, lr_decay=train.lr_decay, measure=measure,
             rows=RowStore(self.out / "rows"), adversary=self.adversary, norm_cap=train.norm_cap,
         )  # fmt: skip
 

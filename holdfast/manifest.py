@@ -78,7 +78,8 @@ def manifest_of(
         "weights": None if experiment.weights is None else {"file": experiment.weights.file, "sha256": experiment.weights.digest},
         "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
-        "malicious": experiment.adversary.malicious.tolist(), "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "malicious": "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist(),
+        "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
 

@@ -44,6 +44,9 @@ def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str]
                 out[f"{prefix}{metric}/{model}"] = mean = figures.pop("mean")
                 if model == deployed:
                     out |= {f"{prefix}{metric}": mean, **{f"{prefix}{metric}/{name}": value for name, value in figures.items()}}
+    if f"triggered/{deployed}/correct" in fields:
+        shown = float(fields["triggered/total"][benign].sum())
+        out["attack/asr"] = float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
     return out
 
 
@@ -107,7 +110,10 @@ def of_run(
         out[f"rounds_to/{target:.2f}" if round(target, 2) == target else f"rounds_to/{target}"] = reached[0] if reached else None
     out["diverged"] = first_diverged(parts)
     out["fallback_rounds"] = sum(bool(p.get("fallback")) for p in parts)
-    out["attack/asr"] = None  # no attack with a trigger is known to this run
+    fooled = [float(p["metrics"]["attack/asr"]) for p in parts if p["metrics"].get("attack/asr") is not None]
+    out.setdefault("attack/asr", None)  # no attack with a trigger
+    out["attack/asr/last10"] = math.fsum(fooled[-10:]) / len(fooled[-10:]) if fooled else None
+    out["attack/noted_rounds"] = sum(bool(p.get("attack")) for p in parts)
     out |= detection(malicious, clients, banned)
     for name in ("bytes/up", "bytes/down", "refused"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)

@@ -83,6 +83,11 @@ class Run:
                 frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
         return frame
 
+    def malicious(self, round: int | None = None) -> list[int]:
+        """Who attacked; where the set is redrawn, in a round, by default the last."""
+        told = self.manifest["malicious"]
+        return told if isinstance(told, list) else self.store.arrays(self.round if round is None else round)["malicious"].tolist()
+
     @cached_property
     def _experiment(self) -> Experiment:
         return Experiment(self.config, self.path, self.manifest["label"])

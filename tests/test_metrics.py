@@ -198,3 +198,17 @@ def test_divergence(figures: Any, exchanges: Any, words: str | None) -> None:
 def test_the_first_diverged_round() -> None:
     assert metrics.first_diverged([{"round": 1}, {"round": 2, "diverged": None}]) is None
     assert metrics.first_diverged([{"round": 1}, {"round": 2, "diverged": "why"}, {"round": 3, "diverged": "why"}]) == 2
+
+
+def test_attack_success_of_a_round_and_of_a_run() -> None:
+    """Images of benign clients together: 3 of 4 and 1 of 6; the malicious third client does not count."""
+    fields = {
+        "test/total": torch.tensor([1.0, 1.0, 1.0]), "test/global/correct": torch.ones(3), "test/global/loss": torch.zeros(3),
+        "triggered/total": torch.tensor([4.0, 6.0, 9.0]), "triggered/global/correct": torch.tensor([3.0, 1.0, 9.0]),
+    }  # fmt: skip
+    benign = torch.tensor([True, True, False])
+    assert of_round(fields, benign, ["global"], "global")["attack/asr"] == pytest.approx(0.4)
+    assert of_round(fields | {"triggered/total": torch.zeros(3)}, benign, ["global"], "global")["attack/asr"] is None
+    final = run([part(r, 0.5, metrics={"attack/asr": r / 20}, attack=["clamped"] if r < 3 else []) for r in range(1, 13)])
+    assert final["attack/asr"] == 0.6 and final["attack/asr/last10"] == pytest.approx(sum(range(3, 13)) / 200)
+    assert final["attack/noted_rounds"] == 2 and run([part(1, 0.5)])["attack/asr/last10"] is None

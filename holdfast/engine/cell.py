@@ -29,6 +29,8 @@ class Measure:
     unselected: str = "keep_own"
     validation: bool = False
     metrics: tuple[str, ...] = ()
+    trigger: bool = False
+    """Whether test images with an attack's trigger are shown to the models too."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Cell:
 
     def data(self, ids: Tensor) -> Padded:
         """Training data by client id; the root pseudo-client has the server's."""
-        return take(self.federation.train, ids, self.federation.root)
+        return take(self.adversary.train(self.federation, self.round), ids, self.federation.root)
 
     def validation(self, ids: Tensor) -> Padded:
         return take(self.federation.validation, ids, None)
@@ -72,6 +74,11 @@ class Cell:
         if self.measure.test == "per-client":
             return take(self.federation.test, ids, None)
         return self.federation.global_test.take(torch.zeros(len(ids), dtype=torch.int64))
+
+    def triggered(self, ids: Tensor) -> Padded:
+        table = self.adversary.triggered
+        assert table is not None
+        return table.take(ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64))
 
     def group(self, task: str) -> tuple[Any, ...]:
         """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""

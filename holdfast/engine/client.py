@@ -33,6 +33,7 @@ class Job:
     stored: State
     test: Padded | None = None
     measure: Measure | None = None
+    triggered: Padded | None = None
 
 
 def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Mapping[str, Tensor]]:
@@ -56,6 +57,8 @@ def schema_of(rule: ClientRule, task: str, wire: Wire, measure: Measure) -> Sche
         for model in measure.models:
             fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
             fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
+    if measure.trigger:
+        fields |= {f"triggered/{name}": count for name in ("total", *(f"{model}/correct" for model in measure.models))}
     return fields
 
 
@@ -93,6 +96,9 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             out[f"{split}/{model}/loss"] = result.loss
             out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
             out[f"{split}/total"] = result.total.double()
+        if job.triggered is not None:
+            result = score(local.network, rule.predict, bank, which, local.samples, job.triggered, local.plan, aux)
+            out |= {f"triggered/{model}/correct": result.correct.double(), "triggered/total": result.total.double()}
     return out
 
 

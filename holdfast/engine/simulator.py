@@ -149,6 +149,7 @@ class Simulator:
             {k: self._put(torch.cat([p.exchange.extra[k] for p in parts])) for k in parts[0].exchange.extra},
             known, {k: self._put(v) for k, v in stored.items()},
             self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None, first.measure,
+            self.table([p.cell.triggered(p.exchange.to) for p in parts]) if task == EVALUATE and first.measure.trigger else None,
         )  # fmt: skip
         with counting(self.device, local.plan.precision):
             state, fields = perform(first.rule, local, job)
@@ -202,7 +203,7 @@ class Simulator:
             return nobody(schema, cell.network.dtype)
         if ex.task == EVALUATE:
             return up
-        up = cell.adversary.poison(ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step))
+        up = cell.adversary.poison(ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step), cell.round, ex)
         return screen(up, schema, cell.norm_cap)
 
     def table(self, parts: list[Padded]) -> Padded:

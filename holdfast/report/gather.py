@@ -45,6 +45,8 @@ class Cell:
         self.result = self.standing.result
         self.method = name_of(self.config["method"]) or "?"
         self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
+        self.twin: Cell | None = None
+        """The same run without an attack, where it is among those that are shown."""
 
     def _described(self) -> str:
         """A single run is known by its method and by who acts on its updates."""
@@ -58,7 +60,7 @@ class Cell:
     def final(self) -> dict[str, Any]:
         """The final figures; of a run that still goes on, those of its last evaluation. One that failed has none to be compared."""
         if self.result is not None:
-            return self.result["final"]
+            return self.result["final"] | ({} if self.twin is None else {"attack/lost": self._lost(self.twin)})
         if self.standing.status == "failed":
             return {}
         evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
@@ -71,6 +73,16 @@ class Cell:
             figures[f"seconds/{name}"] = sum(p.get("seconds", {}).get(name, 0.0) for p in self.parts)
         return figures
 
+    def _lost(self, twin: Cell) -> float | None:
+        """Accuracy that the attack took from the clients that are benign here and measured in both runs. The twin's own mean is over other
+        clients: nobody is malicious there."""
+        if not twin.finished:
+            return None
+        malicious = set(self.run.malicious())
+        here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (self, twin))
+        both = [there[client] - here[client] for client in here if client in there and client not in malicious]
+        return statistics.fmean(both) if both else None
+
     @cached_property
     def protocol(self) -> dict[str, Any]:
         if self.result is not None:
@@ -80,6 +92,11 @@ class Cell:
             return {**self.config["evaluate"], "models": list(method.models), "deployed": method.deploys}
         except HoldfastError:  # objects that the manifest cannot name
             return {**self.config["evaluate"], "deployed": None}
+
+    @property
+    def bans(self) -> bool:
+        """Whether anybody was ever banned."""
+        return any(part.get("banned") for part in self.parts)
 
     def curve(self, metric: str) -> Points:
         return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
@@ -149,7 +166,16 @@ def read_cells(folder: Path) -> list[Cell]:
     folders = run_folders(Path(folder))
     if not folders:
         raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
-    return [Cell(path) for path in folders]
+    cells = [Cell(path) for path in folders]
+    honest = {_but_for_the_attack(cell): cell for cell in cells if cell.config["attack"] is None}
+    for cell in cells:
+        if cell.config["attack"] is not None:
+            cell.twin = honest.get(_but_for_the_attack(cell))
+    return cells
+
+
+def _but_for_the_attack(cell: Cell) -> str:
+    return json.dumps({**cell.config, "attack": None}, sort_keys=True)
 
 
 def not_begun(cells: Sequence[Cell]) -> int:

@@ -84,6 +84,8 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
         notes.append(f"{diverged} of the runs diverged: from that round on, or for a while, nothing that was trained could be used.")
     if failed := status.count("failed"):
         notes.append(f"{failed} of the runs failed and have no figures.")
+    if noted := [note for cell in cells for part in cell.parts for note in part.get("attack", [])]:
+        notes.append(f"An attack was not quite its formula in some rounds: {escape(noted[0])}.")
     if missing := not_begun(cells):
         notes.append(f"{missing} cells of the sweep have not begun, or failed before their first round, and are not shown.")
     return notes

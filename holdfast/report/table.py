@@ -55,6 +55,11 @@ ON_REQUEST = {
     "balanced_accuracy": Column("balanced", ("balanced_accuracy",), percent, 1, "balanced accuracy: mean over clients of the mean recall"),
     "auc": Column("AUC", ("auc",), percent, 1, "area under the ROC curve, mean over the clients that have two classes or more"),
 }
+UNDER_ATTACK = (
+    Column("lost", ("attack/lost",), percent, -1, "accuracy that the attack cost benign clients, against the same run without it"),
+    Column("ASR", ("attack/asr",), percent, 0, "triggered test images that the deployed model takes for the attacker's target"),
+    Column("DAcc", ("detection/dacc",), percent, 1, "clients rightly banned or rightly not; with a redrawn set, such decisions"),
+)
 COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
@@ -64,8 +69,11 @@ DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a nar
 
 
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
-    """With those of the metrics that any of the runs was asked for."""
-    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *COSTS)
+    """With those of the metrics that any of the runs was asked for, and of attacks where any run has something to say."""
+    attacked = [column for column in UNDER_ATTACK if any(column.value(line) is not None for line in lines)]
+    if not any(cell.config["detectors"] or cell.bans for line in lines for cell in line.cells):
+        attacked = [column for column in attacked if column.title != "DAcc"]  # nobody looks for attackers here
+    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *COSTS)
 
 
 @dataclass(frozen=True)

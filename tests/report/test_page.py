@@ -151,3 +151,8 @@ def test_thinning_keeps_the_worst() -> None:
     few = thin_out(dots, 600)
     assert len(few) <= 600 and few[0].client == 0
     assert shorten("a" * 30, 10) == "a" * 9 + "…"
+
+
+def test_a_clamped_attack_is_told(tmp_path: Path) -> None:
+    page = write_page(sweep(tmp_path / "s", attack={"name": "lie", "fraction": 0.75}))
+    assert "lie: z = inf for 3 attackers among 4 clients, clamped to 3." in page.read_text()

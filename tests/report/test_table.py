@@ -87,3 +87,27 @@ def test_a_narrow_terminal_keeps_the_names_and_loses_columns_that_can_be_done_wi
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(to_rich(narrowed(table, 60)))
     assert "a method of some length" in console.export_text()
+
+
+def test_what_an_attack_cost(tmp_path: Path) -> None:
+    """Against the same run without it, over the clients that are benign in the attacked one; other seeds have twins of their own."""
+    axes = {"attack.name": ["none", "ipm"], "seed": [0, 1]}
+    cells = read_cells(sweep(tmp_path / "s", sweep=axes))
+    lines = by_setting(cells)
+    assert [line.label for line in lines] == ["none", "ipm"] and cells[0].config["attack"] is None
+    table = tabulate(lines)
+    place = table.titles.index("lost")
+    assert table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"  # no trigger, and nobody who looks for attackers
+    for honest, attacked in zip(lines[0].cells, lines[1].cells, strict=True):
+        (malicious,) = attacked.manifest["malicious"]
+        means = []
+        for cell in (honest, attacked):
+            frame = cell.run.clients()
+            means.append(frame.loc[(frame.client != malicious) & (frame.samples > 0), "accuracy/global"].mean())
+        assert attacked.final["attack/lost"] == pytest.approx(means[0] - means[1]) and "attack/lost" not in honest.final
+    assert lines[1].mean("attack/lost") == table.rows[1][place].value
+    assert read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None  # alone, it has nothing to be compared with
+
+
+def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
+    assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_cells(grid))).titles)

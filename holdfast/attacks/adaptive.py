@@ -1,0 +1,55 @@
+"""An attacker that knows FedCAP's rule: as long as its norm test allows, as aligned as its weights ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, Knowledge, View
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "adaptive")
+class Adaptive(Attack):
+    """Sends the longest harmful update that FedCAP's norm test lets pass.
+
+    It points where benign updates differ most, and is turned towards their mean just enough to be given weight. FedCAP bans whoever is
+    longer than T_norm and weighs the others by the softmax of their cosines; the paper leaves open what an attacker makes of knowing
+    that. This is a simple answer. With m the unit mean of the benign updates and h the unit vector of minus their spread, made
+    orthogonal to m, it sends (1 - margin) * t_norm * (align * m + sqrt(1 - align^2) * h): the largest length that is not banned, nearly
+    all of it off course, with a cosine of `align` to the mean. Where the server calibrates against another model than the client was
+    sent, lengths change a little: that is what the margin is for."""
+
+    tasks: ClassVar[None] = None
+    least: ClassVar[Knowledge] = "defence"
+    knows: Knowledge = setting("defence", "it knows everyone's updates and the rule")
+    t_norm: float = setting(10.0, "the length above which the defence bans", gt=0)
+    margin: float = setting(0.05, "how far below it stays, as a share", ge=0, lt=1)
+    align: float = setting(0.3, "cosine with the mean of the benign updates", ge=-1, le=1)
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        return {name: self._update(view.known(name, "benign"), key.fold(name)) for name in self.targets(schema)}
+
+    def _update(self, benign: Tensor, key: Key) -> Tensor:
+        mean = _unit(benign.mean(0).double())
+        spread = benign.std(0).double() if len(benign) > 1 else torch.zeros_like(mean)
+        harm = _across(-_unit(spread), mean)
+        if float(harm.norm()) < 1e-6:  # nothing differs, or only along the mean: any way off course will do
+            harm = _across(_unit(key.normal(len(mean), dtype=torch.float64)), mean)
+        direction = self.align * mean + math.sqrt(1 - self.align**2) * _unit(harm)
+        return ((1 - self.margin) * self.t_norm * direction).to(benign.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm().clamp(min=1e-300)
+
+
+def _across(x: Tensor, axis: Tensor) -> Tensor:
+    """What of x is orthogonal to the axis."""
+    return x - (x @ axis) * axis

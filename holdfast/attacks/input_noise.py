@@ -1,0 +1,40 @@
+"""Noise on training inputs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.base import Attack
+from holdfast.attacks.poisoned import chosen, owner_keys, with_inputs
+from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.data.federation import Federation
+
+
+@register("attack", "input-noise")
+class InputNoise(Attack):
+    """Trains on inputs with Gaussian noise; labels stay true (C-PFL's noisy clients, sigma 0.1, 0.2 and 0.3).
+
+    Images are taken on the scale 0..1 and, being bytes, stay within it; other numbers get the noise on their own scale."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset()
+    sigma: float = setting(0.1, "standard deviation of the noise", ge=0)
+    ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)
+
+    def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
+        samples = federation.samples
+        if samples.words:
+            raise ConfigError(f"attack 'input-noise' adds numbers to inputs, but {samples.name} is text; use label-flip")
+        places = chosen(federation.train, malicious, self.ratio, key)
+        noise = self.sigma * owner_keys(federation.train, places, key.fold("noise")).normal(*samples.sample_shape)
+
+        def noisy(x: Tensor) -> Tensor:
+            if x.dtype != torch.uint8:
+                return x + noise
+            return (x + 255.0 * noise).round().clamp(0, 255).to(torch.uint8)
+
+        return with_inputs(federation, places, noisy)

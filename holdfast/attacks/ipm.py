@@ -1,0 +1,29 @@
+"""Inner product manipulation: against the direction in which the others go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, Knowledge, View
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "ipm", paper="Xie, Koyejo and Gupta: Fall of Empires, UAI 2019")
+class Ipm(Attack):
+    """Sends -eps times the mean of the benign updates.
+
+    With eps above benign / attackers, the mean of all points backwards. FedCAP's eps is the size of the cohort."""
+
+    tasks: ClassVar[None] = None
+    least: ClassVar[Knowledge] = "colluders"
+    knows: Knowledge = setting("everyone", "whose updates stand for the benign ones: colluders (their own), everyone")
+    eps: float | None = setting(None, "how many times the mean; none: the size of the cohort; the attack's paper has 0.1 to 10", ge=0)
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        eps = view.cohort if self.eps is None else self.eps
+        return {name: -eps * view.known(name, "benign").mean(0) for name in self.targets(schema)}

@@ -1,0 +1,61 @@
+"""A little is enough: as far from the mean as a benign client could be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, Knowledge, View, Whom
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "lie", paper="Baruch, Baruch and Goldberg: A Little Is Enough, NeurIPS 2019")
+class Lie(Attack):
+    """Sends mean - z * std of the honest updates, coordinate by coordinate.
+
+    z is the paper's, from the numbers of clients and attackers in the cohort. It is infinite once attackers are the majority and below 0
+    when they are few; it is clamped to [0, z_max], and the round's record says so. `variant = "authors"` is FedCAP's released code, which
+    does not clamp: an infinite z makes updates that are not numbers."""
+
+    tasks: ClassVar[None] = None
+    least: ClassVar[Knowledge] = "colluders"
+    knows: Knowledge = setting("everyone", "whose updates the mean and the spread are taken of: colluders, everyone")
+    z: float | None = setting(None, "how many standard deviations; none: by the paper's formula")
+    z_max: float = setting(3.0, "bound on z where the formula runs away", ge=0)
+    statistics: Whom = setting("all", "mean and spread of all clients, attackers' honest updates included, or of benign ones only")
+    variant: Literal["card", "authors"] = setting("card", "authors: z is not clamped")
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        z, out = self._z(view), {}
+        for name in self.targets(schema):
+            known = view.known(name, self.statistics)
+            spread = known.std(0) if len(known) > 1 else torch.zeros_like(known[0])
+            out[name] = known.mean(0) - z * spread
+        return out
+
+    def _z(self, view: View) -> float:
+        if self.z is not None:
+            return self.z
+        attackers = len(view.mine)
+        z = formula(view.cohort, attackers)
+        if self.variant == "authors":
+            return z
+        clamped = min(max(z, 0.0), self.z_max)
+        if clamped != z:
+            view.note(f"lie: z = {z:.3g} for {attackers} attackers among {view.cohort} clients, clamped to {clamped:g}")
+        return clamped
+
+
+def formula(clients: int, attackers: int) -> float:
+    """The z at which enough benign clients lie farther out that attackers need no more than those to be a majority."""
+    benign = clients - attackers
+    needed = clients // 2 + 1 - attackers
+    share = (benign - needed) / benign if benign else 1.0
+    return math.inf if share >= 1 else -math.inf if share <= 0 else NormalDist().inv_cdf(share)

@@ -1,0 +1,42 @@
+"""Min-Max: no farther from any client than two clients are from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, Knowledge, View, Whom
+from holdfast.attacks.distances import Line, Perturbation, coarse, largest, line
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "min-max", paper="Shejwalkar and Houmansadr: Manipulating the Byzantine, NDSS 2021")
+class MinMax(Attack):
+    """Sends mean + gamma * p, no farther from any client than clients are from each other.
+
+    gamma is the largest at which its largest distance to a client is no larger than the largest between two clients. Where fewer than
+    two clients are known, they stay honest."""
+
+    tasks: ClassVar[None] = None
+    least: ClassVar[Knowledge] = "colluders"
+    knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
+    perturbation: Perturbation = setting("std", "p: minus the spread, minus the mean's direction, or minus its signs")
+    statistics: Whom = setting("all", "count all clients, attackers' honest updates included, or benign ones only")
+    variant: Literal["card", "authors"] = setting("card", "authors: FedCAP's search for gamma, in steps of 0.05")
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        out = {}
+        for name in self.targets(schema):
+            known = view.known(name, self.statistics)
+            if len(known) >= 2:
+                way = line(known, self.perturbation)
+                out[name] = way.mean + (self._gamma(way) if way.length > 0 else 0.0) * way.direction
+        return out
+
+    def _gamma(self, way: Line) -> float:
+        bound, search = float(way.pairs.max()), largest if self.variant == "card" else coarse
+        return search(lambda gamma: float(way.squared(gamma).max()) <= bound)

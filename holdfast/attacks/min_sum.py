@@ -1,0 +1,45 @@
+"""Min-Sum: no farther from all clients together than the client that is farthest from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, Knowledge, View, Whom
+from holdfast.attacks.distances import Line, Perturbation, coarse, largest, line
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "min-sum", paper="Shejwalkar and Houmansadr: Manipulating the Byzantine, NDSS 2021")
+class MinSum(Attack):
+    """Sends mean + gamma * p, no farther from all clients together than some client is.
+
+    gamma is the largest at which the sum of its squared distances to the clients is no larger than the largest sum of a client. Where
+    fewer than two clients are known, they stay honest."""
+
+    tasks: ClassVar[None] = None
+    least: ClassVar[Knowledge] = "colluders"
+    knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
+    perturbation: Perturbation = setting("std", "p: minus the spread, minus the mean's direction, or minus its signs")
+    statistics: Whom = setting("all", "count all clients, attackers' honest updates included, or benign ones only")
+    variant: Literal["card", "authors"] = setting("card", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05")
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        out = {}
+        for name in self.targets(schema):
+            known = view.known(name, self.statistics)
+            if len(known) >= 2:
+                way = line(known, self.perturbation)
+                out[name] = way.mean + (self._gamma(way) if way.length > 0 else 0.0) * way.direction
+        return out
+
+    def _gamma(self, way: Line) -> float:
+        if self.variant == "card":
+            bound = float(way.pairs.sum(1).max())
+            return largest(lambda gamma: float(way.squared(gamma).sum()) <= bound)
+        bound = float(way.pairs.sqrt().sum(1).max())
+        return coarse(lambda gamma: float(way.squared(gamma).sqrt().sum()) <= bound)

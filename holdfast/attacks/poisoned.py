@@ -1,0 +1,47 @@
+"""What attacks on training data share: whose samples, which share of them, and scratch rows for changed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.base import append, owners
+from holdfast.core.keys import Key
+from holdfast.data.federation import Federation
+from holdfast.data.table import Table
+
+
+def chosen(table: Table, malicious: Tensor, ratio: float, key: Key) -> Tensor:
+    """Places in the table: of each attacker's samples a share, rounded to the nearest number, drawn by its own key."""
+    places = []
+    for client in malicious.tolist():
+        begin, end = int(table.start[client]), int(table.start[client + 1])
+        order = torch.argsort(key.fold("chosen", client).hash(end - begin), stable=True)
+        places.append(begin + order[: int(ratio * (end - begin) + 0.5)].sort().values)
+    return torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+
+
+def with_inputs(federation: Federation, places: Tensor, change: Callable[[Tensor], Tensor], label: Tensor | None = None) -> Federation:
+    """The training samples at these places changed, and relabelled where labels are given; the store keeps its own rows."""
+    table, samples = federation.train, federation.samples
+    labels = table.label[places] if label is None else label
+    more, where = append(samples, change(samples.x[table.row[places]]), labels)
+    row, new = table.row.clone(), table.label.clone()
+    row[places], new[places] = where, labels
+    return replace(federation, samples=more, train=replace(table, row=row, label=new))
+
+
+def with_labels(federation: Federation, places: Tensor, label: Tensor) -> Federation:
+    """The training samples at these places relabelled."""
+    new = federation.train.label.clone()
+    new[places] = label
+    return replace(federation, train=replace(federation.train, label=new))
+
+
+def owner_keys(table: Table, places: Tensor, key: Key) -> Key:
+    """A key for each place, of its owner and its number among the owner's samples: who else attacks changes nothing."""
+    owner = owners(table)[places]
+    return key.fold(owner).fold(places - table.start[owner])

@@ -1,0 +1,24 @@
+"""Sign flipping: the update turned around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from holdfast.attacks.base import Attack, View
+from holdfast.core.keys import Key
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Schema, Uplink
+
+
+@register("attack", "sign-flip", paper="Li et al.: RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019")
+class SignFlip(Attack):
+    """Sends the honest update turned around: -scale * update (FedCAP's SF)."""
+
+    tasks: ClassVar[None] = None
+    scale: float = setting(1.0, "length of what is sent, in honest updates", gt=0)
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
+        return {name: -self.scale * view.own(name) for name in self.targets(schema)}

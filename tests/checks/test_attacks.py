@@ -1,0 +1,137 @@
+"""What every registered attack must keep: benign clients are left alone, and neither plan, company nor a pause changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import session
+from holdfast.attacks import Adversary
+from holdfast.core.registry import describe, find
+from holdfast.core.types import ROOT, Schema, Uplink
+from holdfast.engine.simulator import Simulator
+from holdfast.results import Run
+from tests.helpers import assert_same, built_in, everything, tiny
+
+ATTACKS = list(built_in("attack"))
+METHODS = list(built_in("method"))
+every_attack = pytest.mark.parametrize("name", ATTACKS)
+HARD: list[dict[str, Any]] = [
+    {"name": "backdoor", "size": 3, "fraction": 0.4},
+    {"name": "input-noise", "fraction": 0.4, "redraw": True},
+    {"name": "label-flip", "fraction": 0.4, "flip": "random", "ratio": 0.7, "skew": 0.25, "fresh": True, "redraw": True},
+    {"name": "lie", "fraction": 0.6, "redraw": True, "lies": {"count": 3.0}},
+    {"name": "gaussian", "fraction": 0.4, "scale": "model"},
+]
+hard = pytest.mark.parametrize("attack", HARD, ids=[attack["name"] for attack in HARD])
+
+
+def table(attack: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    given = {"method": "ditto", "attack": attack, "train": {"rounds": 3, "participation": 0.8}}
+    return {name: {**given.get(name, {}), **changes[name]} if isinstance(changes.get(name), dict) else changes.get(name, given.get(name))
+            for name in {**given, **changes}}  # fmt: skip
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Looks at every reply before and after attackers have had it; returns how many malicious replies there were."""
+    count: list[int] = []
+    honest_poison = Adversary.poison
+
+    def poison(self: Adversary, task: str, schema: Schema, up: Uplink, key: Any, round: int = 0, sent: Any = None) -> Uplink:
+        before = {name: value.clone() for name, value in up.fields.items()}
+        after = honest_poison(self, task, schema, up, key, round, sent)
+        benign = self.benign(up.ids, round) | (up.ids == ROOT)
+        count.append(int((~benign).sum()))
+        assert torch.equal(after.ids, up.ids) and after.fields.keys() == before.keys()
+        assert self.attack is not None
+        for name, value in before.items():
+            assert torch.equal(up[name], value), "honest replies are read, not written"
+            assert torch.equal(after[name][benign], value[benign])
+            if schema[name].kind not in self.attack.kinds:
+                assert torch.equal(after[name], value), f"{name} is not of a declared kind"
+        return after
+
+    monkeypatch.setattr(Adversary, "poison", poison)
+    return count
+
+
+@every_attack
+@pytest.mark.parametrize("method", METHODS)
+def test_every_attack_on_every_method(name: str, method: str, simulate: Callable[..., Run], watched: list[int]) -> None:
+    settings = {"size": 3} if name == "backdoor" else {}
+    run = simulate(method=method, attack={"name": name, "fraction": 0.4, **settings})
+    assert run.round == 2 and sum(watched) == 4 and len(run.manifest["malicious"]) == 2
+    assert run.final["accuracy"] is not None and run.final["detection/fnr"] == 1.0 and run.final["detection/rounds"] is None
+    assert (run.final["attack/asr"] is None) == (name != "backdoor")
+
+
+@every_attack
+def test_it_says_what_it_is(name: str) -> None:
+    about = describe(find("attack", name))
+    assert about["summary"].endswith(".") and all(setting["help"] for setting in about["settings"])
+
+
+@hard
+def test_loop_equals_vmap(attack: dict[str, Any], simulate: Callable[..., Run]) -> None:
+    loop, vmap = (everything(simulate(**table(attack, engine={"plan": plan}))) for plan in ("loop", "vmap"))
+    assert_same(loop, vmap, 1e-9)
+
+
+@hard
+def test_workers_change_nothing(attack: dict[str, Any], simulate: Callable[..., Run]) -> None:
+    """They were forked before the round whose data they train on."""
+    alone, shared = (everything(simulate(**table(attack, engine={"plan": "loop", "workers": n, "threads": None}))) for n in (1, 2))
+    assert_same(alone, shared, 1e-10)
+
+
+def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
+    tables = [*(table(attack, seed=place) for place, attack in enumerate(HARD)), table({"name": "ipm"}), table(HARD[3], seed=9)]
+    for each, fused in zip(tables, simulate_all(tables), strict=True):
+        alone = simulate(**each)
+        assert_same(everything(fused), everything(alone), 1e-9)
+        assert fused.store.parts(3)[1]["attack"] == alone.store.parts(3)[1]["attack"]
+
+
+@hard
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    attack: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None
+) -> None:
+    config = tiny(**table(attack, engine={"plan": "loop"}))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    session.start([("", config)], whole)
+    exchange = Simulator.exchange
+
+    def stop(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 3:
+            raise KeyboardInterrupt
+        return exchange(self, calls)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulator, "exchange", stop)
+        session.start([("", config)], cut)
+    session.resume(cut)
+    first, second = Run(whole, config), Run(cut, config)
+    a, b = everything(first), everything(second)
+    assert a.keys() == b.keys() and all(torch.equal(torch.nan_to_num(a[k]), torch.nan_to_num(b[k])) for k in a)
+    strip = [{k: v for k, v in run.final.items() if not k.startswith("seconds/")} for run in (first, second)]
+    assert strip[0] == strip[1] and first.store.parts(3)[2]["attack"] == second.store.parts(3)[2]["attack"]
+
+
+def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: list[int]) -> None:
+    """Who is malicious is written down per round, clients count as benign by the round, and the clamp is reported."""
+    run = simulate(**table({"name": "lie", "fraction": 0.6, "redraw": True}, train={"rounds": 6, "participation": 1.0}))
+    sets = [run.store.arrays(round)["malicious"].tolist() for round in range(1, 7)]
+    assert all(len(drawn) == 3 for drawn in sets) and len(set(map(tuple, sets))) > 1 and watched == [3] * 6
+    assert run.manifest["malicious"] == "redrawn every round"
+    last = run.store.arrays(6)
+    benign = ~torch.isin(last["evaluate/ids"], last["malicious"]) & (last["evaluate/test/total"] > 0)
+    mean = (last["evaluate/test/personal/correct"] / last["evaluate/test/total"])[benign].mean()
+    assert run.final["accuracy"] == pytest.approx(float(mean))
+    assert run.store.parts(1)[0]["attack"] == ["lie: z = inf for 3 attackers among 5 clients, clamped to 3"]
+    assert run.final["attack/noted_rounds"] == 6 and run.final["detection/dacc"] == pytest.approx(0.4)
+    assert 0 <= run.final["detection/auc/weights"] <= 1
