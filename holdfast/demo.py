@@ -1,4 +1,5 @@
-"""The demonstration: `local`, `fedavg` and `ditto` on unlike clients, played as one sweep; demo.toml holds its settings."""
+"""The demonstration: `local`, `fedavg` and `ditto` on unlike clients, all honest and with liars among them, played as one sweep; demo.toml
+holds its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from holdfast.session import Watch, start
 CONFIG = files("holdfast") / "demo.toml"
 
 INTRODUCTION = """\
-20 clients hold handwritten digits, each mostly of a few classes. Three ways to train them, three seeds each, all 9 runs at once:
+20 clients hold handwritten digits, each mostly of a few classes. Three ways to train them, with and without six of them sending the
+opposite of what they learned, three seeds each, all 18 runs at once:
   local    every client alone
   fedavg   one model for all
   ditto    a model for each client, pulled towards a shared one"""

@@ -21,12 +21,12 @@ def test_the_demo_writes_a_page_and_says_where(tmp_path: Path, monkeypatch: pyte
     page = tmp_path / "demo" / "report.html"
     assert page.is_file() and str(page) in said.out
     assert all(name in said.out for name in ("local", "fedavg", "ditto", "worst 10 %"))
-    assert "plan vmap" in said.err and "12/12 rounds" in said.err
+    assert "plan vmap" in said.err and "24/24 rounds" in said.err
 
 
 def test_the_demo_is_one_sweep_of_what_it_says() -> None:
     cells = demo.cells()
-    assert [label for label, _ in cells] == [f"{m} seed={s}" for m in ("local", "fedavg", "ditto") for s in (0, 1, 2)]
+    assert [label for label, _ in cells] == [f"{m} {a} seed={s}" for m in ("local", "fedavg", "ditto") for a in ("none", "sign-flip") for s in (0, 1, 2)]
     assert {config.data.name for _, config in cells} == {"digits"}
     assert f"{cells[0][1].data.clients} clients" in demo.INTRODUCTION and f"{len(cells)} runs" in demo.INTRODUCTION
 
@@ -40,4 +40,5 @@ def test_the_demo_shows_what_it_is_for(tmp_path: Path) -> None:
     demo.play(tmp_path / "demo", Watch())
     assert time.monotonic() - began < 60
     accuracy = {line.label: line.mean("accuracy") or 0.0 for line in by_setting(read_cells(tmp_path / "demo"))}
-    assert accuracy["ditto"] > accuracy["local"] and accuracy["ditto"] > accuracy["fedavg"] > 0.8
+    assert accuracy["ditto none"] > accuracy["local none"] and accuracy["ditto none"] > accuracy["fedavg none"] > 0.8
+    assert accuracy["fedavg sign-flip"] < accuracy["ditto sign-flip"] < accuracy["ditto none"]
