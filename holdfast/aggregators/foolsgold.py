@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import cosines
+from holdfast.aggregators.ordered import by_id
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -61,12 +62,15 @@ def weights_of(alike: Tensor) -> Tensor:
 
 def remember(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
     """The memory with this round added, and the rows of it that belong to this round's clients."""
+    order = by_id(ids, x)
     ids = ids.to(x.device)
     known = state.get("ids", ids[:0])
+    if not len(known) or torch.equal(known, ids[order]):  # everyone is new, or the same as ever: no rows have to be found
+        history = x[order] + state["history"] if len(known) else x[order]
+        return {"ids": ids[order], "history": history}, history[order.argsort()] if len(known) else x
     everyone = torch.cat([known, ids]).unique()
     history = x.new_zeros(len(everyone), x.shape[1])
-    if len(known):
-        history.index_copy_(0, torch.searchsorted(everyone, known), state["history"])
+    history.index_copy_(0, torch.searchsorted(everyone, known), state["history"])
     mine = torch.searchsorted(everyone, ids)
     history.index_add_(0, mine, x)
     return {"ids": everyone, "history": history}, history[mine]

@@ -24,7 +24,7 @@ def columns_in_order(x: Tensor, order: Tensor) -> Iterator[tuple[slice, Tensor, 
 
 def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
     """Counts by place in `order` as each row's share of all."""
-    return torch.empty_like(counts, dtype=dtype).index_copy_(0, order, (counts / counts.sum()).to(dtype))
+    return torch.empty_like(counts, dtype=dtype).index_copy_(0, order, (counts.double() / counts.sum()).to(dtype))
 
 
 def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]:
