@@ -49,7 +49,7 @@ class Residual(Aggregator):
             values = torch.where(confidence < self.threshold, line, values)
             counts = confidence * confidence.std(dim=1, keepdim=True)
             corrected[:, columns] = torch.empty_like(values).scatter_(1, places, values).T  # rows in the order of ids
-            trust.index_add_(0, places.flatten(), counts.flatten().double())
+            trust += torch.empty_like(counts).scatter_(1, places, counts).double().sum(dim=0)
         weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # nobody differs anywhere: 0 / 0
         weights = (weights / weights.sum()).to(x.dtype)
         return Reduced(weights @ corrected, torch.empty_like(weights).index_copy_(0, order, weights), state)

@@ -36,10 +36,7 @@ class TrimmedMean(Aggregator):
         return trim
 
     def least(self, f: int) -> int:
-        return 2 * f + 1
-
-    def enough(self, n: int) -> bool:
-        return n > 2 * self.cut(n, self.assumed(n)) and super().enough(n)
+        return 2 * max(f, int(self.trim or 0)) + 1  # a share below a half always leaves something
 
     def cut(self, n: int, f: int) -> int:
         if self.trim is None:
@@ -48,7 +45,7 @@ class TrimmedMean(Aggregator):
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, q = len(x), self.cut(len(x), ctx.assumed)
-        if n < self.least(max(q, ctx.assumed)):
+        if n < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
         order, value = by_id(ctx.ids, x), torch.empty_like(x[0])
         dropped = torch.zeros(n, dtype=torch.int64, device=x.device)

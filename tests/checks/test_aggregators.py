@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +180,10 @@ def test_a_setting_that_never_holds_is_refused(name: str) -> None:
     config = tiny(aggregator={"name": name, "f": 4})
     with pytest.raises(ConfigError, match=f"'{name}' needs n >.* but a cohort has n = 5 clients with f = 4; lower aggregator.f"):
         config.parts()
+
+
+@every_rule
+def test_the_documentation_states_its_condition(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "aggregators.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1 and rows[0][3].strip() == build("aggregator", name).condition
