@@ -182,8 +182,13 @@ def load(pattern: str | Path) -> pd.DataFrame:
 
 
 def name_of(section: Any) -> str | None:
-    """What a part in a manifest's config is called; none where there is none."""
-    return section.get("name") if isinstance(section, dict) else section
+    """What a part in a manifest's config is called, wrappers included; none where there is none."""
+    if not isinstance(section, dict):
+        return section
+    name = section.get("name")
+    for wrapper in section.get("wrap", ()):
+        name = f"{name_of(wrapper)}({name})"
+    return name
 
 
 def _seconds(part: dict[str, Any]) -> dict[str, float]:

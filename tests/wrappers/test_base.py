@@ -12,7 +12,7 @@ from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.types import State
-from holdfast.results import Run
+from holdfast.results import Run, name_of
 from holdfast.wrappers import Around
 from holdfast.wrappers.bucketing import Bucketing
 from holdfast.wrappers.clip import Clip
@@ -78,6 +78,7 @@ def test_an_object_is_written_down_as_a_config_would_spell_it() -> None:
     rule = Clip(norm=2.0)(Bucketing(s=3)(Mean(weights="uniform", f=1)))
     assert make_config({"aggregator": rule}).plain()["aggregator"] == table
     assert make_config({"aggregator": table}).parts().aggregator == rule
+    assert name_of(table) == rule.name == "clip(bucketing(mean))" and name_of({"name": "mean", "wrap": ["gas"]}) == "gas(mean)"
     assert make_config({"aggregator": Clip()(Remembering())}).plain()["aggregator"] == "<Remembering>"
 
 
