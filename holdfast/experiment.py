@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import detection, metrics
-from holdfast.attacks.base import Adversary
+from holdfast.attacks.adversary import Adversary
 from holdfast.config import Config, Parts
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key

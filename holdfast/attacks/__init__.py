@@ -14,7 +14,8 @@ from holdfast.attacks import (
     replacement,
     sign_flip,
 )
-from holdfast.attacks.base import Adversary, Attack, Trigger, View
+from holdfast.attacks.adversary import Adversary
+from holdfast.attacks.base import Attack, Trigger, View
 
 __all__ = [
     "Adversary", "Attack", "Trigger", "View", "adaptive", "backdoor", "gaussian", "input_noise", "ipm", "label_flip", "lie", "mimic",

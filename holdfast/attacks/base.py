@@ -1,28 +1,24 @@
-"""What an attack is: hooks on the data and on the replies of malicious clients, with a declared and enforced view of the others.
-
-Only the simulator holds an `Adversary`. Nothing that is handed to a server rule leads to it."""
+"""What an attack is: hooks on the data and on the replies of malicious clients, with a declared and enforced view of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from holdfast.core.errors import ConfigError, RunError, suggest
+from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
-from holdfast.core.types import ROOT, Exchange, Kind, Schema, Uplink
-from holdfast.data.federation import Federation, Samples, Table
+from holdfast.core.types import Kind, Schema, Uplink
+from holdfast.data.federation import Federation, Samples
 
 Knowledge = Literal["own", "colluders", "everyone", "defence"]
 Whom = Literal["all", "benign"]
-_OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
-_REACH = {"own": 0, "colluders": 1, "everyone": 2, "defence": 3}
+REACH = {"own": 0, "colluders": 1, "everyone": 2, "defence": 3}
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class View:
         self.notes.append(text)
 
     def _need(self, level: Knowledge) -> None:
-        if _REACH[self.knows] < _REACH[level]:
+        if REACH[self.knows] < REACH[level]:
             raise RunError(f"attack reads what {level} sent but declares to know only {self.knows}; set attack.knows = \"{level}\"")
 
 
@@ -96,7 +92,7 @@ class Attack(Part):
 
     @model_validator(mode="after")
     def _sound(self) -> Attack:
-        if _REACH[self.knows] < _REACH[self.least]:
+        if REACH[self.knows] < REACH[self.least]:
             raise ValueError(f"'{self.name}' cannot do with knows = \"{self.knows}\"; set knows = \"{self.least}\" or more")
         if self.redraw and self.clients is not None:
             raise ValueError("redraw draws other clients every round, but clients names them; leave one of the two out")
@@ -123,193 +119,3 @@ class Attack(Part):
     def targets(self, schema: Schema) -> list[str]:
         """The fields of a reply that are of its kinds."""
         return [name for name, field in schema.items() if field.kind in self.kinds]
-
-
-class Adversary:
-    """The ground truth of one experiment: who is malicious, and what they do about it."""
-
-    def __init__(self, attack: Attack | None, members: Tensor, key: Key):
-        self.attack, self.members, self.key = attack, members, key
-        self.malicious = self._draw(key.fold("malicious"))
-        """Whoever is malicious at any time; where the set is redrawn, everybody may be."""
-        self.triggered: Table | None = None
-        """The test images with the trigger in them, labelled as its target; known once the data is poisoned."""
-        self._honest: Federation | None = None
-        self._table: tuple[int, Table] | None = None
-        self._notes: list[str] = []
-        if self.redraws and len(self.malicious):
-            self.malicious = members
-
-    @property
-    def redraws(self) -> bool:
-        return self.attack is not None and self.attack.redraw
-
-    def at(self, round: int) -> Tensor:
-        """Who is malicious in a round."""
-        return self._draw(self.key.fold("malicious", round)) if self.redraws else self.malicious
-
-    def _draw(self, key: Key) -> Tensor:
-        """int(share * members) of those that may train, or those that are named."""
-        attack, members = self.attack, self.members
-        if attack is None:
-            return torch.zeros(0, dtype=torch.int64)
-        if attack.clients is not None:
-            unknown = [c for c in attack.clients if c not in members.tolist()]
-            if unknown:
-                raise ConfigError(f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to {int(members.max())}")
-            return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
-        order = torch.argsort(key.fold(members).bits, stable=True)
-        return members[order[: int(attack.fraction * len(members) + 1e-9)]].sort().values  # 0.29 * 100 is 28.999...
-
-    def benign(self, ids: Tensor, round: int = 0) -> Tensor:
-        """bool per id."""
-        return ~torch.isin(ids, self.at(round))
-
-    def poison_data(self, federation: Federation, test: str = "test") -> Federation:
-        """What the clients of this experiment train on. `test` names the table whose images get the trigger, where there is one."""
-        self._honest = federation
-        if self.attack is None or not len(self.malicious):
-            return federation
-        poisoned = self._data(federation, self.malicious, self.key.fold("data"))
-        trigger = self.attack.trigger(federation.samples)
-        if trigger is not None:
-            poisoned, self.triggered = with_trigger(poisoned, getattr(federation, test), trigger)
-        return poisoned
-
-    def _data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
-        assert self.attack is not None
-        versions = _versions(federation)
-        poisoned = self.attack.data(federation, malicious, key)
-        return self._checked(federation, poisoned, _versions(federation) != versions)
-
-    def _checked(self, before: Federation, after: Federation, in_place: bool = False) -> Federation:
-        assert self.attack is not None
-        problem = "data in place" if in_place else self._overreach(before, after)
-        if problem:
-            raise RunError(f"attack '{self.attack.name}' changed {problem}; only what malicious clients train on is its to change")
-        return after
-
-    def train(self, poisoned: Federation, round: int) -> Table:
-        """The training table of a round: the poisoned one, but for those who are benign this time."""
-        honest = self._honest
-        if self.attack is None or honest is None or not len(self.malicious):
-            return poisoned.train
-        if self._table is None or self._table[0] != round:
-            malicious = self.at(round)
-            fresh = self.attack.round_data(honest, malicious, self.key.fold("data"), round)
-            table = poisoned.train if fresh is None else self._checked(honest, fresh).train
-            self._table = round, _mixed(honest.train, table, malicious) if self.redraws else table
-        return self._table[1]
-
-    def _overreach(self, before: Federation, after: Federation) -> str:
-        """What of the federation an attack changed that is not its own."""
-        kept = len(before.samples)
-        for name in ("x", "y"):
-            if not _same(getattr(before.samples, name), getattr(after.samples, name)[:kept]):
-                return f"samples that were there before (their {name})"
-        if any(getattr(before.samples, name) != getattr(after.samples, name) for name in _OF_SAMPLES):
-            return "what the dataset says of itself"
-        for name in ("validation", "test", "global_test", "root"):
-            old, new = getattr(before, name), getattr(after, name)
-            if not all(_same(getattr(old, part), getattr(new, part)) for part in _OF_TABLE):
-                return f"the table '{name}'"
-        if after.clients != before.clients or after.held_out != before.held_out:
-            return "who the clients are"
-        for client in (~torch.isin(torch.arange(before.clients), self.malicious)).nonzero().flatten().tolist():
-            if not all(map(torch.equal, before.train.client(client), after.train.client(client))):
-                return f"the data of client {client}, which is not malicious"
-        return ""
-
-    def poison(self, task: str, schema: Schema, up: Uplink, key: Key, round: int = 0, sent: Exchange | None = None) -> Uplink:
-        """The replies as the malicious clients send them; only their rows and only the declared kinds of field can change."""
-        mine = torch.isin(up.ids, self.at(round)).nonzero().flatten()
-        if self.attack is None or not len(mine):
-            return up
-        fields: dict[str, Tensor] = {}
-        if self.attack.tasks is None or task in self.attack.tasks:
-            for rows in mine.split(1) if self.attack.knows == "own" else (mine,):
-                for name, value in self._new_rows(task, schema, up, rows, key, sent).items():
-                    self._check_field(task, schema, name)
-                    if name not in fields:
-                        fields[name] = up[name].clone()
-                    fields[name][rows] = value.to(up[name].dtype)
-        for name, kind in ((name, about.kind) for name, about in schema.items()):
-            if kind in self.attack.lies or kind in self.attack.claims:
-                lie = fields.setdefault(name, up[name].clone())
-                honest = lie[mine] * self.attack.lies.get(kind, 1.0)
-                lie[mine] = torch.full_like(honest, self.attack.claims[kind]) if kind in self.attack.claims else honest.to(lie.dtype)
-        return replace(up, fields={**up.fields, **fields}) if fields else up
-
-    def _new_rows(self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None) -> Mapping[str, Tensor]:
-        """What these attackers send instead, with no more in reach than the attack declares to know; the server's own row never is."""
-        assert self.attack is not None
-        knows, people = self.attack.knows, up.ids != ROOT
-        own, cohort = up.only(rows), int(people.sum())
-        all_seen = _REACH[knows] >= _REACH["everyone"]
-        seen, mine = (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
-        view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
-        changed = self.attack.uplink(task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key)
-        self._notes += view.notes
-        return changed
-
-    def take_notes(self) -> list[str]:
-        """What the attack had to say since this was last asked, each thing once."""
-        notes, self._notes = list(dict.fromkeys(self._notes)), []
-        return notes
-
-    def _check_field(self, task: str, schema: Schema, name: str) -> None:
-        assert self.attack is not None
-        if name not in schema:
-            raise RunError(f"attack '{self.attack.name}' sends '{name}', which task '{task}' does not have{suggest(name, schema)}")
-        if schema[name].kind not in self.attack.kinds:
-            raise RunError(f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}")
-
-
-def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
-    """What these clients were sent; others may have been sent other models, which are none of their business."""
-    if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
-        return None
-    return sent.bank[sent.pick[rows, 0]]
-
-
-def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
-    """The store with scratch rows behind its own, and where they lie."""
-    user = None if samples.user is None else torch.cat([samples.user, samples.user.new_full((len(x),), -1)])
-    where = len(samples) + torch.arange(len(x))
-    return replace(samples, x=torch.cat([samples.x, x]), y=torch.cat([samples.y, y]), user=user), where
-
-
-def with_trigger(federation: Federation, test: Table, trigger: Trigger) -> tuple[Federation, Table]:
-    """The federation with triggered copies of test images behind its samples, and the table of them."""
-    samples = federation.samples
-    kept = torch.ones_like(test.label, dtype=torch.bool) if trigger.inclusive else test.label != trigger.target
-    rows, place = test.row[kept].unique(return_inverse=True)
-    more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
-    start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
-    return replace(federation, samples=more), Table(where[place], torch.full_like(place, trigger.target), start)
-
-
-def owners(table: Table) -> Tensor:
-    """Whose each entry of a table is."""
-    return torch.repeat_interleave(torch.arange(table.clients), table.counts)
-
-
-def _mixed(honest: Table, poisoned: Table, malicious: Tensor) -> Table:
-    """The poisoned lists of some clients, the honest ones of the others."""
-    if not torch.equal(honest.start, poisoned.start):
-        raise RunError("an attack whose clients are redrawn must leave everybody as many samples as they had; leave attack.redraw out")
-    changed = torch.isin(owners(honest), malicious)
-    return replace(
-        honest, row=torch.where(changed, poisoned.row, honest.row), label=torch.where(changed, poisoned.label, honest.label)
-    )
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b)
-
-
-def _versions(federation: Federation) -> list[int]:
-    """PyTorch counts the writes to a tensor; a change in place would reach every experiment that shares the samples."""
-    tables = (federation.train, federation.validation, federation.test, federation.global_test, federation.root)
-    tensors = [getattr(table, part) for table in tables for part in _OF_TABLE]
-    return [tensor._version for tensor in (federation.samples.x, federation.samples.y, *tensors)]

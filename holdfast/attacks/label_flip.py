@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdfast.attacks.base import Attack, owners
-from holdfast.attacks.poisoned import chosen, owner_keys, with_labels
+from holdfast.attacks.base import Attack
+from holdfast.attacks.poisoned import chosen, owner_keys, owners, with_labels
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.data.federation import Federation

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from holdfast.attacks.base import append, owners
+from holdfast.attacks.base import Trigger
 from holdfast.core.keys import Key
-from holdfast.data.federation import Federation
+from holdfast.data.federation import Federation, Samples
 from holdfast.data.table import Table
 
 
@@ -45,3 +45,25 @@ def owner_keys(table: Table, places: Tensor, key: Key) -> Key:
     """A key for each place, of its owner and its number among the owner's samples: who else attacks changes nothing."""
     owner = owners(table)[places]
     return key.fold(owner).fold(places - table.start[owner])
+
+
+def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
+    """The store with scratch rows behind its own, and where they lie."""
+    user = None if samples.user is None else torch.cat([samples.user, samples.user.new_full((len(x),), -1)])
+    where = len(samples) + torch.arange(len(x))
+    return replace(samples, x=torch.cat([samples.x, x]), y=torch.cat([samples.y, y]), user=user), where
+
+
+def with_trigger(federation: Federation, test: Table, trigger: Trigger) -> tuple[Federation, Table]:
+    """The federation with triggered copies of test images behind its samples, and the table of them."""
+    samples = federation.samples
+    kept = torch.ones_like(test.label, dtype=torch.bool) if trigger.inclusive else test.label != trigger.target
+    rows, place = test.row[kept].unique(return_inverse=True)
+    more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
+    start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
+    return replace(federation, samples=more), Table(where[place], torch.full_like(place, trigger.target), start)
+
+
+def owners(table: Table) -> Tensor:
+    """Whose each entry of a table is."""
+    return torch.repeat_interleave(torch.arange(table.clients), table.counts)

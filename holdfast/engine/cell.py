@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.attacks.base import Adversary
+from holdfast.attacks.adversary import Adversary
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT

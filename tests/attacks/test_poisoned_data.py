@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.attacks import Adversary
-from holdfast.core.errors import ConfigError
+from holdfast.attacks import Adversary, Attack
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Federation, Samples, Table
@@ -182,3 +182,31 @@ def test_asr_by_hand(simulate: Callable[..., Run]) -> None:
     assert simulate(attack={"name": "label-flip"}).final["attack/asr"] is None
     everywhere = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"})
     assert 0 <= everywhere.final["attack/asr"] <= 1
+
+
+def test_within_a_run_only_labels_change() -> None:
+    class Painter(Attack):
+        """Wants other pictures every round."""
+
+        def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> Federation:
+            return replace(federation, samples=replace(federation.samples, x=federation.samples.x.clone()))
+
+    adversary = Adversary(Painter(clients=(1,)), torch.arange(3), Key(0))
+    after = adversary.poison_data(federation())
+    with pytest.raises(RunError, match="changed samples within a run"):
+        adversary.train(after, 1)
+
+
+def test_a_redrawn_attack_keeps_the_numbers_of_samples() -> None:
+    class Hoarder(Attack):
+        """Trains on the first half of its samples only."""
+
+        def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
+            table = federation.train
+            half = torch.arange(60) % 20 < 10
+            return replace(federation, train=Table(table.row[half], table.label[half], torch.arange(4) * 10))
+
+    adversary = Adversary(Hoarder(redraw=True, fraction=0.4), torch.arange(3), Key(0))
+    after = adversary.poison_data(federation())
+    with pytest.raises(RunError, match="as many samples as they had; leave attack.redraw out"):
+        adversary.train(after, 1)

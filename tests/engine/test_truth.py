@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.attacks.base import Adversary, Attack
+from holdfast.attacks import Adversary, Attack
 from holdfast.core.errors import RunError
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement

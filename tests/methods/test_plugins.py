@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import holdfast
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
-from holdfast.attacks.base import Adversary, Attack, View
+from holdfast.attacks import Adversary, Attack, View
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
