@@ -26,7 +26,8 @@ def test_the_demo_writes_a_page_and_says_where(tmp_path: Path, monkeypatch: pyte
 
 def test_the_demo_is_one_sweep_of_what_it_says() -> None:
     cells = demo.cells()
-    assert [label for label, _ in cells] == [f"{m} {a} seed={s}" for m in ("local", "fedavg", "ditto") for a in ("none", "sign-flip") for s in (0, 1, 2)]
+    settings = [f"{method} {attack}" for method in ("local", "fedavg", "ditto") for attack in ("none", "sign-flip")]
+    assert [label for label, _ in cells] == [f"{setting} seed={seed}" for setting in settings for seed in (0, 1, 2)]
     assert {config.data.name for _, config in cells} == {"digits"}
     assert f"{cells[0][1].data.clients} clients" in demo.INTRODUCTION and f"{len(cells)} runs" in demo.INTRODUCTION
 
