@@ -13,7 +13,7 @@ from holdfast.grid import configs
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.page import write_page
 from holdfast.report.sections import verdict
-from holdfast.report.table import tabulate, to_rich
+from holdfast.report.table import narrowed, tabulate, to_rich
 from holdfast.session import Watch, start
 
 CONFIG = files("holdfast") / "demo.toml"
@@ -37,7 +37,7 @@ def play(folder: Path, watch: Watch) -> Path:
     return write_page(folder, title="Holdfast demo: one model for all, one for each, or one each that learns from all")
 
 
-def summary(folder: Path) -> tuple[Table, str]:
+def summary(folder: Path, width: int) -> tuple[Table, str]:
     """The table, and what it says in words."""
     lines = by_setting(read_cells(folder))
-    return to_rich(tabulate(lines)), " ".join(verdict(lines))
+    return to_rich(narrowed(tabulate(lines), width)), " ".join(verdict(lines))
