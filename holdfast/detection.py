@@ -24,6 +24,8 @@ class Seen:
     """By name, a number per client: more is more suspicious."""
     banned: Mapping[int, bool]
     """Whom this round banned, and whether rightly."""
+    turned_away: Mapping[int, bool]
+    """Whom this round banned or rejected."""
 
     @staticmethod
     def of(part: Mapping[str, Any], arrays: Mapping[str, Tensor], malicious: Tensor) -> Seen:
@@ -31,8 +33,8 @@ class Seen:
         suspicion = {name.removeprefix(_SCORES): value for name, value in arrays.items() if name.startswith(_SCORES)}
         if "verdict/weights" in arrays:  # a rule trusts those to whom it gives weight
             suspicion["weights"] = -arrays["verdict/weights"]
-        banned = {int(client): int(client) in bad for client in part.get("banned", {})}
-        return Seen(part["round"], ids, torch.isin(ids, malicious), suspicion, banned)
+        banned, rejected = ({int(client): int(client) in bad for client in part.get(kind, {})} for kind in ("banned", "rejected"))
+        return Seen(part["round"], ids, torch.isin(ids, malicious), suspicion, banned, {**rejected, **banned})
 
 
 def of_rounds(rounds: Sequence[Seen], decide: bool = False) -> Figures:
@@ -60,10 +62,10 @@ def auc(suspicion: Tensor, malicious: Tensor) -> float | None:
 
 
 def decisions(rounds: Sequence[Seen]) -> Figures:
-    """Rates of bans where the attackers change: in every round, every client that the server has a verdict on is banned or let go."""
+    """Rates where the attackers change: in every round, every client that the server has a verdict on is turned away or let pass."""
     bad = sum(int(seen.malicious.sum()) for seen in rounds)
     good = sum(len(seen.ids) for seen in rounds) - bad
-    told = [seen.banned[client] for seen in rounds for client in seen.ids.tolist() if client in seen.banned]
+    told = [seen.turned_away[client] for seen in rounds for client in seen.ids.tolist() if client in seen.turned_away]
     caught, wronged = sum(told), len(told) - sum(told)
     return {
         "detection/dacc": (caught + good - wronged) / (bad + good) if bad else None,

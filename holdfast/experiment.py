@@ -18,7 +18,7 @@ from holdfast.attacks.adversary import Adversary
 from holdfast.config import Config, Parts
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
+from holdfast.core.types import QUIET, ROOT, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
@@ -183,10 +183,11 @@ class Experiment:
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.cell.round,
-            "metrics": {**figures, **meter.figures()},
+            "metrics": {**figures, **meter.figures(), "rejected": len(verdict.rejected)},
             "exchanges": meter.exchanges,
             "seconds": seconds | {f"server/{name}": spent for name, spent in ctx.timer.spent.items()},
             "banned": {str(c): reason for c, reason in verdict.banned.items()},
+            "rejected": {str(c): reason for c, reason in verdict.rejected.items()},
             "refused": {str(c): reason for c, reason in meter.refused.items()},
             "notes": list(verdict.notes),
             "fallback": verdict.fallback,
@@ -285,7 +286,8 @@ class Meter:
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
         self.answers.append((up.ids[up.ids != ROOT].tolist(), dict(up.refused)))
-        self.answered.update(up.ids[up.ids != ROOT].tolist(), up.refused)
+        if exchange.task not in QUIET:
+            self.answered.update(up.ids[up.ids != ROOT].tolist(), up.refused)
         if "loss" in up.fields:
             self.losses.append(up["loss"][up.ids != ROOT])
 

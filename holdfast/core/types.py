@@ -18,6 +18,13 @@ ROOT = -1
 """The pseudo-client that trains on the server's own data, for rules that need a trusted update."""
 
 
+SCORE = "score"
+"""The task of a committee member, whatever the method: try the models one is sent on one's own validation samples."""
+
+QUIET = frozenset({SCORE, "request", "notify"})
+"""Tasks after which a client's models are what they were: whoever did nothing else in a round did not take part in it."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One thing a client sends: its shape, what it stands for, and the bounds a sane value keeps.
@@ -101,12 +108,16 @@ class Uplink:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the server thought of each client in one round. It is stored, so every rule can be judged as a detector."""
+    """What the server thought of each client in one round. It is stored, so every rule can be judged as a detector.
+
+    `scores` are suspicions, one per id: more is worse. `banned` is for good, `rejected` for this round. `tables` are any other tensors that
+    somebody may want to draw; `norms` is always there: the length of each client's update."""
 
     ids: Tensor
     weights: Tensor | None = None
     scores: Mapping[str, Tensor] = field(default_factory=dict)
     banned: Mapping[int, str] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: bool = False

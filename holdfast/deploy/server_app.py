@@ -95,7 +95,7 @@ class Fleet:
     def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
         """Ask each client and check what comes back: a fault of the sender is a refusal, silence a missing row."""
         self._meet()
-        schema, dtype = schema_of(cell.rule, exchange.task, cell.wire(), cell.measure), cell.network.dtype
+        schema, dtype = schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell.network.dtype
         client = {self.nodes[c]: c for c in exchange.to.tolist() if c in self.nodes}
         header = self._header(cell, exchange)
         places = {c: place for place, c in enumerate(exchange.to.tolist())}

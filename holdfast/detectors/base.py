@@ -14,11 +14,14 @@ from holdfast.core.types import Exchange, State, Uplink
 
 @dataclass(frozen=True)
 class Judgement:
-    """A detector's word on one round: its memory, the clients it bans with a reason, and its scores by name."""
+    """A detector's word on one round: its memory, the clients it bans for good or rejects for this round, each with a reason, its
+    suspicions by name (one number per client, more is worse), and whatever else is worth drawing."""
 
     state: State
     banned: Mapping[int, str] = field(default_factory=dict)
     scores: Mapping[str, Tensor] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Detector(Part):
@@ -28,6 +31,7 @@ class Detector(Part):
         return {}
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
-        """`models` are the clients' models [n, d] as the server would see them after this round."""
+        """`models` are the clients' models [n, d] as the server would see them after this round, as far as they are parameters that
+        travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b] the buffers that came with them."""
         yield from ()
         raise TypeError(f"{type(self).__name__} does not say how it judges")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
-from holdfast.core.types import Field, Schema, State
+from holdfast.core.types import SCORE, Exchange, Field, Schema, State
 from holdfast.data.federation import Padded
 from holdfast.engine.cell import Measure
 from holdfast.evaluate import score
@@ -41,12 +41,17 @@ def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Map
     state = _state(rule, local, job)
     if job.task == EVALUATE:
         return None, _measure(rule, local, state, job)
+    if job.task == SCORE:
+        return None, {"score": _scored(rule, local, state, job.received)}
     if job.task not in rule.tasks:
         raise RunError(f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}")
     return getattr(rule, job.task)(local, state, job.received, job.extra)
 
 
-def schema_of(rule: ClientRule, task: str, wire: Wire, measure: Measure) -> Schema:
+def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure) -> Schema:
+    task = exchange.task
+    if task == SCORE:
+        return {"score": Field("score", (exchange.pick.shape[1],), low=UNDEFINED, high=1)}
     if task != EVALUATE:
         return rule.schema(task, wire)
     splits = ["test", *(["validation"] if measure.validation else [])]
@@ -100,6 +105,32 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             result = score(local.network, rule.predict, bank, which, local.samples, job.triggered, local.plan, aux)
             out |= {f"triggered/{model}/correct": result.correct.double(), "triggered/total": result.total.double()}
     return out
+
+
+def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:
+    """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its training samples where it has no
+    others); undefined for one that it was not sent, or where it has no samples at all."""
+    data = local.validation if bool((local.validation.count > 0).all()) else _either(local.validation, local.data)
+    out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
+    for j in range(received.pick.shape[1]):  # one model per client at a time: a committee may be sent a whole cohort
+        one = replace(received, pick=received.pick[:, j : j + 1])
+        found = score(
+            local.network, rule.predict, rule.tried(local, state, one), torch.arange(local.n), local.samples, data, local.plan,
+            rule.aux(local, state, one),
+        )  # fmt: skip
+        known = one.has & (found.total > 0)
+        out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
+    return out
+
+
+def _either(first: Padded, second: Padded) -> Padded:
+    """The first table's samples of each client, or the second's where it has none."""
+    width = max(first.rows.shape[1], second.rows.shape[1])
+    wide = [[torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)] for p in (first, second)]
+    has = first.count > 0
+    mask = has.to(first.rows.device)[:, None]
+    rows, labels = (torch.where(mask, a, b) for a, b in zip(*wide, strict=True))
+    return Padded(rows, labels, torch.where(has, first.count, second.count))
 
 
 def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:

@@ -197,7 +197,7 @@ class Simulator:
     def _answer(self, call: Call, fields: Mapping[str, Tensor]) -> Uplink:
         """One cell's rows together, as the malicious clients send them, screened."""
         cell, ex = call.cell, call.exchange
-        schema = schema_of(cell.rule, ex.task, cell.wire(), cell.measure)
+        schema = schema_of(cell.rule, ex, cell.wire(), cell.measure)
         up = Uplink(ex.to, fields)
         if not len(ex.to):
             return nobody(schema, cell.network.dtype)

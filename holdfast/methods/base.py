@@ -64,6 +64,11 @@ class ClientRule:
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         raise TypeError(f"{type(self).__name__} has no task 'train'")
 
+    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+        """The models [n, size] with which these clients, as members of a committee, try what another client sent; where only a part of a
+        model travels, the rest is the common start model's."""
+        return received.into(local.initial)
+
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         """The models [n, size] these clients would use for themselves; `received.has` is false where a client keeps what it had."""
         return received.into(local.initial)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator
+from holdfast.aggregators.geometry import norms
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
@@ -75,6 +76,8 @@ class Context(Guarded):
     timer: Timer = field(default_factory=Timer)
     reference: Tensor | None = None
     """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
+    buffers: Tensor | None = None
+    """While detectors judge: the buffers [n, b] of the judged models."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -84,22 +87,28 @@ class Context(Guarded):
             extra = {name: torch.cat([value[:1], value]) for name, value in extra.items()}
         return nothing(task, to, self.initial.dtype, **extra) if model is None else broadcast(task, model, to, **extra)
 
-    def judge(self, state: State, up: Uplink, model: Tensor) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
-        """Run the attached detectors one after the other; each sees only those whom the ones before let pass."""
+    def judge(
+        self, state: State, up: Uplink, model: Tensor, own: tuple[Detector, ...] = ()
+    ) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
+        """Run the method's own detectors and then the attached ones; each sees only those whom the ones before let pass. Returns the
+        replies of those whom nobody turned away."""
         everyone = up.ids[up.ids != ROOT]
-        banned: dict[int, str] = {}
-        scores: dict[str, Tensor] = {}
-        seen = replace(self, reference=model[: self.wire.parameters])
-        for place, detector in enumerate(self.detectors):
-            own = _under(state, f"detector{place}/")
+        verdict = Verdict(everyone, tables={"norms": norms(up["update"][up.ids != ROOT])})
+        places = [(f"method-detector{i}/", d) for i, d in enumerate(own)] + [(f"detector{i}/", d) for i, d in enumerate(self.detectors)]
+        for place, detector in places:
             people = up.ids != ROOT
+            seen = replace(self, reference=model[: self.wire.parameters], buffers=up["buffers"][people])
             models = up["update"][people] + model[: self.wire.parameters]
-            said = yield from self.timer.steps("detect", detector.judge(own, seen, models, up.ids[people]))
-            state = _without(state, f"detector{place}/") | {f"detector{place}/{k}": v for k, v in said.state.items()}
-            banned |= said.banned
-            scores |= {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
-            up = up.only(~torch.isin(up.ids, torch.tensor(list(said.banned), dtype=torch.int64)))
-        return state, up, Verdict(everyone, scores=scores, banned=banned)
+            said = yield from self.timer.steps("detect", detector.judge(_under(state, place), seen, models, up.ids[people]))
+            state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
+            scores = {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
+            verdict = replace(
+                verdict, scores={**verdict.scores, **scores}, banned={**verdict.banned, **said.banned},
+                rejected={**verdict.rejected, **said.rejected},
+                tables={**verdict.tables, **{f"{detector.name}/{k}": v for k, v in said.tables.items()}},
+            )  # fmt: skip
+            up = up.only(~torch.isin(up.ids, torch.tensor([*said.banned, *said.rejected], dtype=torch.int64)))
+        return state, up, verdict
 
     def reduce(self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None) -> Merged:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned."""
@@ -125,7 +134,7 @@ class Context(Guarded):
             fresh[p:] = (weights / total).to(fresh.dtype) @ up["buffers"]
         notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores sample counts")
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
-        laid_out = _on(weights, up.ids, verdict.ids, 0.0)  # a banned client had no weight
+        laid_out = _on(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
         return Merged(fresh, state, replace(verdict, weights=laid_out, notes=notes, fallback=fallback))
 
     def priors(self, up: Uplink) -> Tensor:
