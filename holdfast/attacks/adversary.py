@@ -55,7 +55,12 @@ class Adversary:
                 raise ConfigError(f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to {int(members.max())}")
             return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
         order = torch.argsort(key.fold(members).bits, stable=True)
-        return members[order[: int(attack.fraction * len(members) + 1e-9)]].sort().values  # 0.29 * 100 is 28.999...
+        wanted = int(attack.fraction * len(members) + 1e-9)  # 0.29 * 100 is 28.999...
+        if attack.fraction and not wanted:
+            raise ConfigError(
+                f"attack.fraction: {attack.fraction:g} of {len(members)} clients is nobody; raise it, or name who attacks in attack.clients"
+            )
+        return members[order[:wanted]].sort().values
 
     def benign(self, ids: Tensor, round: int = 0) -> Tensor:
         """bool per id."""
@@ -124,6 +129,7 @@ class Adversary:
         if self.attack is None or not len(mine):
             return up
         fields: dict[str, Tensor] = {}
+        written = [value._version for value in up.fields.values()]
         if self.attack.tasks is None or task in self.attack.tasks:
             for rows in mine.split(1) if self.attack.knows == "own" else (mine,):
                 for name, value in self._new_rows(task, schema, up, rows, key, sent).items():
@@ -131,6 +137,8 @@ class Adversary:
                     if name not in fields:
                         fields[name] = up[name].clone()
                     fields[name][rows] = value.to(up[name].dtype)
+        if [value._version for value in up.fields.values()] != written:
+            raise RunError(f"attack '{self.attack.name}' changed replies in place; what it returns is all that its clients send")
         for name, kind in ((name, about.kind) for name, about in schema.items()):
             if kind in self.attack.lies or kind in self.attack.claims:
                 lie = fields.setdefault(name, up[name].clone())

@@ -36,6 +36,8 @@ class Lie(Attack):
         z, out = self._z(view), {}
         for name in self.targets(schema):
             known = view.known(name, self.statistics)
+            if len(known) < 2:
+                view.note("lie: a single update is known, which has no spread, so it is sent as it is")
             spread = known.std(0) if len(known) > 1 else torch.zeros_like(known[0])
             out[name] = known.mean(0) - z * spread
         return out

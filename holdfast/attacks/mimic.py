@@ -31,6 +31,7 @@ class Mimic(Attack):
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         if len(view.mine) == len(view.up):
+            view.note("mimic: no benign client is in the cohort, so attackers send their own")
             return {}
         return {name: self._copied(view.known(name, "benign")) for name in self.targets(schema)}
 

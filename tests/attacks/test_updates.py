@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.attacks import Adversary
+from holdfast.attacks import Adversary, Attack, View
 from holdfast.attacks.lie import formula
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
@@ -175,6 +175,7 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
         ({"name": "adaptive", "knows": "everyone"}, "set knows = \"defence\" or more"),
         ({"name": "ipm", "redraw": True, "clients": [1]}, "leave one of the two out"),
         ({"name": "ipm", "lies": {"cuont": 2.0}}, "attack.lies"),
+        ({"name": "label-flip", "skew": 0.25}, "attack: skew is about random labels, but flip is \"next\"; set flip = \"random\""),
     ],
 )
 def test_settings_that_cannot_be(table: dict[str, Any], message: str) -> None:
@@ -198,3 +199,40 @@ def test_the_servers_own_row_is_out_of_sight() -> None:
     with_root = Uplink(ids, {name: torch.cat([100 * value[:1], value]) for name, value in UP.fields.items()})
     for name in ("replacement", "lie", "ipm", "min-max", "mimic"):
         assert torch.equal(sent(name, with_root), sent(name)), name
+
+
+def test_where_there_is_nobody_to_learn_from_it_is_noted() -> None:
+    """An attack that cannot do its work is not to pass for one that was resisted."""
+    alone, partial = UP.only(torch.tensor([1])), {"clients": (2,), "knows": "colluders"}
+    cases: list[tuple[str, Uplink, dict[str, Any]]] = [
+        ("min-max", UP, partial), ("min-sum", UP, partial), ("lie", UP, {**partial, "z": 1.0}), ("mimic", alone, {}),
+    ]  # fmt: skip
+    for name, up, settings in cases:
+        attack = adversary(name, **settings)
+        assert torch.equal(attack.poison("train", SCHEMA, up, Key(1))["update"], up["update"])
+        assert len(attack.take_notes()) == 1, name
+        attack = adversary(name)
+        assert not torch.equal(attack.poison("train", SCHEMA, UP, Key(1))["update"], HONEST) and attack.take_notes() == []
+
+
+def test_replies_are_not_to_be_written_to() -> None:
+    class Vandal(Attack):
+        """Spoils what others send."""
+
+        knows: Any = "everyone"
+
+        def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> dict[str, Tensor]:
+            view.everyone("update")[0] = 9.0
+            return {}
+
+    own = Uplink(UP.ids, {name: value.clone() for name, value in UP.fields.items()})
+    with pytest.raises(RunError, match="changed replies in place"):
+        Adversary(Vandal(clients=(2, 6)), torch.arange(10), Key(0)).poison("train", SCHEMA, own, Key(1))
+
+
+def test_a_share_that_is_nobody() -> None:
+    """Else a run without attackers would pass for one that was resisted."""
+    for redraw in (False, True):
+        with pytest.raises(ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"):
+            Adversary(build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0))
+    assert not len(Adversary(build("attack", {"name": "lie", "fraction": 0.0}), torch.arange(10), Key(0)).malicious)
