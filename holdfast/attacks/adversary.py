@@ -99,8 +99,12 @@ class Adversary:
             return poisoned.train
         if self._table is None or self._table[0] != round:
             malicious = self.at(round)
+            versions = _versions(honest)
             fresh = self.attack.round_data(honest, malicious, self.key.fold("data"), round)
-            table = poisoned.train if fresh is None else self._checked(honest, fresh, same_samples=True).train
+            in_place = _versions(honest) != versions
+            table = poisoned.train
+            if fresh is not None or in_place:
+                table = self._checked(honest, fresh or honest, in_place, same_samples=True).train
             self._table = round, _mixed(honest.train, table, malicious) if self.redraws else table
         return self._table[1]
 

@@ -94,6 +94,8 @@ class Attack(Part):
     def _sound(self) -> Attack:
         if REACH[self.knows] < REACH[self.least]:
             raise ValueError(f"'{self.name}' cannot do with knows = \"{self.knows}\"; set knows = \"{self.least}\" or more")
+        if self.clients is not None and self.fraction != type(self).model_fields["fraction"].default:
+            raise ValueError("clients names who attacks, fraction says how many; leave one of the two out")
         if self.redraw and self.clients is not None:
             raise ValueError("redraw draws other clients every round, but clients names them; leave one of the two out")
         return self

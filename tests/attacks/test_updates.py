@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks import Adversary, Attack, View
+from holdfast.attacks.base import REACH
 from holdfast.attacks.lie import formula
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Field, Schema, Uplink, broadcast
+from tests.helpers import built_in
 
 SCHEMA: Schema = {
     "update": Field("update", (2,)), "buffers": Field("buffer", (1,)), "count": Field("count", low=0), "trust": Field("score"),
@@ -72,7 +74,9 @@ def test_the_clamp_of_lie_is_noted() -> None:
     mean, spread = HONEST[ATTACKERS].mean(0), HONEST[ATTACKERS].std(0)
     torch.testing.assert_close(after["update"], (mean - 2 * spread).expand(2, 2))
     assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, clamped to 2"] and attack.take_notes() == []
-    assert not torch.isfinite(adversary("lie", variant="authors").poison("train", SCHEMA, only, Key(1))["update"]).all()
+    attack = adversary("lie", variant="authors")
+    assert not torch.isfinite(attack.poison("train", SCHEMA, only, Key(1))["update"]).any()  # screening will refuse them
+    assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, so what they send is not finite"]
     alone = adversary("lie").poison("train", SCHEMA, UP.only(torch.tensor([1])), Key(1))  # nothing to take a spread of
     assert alone["update"].tolist() == [[3, 4]]
 
@@ -174,6 +178,7 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
         ({"name": "mimic", "knows": "colluders"}, "set knows = \"everyone\" or more"),
         ({"name": "adaptive", "knows": "everyone"}, "set knows = \"defence\" or more"),
         ({"name": "ipm", "redraw": True, "clients": [1]}, "leave one of the two out"),
+        ({"name": "ipm", "fraction": 0.2, "clients": [1]}, "clients names who attacks, fraction says how many; leave one of the two out"),
         ({"name": "ipm", "lies": {"cuont": 2.0}}, "attack.lies"),
         ({"name": "label-flip", "skew": 0.25}, "attack: skew is about random labels, but flip is \"next\"; set flip = \"random\""),
     ],
@@ -236,3 +241,14 @@ def test_a_share_that_is_nobody() -> None:
         with pytest.raises(ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"):
             Adversary(build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0))
     assert not len(Adversary(build("attack", {"name": "lie", "fraction": 0.0}), torch.arange(10), Key(0)).malicious)
+
+
+@pytest.mark.parametrize("name", built_in("attack"))
+def test_what_is_not_known_changes_nothing(name: str) -> None:
+    """Other benign updates, the same attackers: what these send stays the same, to the bit, unless they may know everyone."""
+    least = built_in("attack")[name].least
+    others = Uplink(UP.ids, {**UP.fields, "update": torch.where(torch.isin(UP.ids, torch.tensor([2, 6]))[:, None], HONEST, 7 - HONEST)})
+    for knows in [level for level in ("own", "colluders") if REACH[level] >= REACH[least]]:
+        assert torch.equal(sent(name, knows=knows), sent(name, others, knows=knows)), knows
+    if least in ("everyone", "defence"):
+        assert not torch.equal(sent(name), sent(name, others))
