@@ -5,8 +5,9 @@ Nothing that is handed to a server rule leads here."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,9 +17,22 @@ from holdfast.attacks.poisoned import owners, with_trigger
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
-from holdfast.data.federation import Federation, Table
+from holdfast.data.federation import Federation, Samples, Table
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoned:
+    """What an attack made of the data. Experiments that differ in their defence only share it: changed inputs are a copy of the whole
+    store, and cells are trained together where their store is the same one."""
+
+    honest: Samples  # kept so that its id, by which this is found, stays its own
+    federation: Federation
+    triggered: Table | None = None
+
+
+_POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
 
 
 class Adversary:
@@ -31,6 +45,7 @@ class Adversary:
         self.triggered: Table | None = None
         """The test images with the trigger in them, labelled as its target; known once the data is poisoned."""
         self._honest: Federation | None = None
+        self._poisoned: Poisoned | None = None
         self._table: tuple[int, Table] | None = None
         self._notes: list[str] = []
         if self.redraws and len(self.malicious):
@@ -71,11 +86,20 @@ class Adversary:
         self._honest = federation
         if self.attack is None or not len(self.malicious):
             return federation
+        about = (type(self.attack), repr(self.attack.settings()), self.malicious.tolist(), self.key, test)
+        name = f"{id(federation.samples)} {federation.digest} {about}"
+        self._poisoned = _POISONED.get(name) or self._poison_data(federation, test)
+        _POISONED[name] = self._poisoned
+        self.triggered = self._poisoned.triggered
+        return self._poisoned.federation
+
+    def _poison_data(self, federation: Federation, test: str) -> Poisoned:
+        assert self.attack is not None
         poisoned = self._data(federation, self.malicious, self.key.fold("data"))
         trigger = self.attack.trigger(federation.samples)
-        if trigger is not None:
-            poisoned, self.triggered = with_trigger(poisoned, getattr(federation, test), trigger)
-        return poisoned
+        if trigger is None:
+            return Poisoned(federation.samples, poisoned)
+        return Poisoned(federation.samples, *with_trigger(poisoned, getattr(federation, test), trigger))
 
     def _data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         assert self.attack is not None

@@ -92,6 +92,7 @@ def test_workers_change_nothing(attack: dict[str, Any], simulate: Callable[..., 
 
 def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
     tables = [*(table(attack, seed=place) for place, attack in enumerate(HARD)), table({"name": "ipm"}), table(HARD[3], seed=9)]
+    tables.append(table(HARD[0], seed=0, aggregator="median"))  # shares its sample store with the first
     for each, fused in zip(tables, simulate_all(tables), strict=True):
         alone = simulate(**each)
         assert_same(everything(fused), everything(alone), 1e-9)
