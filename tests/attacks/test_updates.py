@@ -252,3 +252,16 @@ def test_what_is_not_known_changes_nothing(name: str) -> None:
         assert torch.equal(sent(name, knows=knows), sent(name, others, knows=knows)), knows
     if least in ("everyone", "defence"):
         assert not torch.equal(sent(name), sent(name, others))
+
+
+@pytest.mark.parametrize("name", ["lie", "min-max", "min-sum", "ipm", "adaptive", "mimic"])
+def test_a_client_whose_training_ran_away_does_not_disarm_the_attackers(name: str) -> None:
+    """They send what they would if it were not there: such an update is refused anyway."""
+    settings = {"lie": {"z": 1.0}, "ipm": {"eps": 2.0}, "mimic": {"whom": "spread"}}.get(name, {})
+    ran_away = Uplink(UP.ids, {**UP.fields, "update": HONEST.clone()})
+    ran_away["update"][0, 1] = float("nan")
+    attack = adversary(name, **settings)
+    with_it, without = (attack.poison("train", SCHEMA, up, Key(1))["update"] for up in (ran_away, UP.only(torch.tensor([1, 2, 3]))))
+    assert torch.equal(with_it[ATTACKERS], without[[0, 2]])
+    all_gone = Uplink(UP.ids, {**UP.fields, "update": torch.full_like(HONEST, float("nan"))})
+    assert not torch.isfinite(attack.poison("train", SCHEMA, all_gone, Key(1))["update"]).any()
