@@ -238,7 +238,7 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
 
 
 def rank(path: str) -> tuple[int, bool]:
-    """The order in which keys are set: a part's name before its settings, because naming another part resets them."""
+    """The order in which keys are set: a part's name before its settings, because naming another part resets its own."""
     return path.count("."), not path.endswith(".name")
 
 
@@ -265,12 +265,16 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
-    if last == "name" and table.get("name") != value and folders and folders[-1] in PART_SECTIONS:
+    if last == "name" and table.get("name", value) != value and folders and folders[-1] in PART_SECTIONS:
+        kept = {key: table[key] for key in table if key in _COMMON.get(folders[-1], ())}
         table.clear()  # another part: settings of the old one mean nothing to it
+        table |= kept
     table[last] = value
 
 
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+_COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
+"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules about the same assumptions."""
 
 
 def _default_of(section: str) -> dict[str, Any]:
