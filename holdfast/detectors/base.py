@@ -14,7 +14,9 @@ from holdfast.core.types import Exchange, State, Uplink
 
 @dataclass(frozen=True)
 class Judgement:
-    """A detector's word on one round: its memory, the clients it bans with a reason, and its scores by name."""
+    """A detector's word on one round: its memory, the clients it bans with a reason, and its scores by name.
+
+    A score is higher for a client that is suspected more, because the area under its ROC curve is measured that way."""
 
     state: State
     banned: Mapping[int, str] = field(default_factory=dict)

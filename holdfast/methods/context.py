@@ -97,9 +97,15 @@ class Context(Guarded):
             said = yield from self.timer.steps("detect", detector.judge(own, seen, models, up.ids[people]))
             state = _without(state, f"detector{place}/") | {f"detector{place}/{k}": v for k, v in said.state.items()}
             banned |= said.banned
-            scores |= {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
+            scores |= {f"{self._called(place)}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
             up = up.only(~torch.isin(up.ids, torch.tensor(list(said.banned), dtype=torch.int64)))
         return state, up, Verdict(everyone, scores=scores, banned=banned)
+
+    def _called(self, place: int) -> str:
+        """A detector's name in the scores: the second of one kind is "norm-2"."""
+        names = [detector.name for detector in self.detectors[: place + 1]]
+        before = names.count(names[place]) - 1
+        return f"{names[place]}-{before + 1}" if before else names[place]
 
     def reduce(self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None) -> Merged:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned."""
@@ -108,7 +114,8 @@ class Context(Guarded):
         root = up["update"][~people][0] if bool((~people).any()) else None
         up = up.only(people)
         if len(up) == 0:
-            reason = "nobody's update was used" if len(verdict.ids) else "nobody answered"
+            refused = any(client != ROOT for client in up.refused)
+            reason = "nobody's update was used" if len(verdict.ids) or refused else "nobody answered"
             weights = torch.zeros(len(verdict.ids), dtype=torch.float64)
             return Merged(model, state, replace(verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")))
         p = self.wire.parameters

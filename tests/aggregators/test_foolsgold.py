@@ -51,3 +51,13 @@ def test_what_was_said_before_counts_only_with_memory() -> None:
     alone = FoolsGold(memory=False)(today, w, {}, context_of(today))
     torch.testing.assert_close(alone.weights, w)
     assert alone.state == {}
+
+
+def test_twins_whose_sums_overflow_are_still_twins() -> None:
+    x = Key(1).normal(6, 40)
+    x[0] = x[1] = 2e38 * x[0].sign()
+    rule, state, w = FoolsGold(), {}, torch.full((6,), 1 / 6)
+    for _ in range(3):
+        got = rule(x, w, state, context_of(x))
+        state = got.state
+        assert got.weights[:2].tolist() == [0, 0] and (got.weights[2:] > 0).all()

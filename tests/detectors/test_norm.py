@@ -11,6 +11,7 @@ from holdfast.core.registry import build
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
 from holdfast.results import Run
+from tests.helpers import tiny
 
 REFERENCE = torch.tensor([1.0, -2.0])
 
@@ -67,3 +68,17 @@ def test_in_a_run_the_norm_is_that_of_the_update(simulate: Callable[..., Run]) -
     assert torch.equal(first["verdict/scores/norm/norm"], norms) and (norms > 0).all()
     assert torch.equal(first["verdict/weights"] == 0, norms > middle)
     assert set(strict.store.arrays(2)["cohort"].tolist()).isdisjoint((norms > middle).nonzero().flatten().tolist())  # banned for good
+
+
+def test_two_of_a_kind_keep_their_scores_apart(simulate: Callable[..., Run]) -> None:
+    attack = {"name": "sign-flip", "scale": 50.0, "clients": (2,)}
+    run = simulate(attack=attack, detectors=({"name": "norm", "threshold": 5}, {"name": "norm", "threshold": 3, "unit": "median"}))
+    first, second = (run.store.arrays(1)[f"verdict/scores/{name}/norm"] for name in ("norm", "norm-2"))
+    assert first[2] > 5 and second[2].isnan() and torch.equal(first[[0, 1, 3, 4]], second[[0, 1, 3, 4]])
+    assert run.final["detection/auc/norm/norm"] == 1.0 and run.final["detection/auc/norm-2/norm"] is None
+
+
+def test_one_detector_is_a_list_too() -> None:
+    for given in ("norm", {"name": "norm"}):
+        with pytest.raises(ConfigError, match=r"^detectors: needs a list: detectors = \[\"norm\"\], or \[\[detectors\]\] above"):
+            tiny(detectors=given)
