@@ -20,8 +20,8 @@ class FLTrust(Aggregator):
     """Updates are brought to the length of the server's own one and averaged by trust: the cosine to it, where that is positive.
 
     Needs data.root, a small clean set the server trains on like a client; any number of attackers is allowed for, as long as that set
-    resembles the clients' data. Nobody trusted: a zero update; own update refused: the median. `variant = "authors"` brings only the first tensor to length, as
-    FedCAP's code does. The weights returned are the shares of trust."""
+    resembles the clients' data. Nobody trusted: a zero update; the server's own update refused: the median, as a fallback.
+    `variant = "authors"` brings only the first tensor to length, as FedCAP's code does. The weights returned are the shares of trust."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"root"})
     uses_priors: ClassVar[bool] = False
