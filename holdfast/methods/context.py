@@ -75,6 +75,8 @@ class Context(Guarded):
     timer: Timer = field(default_factory=Timer)
     reference: Tensor | None = None
     """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """While detectors judge: who sent something that screening did not let pass, and why. They have no model, but may be banned for it."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -86,20 +88,22 @@ class Context(Guarded):
 
     def judge(self, state: State, up: Uplink, model: Tensor) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
         """Run the attached detectors one after the other; each sees only those whom the ones before let pass."""
-        everyone = up.ids[up.ids != ROOT]
+        answered = up.ids[up.ids != ROOT]
         banned: dict[int, str] = {}
-        scores: dict[str, Tensor] = {}
-        seen = replace(self, reference=model[: self.wire.parameters])
+        scores: dict[str, tuple[Tensor, Tensor]] = {}
+        refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
+        seen = replace(self, reference=model[: self.wire.parameters], refused=refused)
         for place, detector in enumerate(self.detectors):
             own = _under(state, f"detector{place}/")
             people = up.ids != ROOT
             models = up["update"][people] + model[: self.wire.parameters]
             said = yield from self.timer.steps("detect", detector.judge(own, seen, models, up.ids[people]))
             state = _without(state, f"detector{place}/") | {f"detector{place}/{k}": v for k, v in said.state.items()}
-            banned |= said.banned
-            scores |= {f"{self._called(place)}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
+            banned = {**said.banned, **banned}  # the first reason stays
+            scores |= {f"{self._called(place)}/{k}": (v, up.ids[people]) for k, v in said.scores.items()}
             up = up.only(~torch.isin(up.ids, torch.tensor(list(said.banned), dtype=torch.int64)))
-        return state, up, Verdict(everyone, scores=scores, banned=banned)
+        judged = torch.cat([answered, torch.tensor([c for c in banned if c in refused], dtype=torch.int64)]).sort().values
+        return state, up, Verdict(judged, scores={name: _on(*told, judged) for name, told in scores.items()}, banned=banned)
 
     def _called(self, place: int) -> str:
         """A detector's name in the scores: the second of one kind is "norm-2"."""

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from holdfast.attacks.base import Attack, View
 from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.types import Schema, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
 from holdfast.results import Run
@@ -18,7 +21,7 @@ REFERENCE = torch.tensor([1.0, -2.0])
 
 def judged(detector: Norm, *updates: list[float]) -> Judgement:
     models = REFERENCE + torch.tensor(updates)
-    steps = detector.judge({}, SimpleNamespace(reference=REFERENCE), models, torch.arange(len(updates)) + 10)
+    steps = detector.judge({}, SimpleNamespace(reference=REFERENCE, refused={}), models, torch.arange(len(updates)) + 10)
     with pytest.raises(StopIteration) as end:
         next(steps)
     return end.value.value
@@ -82,3 +85,23 @@ def test_one_detector_is_a_list_too() -> None:
     for given in ("norm", {"name": "norm"}):
         with pytest.raises(ConfigError, match=r"^detectors: needs a list: detectors = \[\"norm\"\], or \[\[detectors\]\] above"):
             tiny(detectors=given)
+
+
+class Endless(Attack):
+    """Sends what no model can take."""
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> dict[str, torch.Tensor]:
+        return {"update": torch.full_like(up["update"], torch.inf)}
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+def test_in_a_run_an_update_that_is_not_finite_is_banned_though_screening_comes_first(simulate: Callable[..., Run], redraw: bool) -> None:
+    attack = Endless(fraction=0.2, redraw=True) if redraw else Endless(clients=(2,))
+    run = simulate(attack=attack, detectors=("norm",), train={"rounds": 2})
+    part, arrays = run.store.read_json("parts/000001.json"), run.store.arrays(1)
+    (bad,) = run.malicious(1)
+    assert part is not None and part["banned"] == part["refused"] == {str(bad): "update is not finite"}
+    assert arrays["verdict/ids"].tolist() == [0, 1, 2, 3, 4] and arrays["verdict/weights"][bad] == 0
+    assert arrays["verdict/scores/norm/norm"].isnan().nonzero().flatten().tolist() == [bad]
+    assert bad not in run.store.arrays(2)["cohort"].tolist()
+    assert (run.final["detection/dacc"], run.final["detection/fpr"], run.final["detection/fnr"]) == (1.0, 0.0, 0.0)
