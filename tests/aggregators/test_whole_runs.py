@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from holdfast.core.errors import ConfigError
+from holdfast.experiment import Experiment
 from holdfast.results import Run
 from holdfast.session import resume
 from holdfast.store import Store
 from tests.checks.test_aggregators import RULES
-from tests.helpers import assert_same, everything, play
+from tests.helpers import assert_same, everything, play, random_samples, tiny
 
 
 def test_every_rule_in_one_run(tmp_path: Path) -> None:
@@ -91,3 +94,12 @@ def test_when_all_that_was_sent_is_refused_nobody_is_said_to_be_silent(tmp_path:
     run = play([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
     assert part is not None and len(part["refused"]) == 5 and part["notes"] == ["nobody's update was used: the model stays as it was"]
+
+
+def test_a_cohort_whose_size_the_data_tells_is_checked_too(tmp_path: Path) -> None:
+    samples = random_samples(24, (4,))
+    samples = replace(samples, user=torch.arange(24) % 4)
+    data = {"clients": None, "partition": "by-user"}
+    assert Experiment(tiny(data=data, aggregator={"name": "krum", "f": 0}), tmp_path, samples=samples).roster.cohort_size() == 4
+    with pytest.raises(ConfigError, match="'krum' needs .* but a cohort has n = 4 clients with f = 1; lower aggregator.f"):
+        Experiment(tiny(data=data, aggregator={"name": "krum", "f": 1}), tmp_path, samples=samples)
