@@ -161,7 +161,7 @@ class Parts(Section):
         if "root" in aggregator.needs and config.data.root < 1:
             raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
         if aggregator.idle():
-            raise ConfigError(f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for example to 0.3")
+            raise ConfigError(f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for example to 0.2")
         known = config.data.known_clients
         if known is not None:
             check_cohort(aggregator, cohort_size(config.train.participation, known - config.data.held_out))
