@@ -33,6 +33,9 @@ class DnC(Aggregator):
     def least(self, f: int) -> int:
         return max(2 * f, int(self.c * f)) + 1
 
+    def idle(self) -> bool:
+        return self.f is None
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, d = x.shape
         if n < self.least(ctx.assumed):

@@ -39,7 +39,7 @@ class FoolsGold(Aggregator):
         seen = x
         if self.memory:
             state, seen = remember(state, x, ctx.ids)
-        weights = weights_of(cosines(seen)).to(x.dtype)
+        weights = weights_of(cosines(seen), max(1e-9, 100 * torch.finfo(x.dtype).eps)).to(x.dtype)
         total = weights.sum()
         if not bool(total > 0):
             equal = torch.full_like(weights, 1 / len(x))
@@ -48,14 +48,14 @@ class FoolsGold(Aggregator):
         return Reduced((weights / divisor) @ x, weights / total, state)
 
 
-def weights_of(alike: Tensor) -> Tensor:
-    """In [0, 1] from the cosines; all zero where everyone has a twin."""
+def weights_of(alike: Tensor, rounding: float = 1e-9) -> Tensor:
+    """In [0, 1] from the cosines, which are exact up to rounding; all zero where everyone has a twin."""
     alike = alike.clone().fill_diagonal_(0)
     most = alike.amax(dim=1)
     mine, other = most[:, None], most[None, :]
     alike = torch.where(mine < other, alike * mine / other, alike)  # pardoning: less alike to one who is alike to many
     weights = (1 - alike.amax(dim=1)).clamp_(0, 1)
-    weights = torch.where(weights > 1e-9, weights, 0)  # of twins rounding leaves a trace, which would become the largest weight
+    weights = torch.where(weights > rounding, weights, 0)  # of twins rounding leaves a trace, which would become the largest weight
     weights = (weights / weights.max()).nan_to_num_(nan=0.0).clamp_(max=0.99)
     return (torch.logit(weights) + 0.5).clamp_(0, 1)
 

@@ -65,6 +65,7 @@ def cosines(x: Tensor) -> Tensor:
     """Cosines between the rows; a row of zeros is at a right angle to every other."""
     products = gram(x)
     if bool(products.diagonal().isinf().any()):  # a row too long to be squared still has a direction
+        x = x.clamp(min=torch.finfo(x.dtype).min, max=torch.finfo(x.dtype).max)  # a sum over rounds may have run to infinity
         products = gram(x / x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
     lengths = products.diagonal().sqrt()
     found = products / (lengths[:, None] * lengths[None, :])

@@ -8,7 +8,7 @@ import torch
 from pydantic import field_validator
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many, whole_or_share
 from holdfast.aggregators.median import PAPER
 from holdfast.aggregators.ordered import by_id, columns_in_order, spread
 from holdfast.core.registry import register, setting
@@ -33,15 +33,16 @@ class TrimmedMean(Aggregator):
     def _leaves_something(cls, trim: float | None) -> float | None:
         if trim is not None and 0.5 <= trim < 1:
             raise ValueError("a share of 0.5 or more leaves nothing between the ends")
-        return trim
+        return whole_or_share(trim)
 
     def least(self, f: int) -> int:
         return 2 * max(f, int(self.trim or 0)) + 1  # a share below a half always leaves something
 
+    def idle(self) -> bool:
+        return self.f is None and self.trim is None
+
     def cut(self, n: int, f: int) -> int:
-        if self.trim is None:
-            return f
-        return int(self.trim) if self.trim >= 1 else int(self.trim * n + 1e-9)
+        return f if self.trim is None else how_many(self.trim, n)
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, q = len(x), self.cut(len(x), ctx.assumed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from holdfast.aggregators.foolsgold import FoolsGold, weights_of
@@ -51,3 +52,21 @@ def test_what_was_said_before_counts_only_with_memory() -> None:
     alone = FoolsGold(memory=False)(today, w, {}, context_of(today))
     torch.testing.assert_close(alone.weights, w)
     assert alone.state == {}
+
+
+def test_twins_whose_sums_overflow_are_still_twins() -> None:
+    x = Key(1).normal(6, 40)
+    x[0] = x[1] = 2e38 * x[0].sign()
+    rule, state, w = FoolsGold(), {}, torch.full((6,), 1 / 6)
+    for _ in range(3):
+        got = rule(x, w, state, context_of(x))
+        state = got.state
+        assert got.weights[:2].tolist() == [0, 0] and (got.weights[2:] > 0).all()
+
+
+@pytest.mark.parametrize("n", [3, 7, 16])
+def test_what_rounding_leaves_of_twins_makes_nobody_the_only_one_trusted(n: int) -> None:
+    for d in (7, 33, 1001):
+        x = Key(n).fold(d).normal(1, d) * torch.linspace(1, 2, n)[:, None]
+        got = apply("foolsgold", x, torch.full((n,), 1 / n))
+        assert got.fallback and torch.allclose(got.weights, torch.full((n,), 1 / n))
