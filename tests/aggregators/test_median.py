@@ -46,7 +46,7 @@ def test_blocks_of_columns_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     x, w = Key(1).normal(6, 50), torch.full((6,), 1 / 6)
     settings = {"median": {}, "trimmed-mean": {"f": 2}, "residual": {}, "bulyan": {}}
     whole = {name: apply(name, x, w, **given) for name, given in settings.items()}
-    monkeypatch.setattr(geometry.blocks, "__defaults__", (90,))
+    monkeypatch.setattr(geometry, "BLOCK", 90)
     for name, given in settings.items():
         got = apply(name, x, w, **given)
         torch.testing.assert_close(got.value, whole[name].value)
