@@ -51,5 +51,7 @@ def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tens
     m = values.shape[1]
     middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
     start = (middle - values[:, : m - count] > values[:, count:] - middle).sum(dim=1, keepdim=True)
-    near = start + torch.arange(count, device=values.device)
-    return values.gather(1, near).mean(dim=1), places.gather(1, near).flatten().bincount(minlength=m)
+    value = values.gather(1, start + torch.arange(count, device=values.device)).mean(dim=1)
+    outside = torch.arange(m - count, device=values.device)  # fewer to count than those in it
+    outside = torch.where(outside < start, outside, outside + count)
+    return value, len(values) - places.gather(1, outside).flatten().bincount(minlength=m)

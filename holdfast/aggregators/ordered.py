@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.aggregators.geometry import blocks
 
 _FEW = 32
-"""So many values a GPU sorts several times as fast if equal ones may come in any order; so it does, and again where there are such."""
+"""So many values PyTorch sorts on a GPU with a kernel made for few, but only if equal ones may come in any order."""
 
 
 def by_id(ids: Tensor, x: Tensor) -> Tensor:
@@ -20,12 +20,17 @@ def columns_in_order(x: Tensor, order: Tensor, columns: slice) -> tuple[Tensor, 
     """For a block of coordinates: their values [coordinates, n] ascending, and whose they are as places in `order`; equal values
     in that order. Whoever hands both on to a function, and keeps nothing, holds one block at a time."""
     part = x[:, columns].T.index_select(1, order) if x.is_cuda else x[:, columns][order].T.contiguous()
-    if x.is_cuda and len(order) <= _FEW:
-        values, places = part.sort(dim=1)
-        if not bool((values[:, 1:] == values[:, :-1]).any()):
-            return values, places
-    values, places = part.sort(dim=1, stable=True)
-    return values, places
+    return sort(part, quick=x.is_cuda and len(order) <= _FEW)
+
+
+def sort(values: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
+    """Each row ascending, equal values in the order they had, and where they were. Quick: any order, unless there are equal values."""
+    if quick:
+        found, places = values.sort(dim=1)
+        if not bool((found[:, 1:] == found[:, :-1]).any()):
+            return found, places
+    found, places = values.sort(dim=1, stable=True)
+    return found, places
 
 
 def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
