@@ -47,7 +47,8 @@ class Bulyan(Aggregator):
 
 def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The means of so many values nearest to the median, and at how many coordinates each client's value was in them. In ascending
-    order these lie side by side: their window moves up as long as the value it leaves is farther off than the one it takes in."""
+    order these lie side by side: their window moves up as long as the value it leaves is farther off than the one it takes in. Of equal
+    values at its lower end it has those of the highest ids, which makes a difference to the weights only."""
     m = values.shape[1]
     middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
     start = (middle - values[:, : m - count] > values[:, count:] - middle).sum(dim=1, keepdim=True)

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 """Numbers in a block of columns: enough to keep a CPU busy, few enough for its caches."""
 CUDA_BLOCK = 1 << 26
-"""A GPU is kept busy by more, and waits for each block to be started: as many as this, but no more than a quarter of the input."""
+"""A GPU is kept busy by more, and each block has to be started: up to this many, but no more than a quarter of a large input."""
 _TOO_CLOSE = 1e4  # closer than this many rounding errors of the products: fewer than four digits are left
 
 
 def blocks(x: Tensor, times: int = 1) -> Iterator[slice]:
     """Slices of the columns of x, for work that would need a copy of everything at once, or one so many times as large."""
-    numbers = max(BLOCK, min(CUDA_BLOCK, x.numel() // 4)) if x.is_cuda else BLOCK
+    numbers = max(2 * BLOCK, min(CUDA_BLOCK, x.numel() // 4)) if x.is_cuda else BLOCK
     step = max(1, numbers // max(1, len(x) * times))
     for start in range(0, x.shape[1], step):
         yield slice(start, min(x.shape[1], start + step))
