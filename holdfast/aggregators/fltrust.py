@@ -32,7 +32,7 @@ class FLTrust(Aggregator):
             return self.fall_back(x, state, ctx)
         length, own = norms(x), norms(ctx.root[None])
         products = torch.zeros_like(length)
-        for columns in blocks(*x.shape):
+        for columns in blocks(x):
             products += x[:, columns].double() @ ctx.root[columns].double()
         trust = (products / (length * own)).nan_to_num_(nan=0.0).clamp_(0, 1)
         shares = trust / trust.sum() if bool(trust.sum() > 0) else trust

@@ -43,6 +43,19 @@ def test_memory_is_by_client_and_grows() -> None:
     assert second.state["history"].tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]] and torch.equal(first.state["history"], before)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_memory_is_nobody_elses(order: list[int]) -> None:
+    """The same clients in two rounds, in any order: what was remembered is a sum of its own, whatever becomes of the updates."""
+    rule, rows = FoolsGold(), torch.tensor(order)
+    sent = [X[rows].clone(), (2 * X)[rows].clone()]
+    first = rule(sent[0], W, {}, context_of(sent[0], rows))
+    second = rule(sent[1], W, first.state, context_of(sent[1], rows))
+    for tensor in (*sent, first.state["history"]):
+        tensor.zero_()
+    assert torch.equal(second.state["history"], 3 * X) and second.state["ids"].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(second.weights, weights_of(cosines(3 * X))[rows] / weights_of(cosines(3 * X)).sum())
+
+
 def test_what_was_said_before_counts_only_with_memory() -> None:
     """Two clients that differ today but said the same for long."""
     w, today = torch.full((3,), 1 / 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
