@@ -24,7 +24,7 @@ from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule
-from holdfast.methods.context import Context
+from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
 from holdfast.models.network import Model, Network
 from holdfast.models.weights import Weights
@@ -53,7 +53,9 @@ class Experiment:
         self.initial = self.network.initial(self.key.fold("model")) if start is None else start
         config.train.augment.check(self.federation.samples.sample_shape)
         availability = read_availability(config.train.availability, self.federation.clients)
-        self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
+        self.roster = Roster(
+            trainers, self.key.fold("roster"), config.train.participation, availability, draws_banned=self.method.draws_banned
+        )
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
         self.cell = self._cell()
@@ -105,10 +107,11 @@ class Experiment:
         available = self.roster.available(round)
         cohort = self.roster.cohort(round, available)
         wire = self.cell.wire()
+        head = wire.pack(self.network.head)[: wire.parameters] if self.network.head_name else None
         return Context(
             round=round, cohort=cohort, available=available, key=self.key.fold("server", round), wire=wire, layout=self.network.layout,
             initial=wire.pack(self.initial), aggregator=self.parts.aggregator, detectors=self.parts.detectors,
-            server_lr=train.server_lr, weighting=self.parts.aggregator.weights,
+            server_lr=train.server_lr, weighting=self.parts.aggregator.weights, head=head,
         )  # fmt: skip
 
     def _metered(self, steps: Steps) -> Steps:
@@ -142,7 +145,7 @@ class Experiment:
             return {}, {}
         started = time.perf_counter()
         ids = self._measured(ctx)
-        sent = yield from self.rehearsed(self.server.deliver(state, ctx, ids))
+        sent = yield from self.rehearsed(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
         if {"global", "customised"} <= set(self.method.models):  # the global model too, in front of the client's own
