@@ -144,7 +144,8 @@ class Experiment:
         if not last and self.cell.round % self.config.evaluate.every and self.cell.round != self.rounds:
             return {}, {}
         started = time.perf_counter()
-        ids = self._measured(ctx)
+        measured, late = self._measured(ctx), torch.tensor(self.federation.held_out, dtype=torch.int64)
+        ids = torch.cat([measured, late]).unique()
         sent = yield from self.rehearsed(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
@@ -157,9 +158,13 @@ class Experiment:
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids, self.cell.round)
-        figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys, self.metrics)
+        of_late = torch.isin(up.ids, late)
+        figures = metrics.of_round(up.fields, benign & torch.isin(up.ids, measured), self.models, self.method.deploys, self.metrics)
+        figures |= metrics.of_late(up.fields, of_late, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
-        return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
+        arrays = {"ids": up.ids, "selected": selected, **up.fields}
+        shown = {"evaluate": torch.isin(up.ids, measured), **({"late": of_late} if len(late) else {})}
+        return figures, {f"{of}/{name}": value[rows] for of, rows in shown.items() for name, value in arrays.items()}
 
     def rehearsed(self, steps: Steps) -> Steps:
         """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of it is kept."""

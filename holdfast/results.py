@@ -64,18 +64,20 @@ class Run:
         rows = [{"round": part["round"], **part["metrics"], **_seconds(part)} for part in self.store.parts(self.round)]
         return pd.DataFrame(rows)
 
-    def clients(self, round: int | None = None) -> pd.DataFrame:
+    def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
         """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
-        samples, whether it was in the cohort."""
-        arrays = self.store.arrays(self.round if round is None else round)
+        samples, whether it was in the cohort. `late`: the clients that `data.held_out` keeps out of training."""
+        arrays, of = self.store.arrays(self.round if round is None else round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
             raise ConfigError(f"{self.path}: round {self.round if round is None else round} was not evaluated")
-        frame = pd.DataFrame({"client": arrays["evaluate/ids"].tolist(), "selected": arrays["evaluate/selected"].tolist()})
-        total = arrays["evaluate/test/total"]
+        if f"{of}/ids" not in arrays:
+            raise ConfigError(f"{self.path}: no client was held out; set data.held_out")
+        frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
+        total = arrays[f"{of}/test/total"]
         frame["samples"] = total.long().tolist()
         for name, value in arrays.items():
-            model, _, figure = name.removeprefix("evaluate/test/").partition("/")
-            if not name.startswith("evaluate/test/"):
+            model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
+            if not name.startswith(f"{of}/test/"):
                 continue
             if figure == "correct":
                 frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from holdfast.aggregators.geometry import cosines
@@ -154,7 +154,8 @@ def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) 
     in the pool. `own` [n, m] marks where a client meets itself."""
     others = torch.softmax((alpha * similar).masked_fill(own, -torch.inf), dim=1).nan_to_num(nan=0.0)
     share = 1 / own.shape[1] if phi == "uniform" else float(phi)
-    kept = torch.where(others.sum(1, keepdim=True) > 0, share, 1.0) * own.any(1, keepdim=True)  # alone in the pool: all of oneself
+    kept = own.any(1, keepdim=True) * torch.full_like(others[:, :1], share)
+    kept[others.sum(1) == 0] = 1.0  # nobody else is in the pool
     return (1 - kept) * others + kept * own
 
 
@@ -211,7 +212,9 @@ class FedCap(Method):
     deploys = "personal"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
     alpha: float = setting(10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0)
-    phi: float | Literal["uniform"] = setting(0.3, "a client's own share of its customised model, in [0, 1]; uniform: 1 / pool", ge=0, le=1)
+    phi: Annotated[float, Field(ge=0, le=1)] | Literal["uniform"] = setting(
+        0.3, "a client's own share of its customised model, in [0, 1]; uniform: one by the size of the pool"
+    )
     lam: float = setting(0.1, "strength of the pull of the private model to the customised one (0: local training)", ge=0)
     t_norm: float = setting(10.0, "the longest calibrated update that is let pass", gt=0)
     t_unit: Literal["absolute", "median"] = setting("absolute", "t_norm as it stands, or in units of the cohort's median norm")
