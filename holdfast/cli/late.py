@@ -33,7 +33,7 @@ def customise(
     """Make a model for a client that joins after training, from the pools that a run of fedcap ends with.
 
     The joiner trains a request on its data, as the run's clients train; the server's answer is written. A folder is read by the run's own
-    source; of a config, the section \\[data] and the seed count. Nothing in RUN changes.
+    source; of a config, the section \\[data] and the seed count. Nothing of the run changes.
 
     \b
     Examples:
@@ -42,6 +42,8 @@ def customise(
     """
     if data is None and client is None:
         raise ConfigError("--data: name the joiner's data, or a client of the run with --client")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {out.parent}")
     with only_json(as_json), _stages("reading the run", "training the request", "writing the model") as next_stage:
         from holdfast.results import Run
 
@@ -81,8 +83,6 @@ def _write(run: Run, joined: Joined, file: Path) -> None:
 
     from holdfast.files import write_atomically
 
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--out: there is no folder {file.parent}")
     tensors = run._experiment.network.layout.tensors(joined.model)
     write_atomically(file, save({name: value.contiguous() for name, value in tensors.items()}))
 
