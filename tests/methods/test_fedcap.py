@@ -23,6 +23,7 @@ from holdfast.methods.fedcap import FedCap, customisation
 from holdfast.results import Run
 from tests.helpers import assert_same, everything, network_of
 from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received
+from tests.methods.test_runs import Slowly
 
 State = dict[str, Tensor]
 ORIGIN = torch.zeros(2, dtype=torch.float64)
@@ -386,6 +387,41 @@ def test_with_equal_weights_for_all_everybody_is_sent_the_mean(simulate: Callabl
     torch.testing.assert_close(ours.vector(), theirs.vector(), rtol=0, atol=1e-12)
     for client in range(5):
         torch.testing.assert_close(ours.vector(client), theirs.vector(client), rtol=0, atol=1e-12)
+
+
+def test_a_whole_run_slowly(simulate: Callable[..., Run]) -> None:
+    """The paper's algorithm client by client, with nn.Module, torch.optim.SGD and a softmax written out."""
+    train = {"rounds": 3, "local_epochs": 2, "participation": 0.6, "lr_decay": 0.8}
+    run = simulate(method={"name": "fedcap", "alpha": 4.0, "phi": 0.2, "lam": 0.7}, train=train)
+    slow = Slowly(run)
+    w, previous, v = slow.w0, slow.w0, {c: slow.w0 for c in range(5)}
+    models: dict[int, Tensor] = {}
+    updates: dict[int, Tensor] = {}
+
+    def customised(client: int, request: Tensor) -> Tensor:
+        others = [i for i in models if i != client]
+        powers = {i: math.exp(4.0 * float(request @ updates[i] / request.norm() / updates[i].norm())) for i in others}
+        rest = sum((powers[i] / sum(powers.values()) * models[i] for i in others), torch.zeros_like(w))
+        return 0.2 * models[client] + 0.8 * rest if client in models else rest
+
+    for round, cohort in enumerate(slow.cohorts, 1):
+        absent = [c for c in cohort if models and c not in models]
+        requests = {c: slow.train(previous, c, round) - previous for c in absent}
+        step = 1 if absent else 0
+        hat = {c: customised(c, requests[c] if c in absent else updates[c]) if models else w for c in cohort}
+        v |= {c: slow.train(v[c], c, round, (hat[c], 0.7), step=step) for c in cohort}
+        models = {c: slow.train(hat[c], c, round, step=step) for c in cohort}
+        updates = {c: model - w for c, model in models.items()}
+        previous, w = w, slow.mean(models)
+    state = run.state()
+    for got, expected in ((run.vector(), w), (state["previous"], previous), (state["pool/models"], torch.stack([*models.values()])),
+                          (state["pool/updates"], torch.stack([*updates.values()]))):  # fmt: skip
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+    seen = set().union(*slow.cohorts)
+    for client in seen:
+        torch.testing.assert_close(run.vector(client), v[client], rtol=0, atol=1e-9)
+    for client in models:
+        torch.testing.assert_close(run.vector(client, "customised"), customised(client, updates[client]), rtol=0, atol=1e-9)
 
 
 def test_requests_are_paid_for(simulate: Callable[..., Run]) -> None:
