@@ -271,7 +271,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.client = self.server = self.evaluate = 0.0
-        self.up = self.down = self.exchanges = self.asked = self.steps = 0
+        self.up = self.down = self.exchanges = self.steps = 0
+        self.asked: set[int] = set()
         self.losses: list[Tensor] = []
         self.answers: list[metrics.Answers] = []
         self.refused: dict[int, str] = {}
@@ -289,7 +290,7 @@ class Meter:
     def count(self, exchange: Exchange, up: Uplink) -> None:
         people = exchange.to != ROOT
         self.exchanges += 1
-        self.asked += int(people.sum())
+        self.asked.update(exchange.to[people].tolist())
         self.down += int(exchange.bytes_down()[people].sum())
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
@@ -304,7 +305,7 @@ class Meter:
         return {
             "bytes/up": self.up,
             "bytes/down": self.down,
-            "cohort": self.asked,
+            "cohort": len(self.asked),
             "refused": len(self.refused),
             "loss/train": float(losses.mean()) if len(losses) else None,
         }

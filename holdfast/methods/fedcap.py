@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from holdfast.aggregators.geometry import cosines
+from holdfast.aggregators.geometry import cosines_between
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
@@ -92,7 +92,7 @@ class FedCapServer(ServerRule):
         up = yield asked
         up = up.only(~torch.isin(up.ids, state["banned"])) if "banned" in state else up
         with ctx.timer.part("calibrate"):
-            recovered, calibrated = _calibrated(asked, up, reference)
+            recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
         kept, verdict = _finite(passed, calibrated, verdict)
@@ -122,24 +122,26 @@ class FedCapServer(ServerRule):
         weights, counts = torch.zeros(len(ids), len(pool), dtype=torch.float64), torch.zeros(len(ids), dtype=ctx.initial.dtype)
         if not len(pool) or not len(ids):
             return weights, counts
-        place, updates = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1), state["pool/updates"]
-        member = pool[place] == ids
-        counts[member] = state["pool/counts"][place[member]]
-        if not bool(member.all()):
-            up = yield ctx.ask("request", state["previous"], ids[~member])
+        place, updates, similar = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1), state["pool/updates"], torch.zeros_like(weights)
+        known = pool[place] == ids
+        counts[known] = state["pool/counts"][place[known]]
+        similar[known] = self._similar(ctx, updates[place[known]], updates)
+        if not bool(known.all()):
+            up = yield ctx.ask("request", state["previous"], ids[~known])
             answered = torch.searchsorted(ids, up.ids)  # the others' requests were lost or refused
-            place[answered] = len(pool) + torch.arange(len(up))
-            updates = torch.cat([updates, up["update"]])
             counts[answered] = up.fields.get("count", counts[answered])
-            known = member.index_fill(0, answered, True)
-        else:
-            known = member
-        with ctx.timer.part("aggregate"):
-            seen = updates if self.method.similarity == "all" else updates[:, ctx.head]
-            similar = cosines(seen)[place[known], : len(pool)]  # Eq. 4
-            own = ids[known][:, None] == pool
-            weights[known] = customisation(similar, own, self.method.alpha, self.method.phi)
+            similar[answered] = self._similar(ctx, up["update"], updates)
+            known = known.index_fill(0, answered, True)
+        own = ids[:, None] == pool
+        weights[known] = customisation(similar, own, self.method.alpha, self.method.phi)[known]
         return weights, counts
+
+    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
+        """Eq. 4."""
+        with ctx.timer.part("aggregate"):
+            if self.method.similarity == "head":
+                updates, pool = updates[:, ctx.head], pool[:, ctx.head]
+            return cosines_between(updates, pool)
 
     def _reference(self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor) -> Tensor:
         """What this round's updates are calibrated against: Eq. 6, or Algorithm 1's line 7, the mean of the models that are sent."""
