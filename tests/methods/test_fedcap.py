@@ -424,6 +424,21 @@ def test_a_whole_run_slowly(simulate: Callable[..., Run]) -> None:
         torch.testing.assert_close(run.vector(client, "customised"), customised(client, updates[client]), rtol=0, atol=1e-9)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"similarity": "head"}, {"reference": "customised"}, {"variant": "authors", "t_norm": 0.9}, {"phi": "uniform"},
+    {"calibrate": False}, {"t_unit": "median", "t_norm": 1.2},
+]  # fmt: skip
+
+
+def test_every_option_plays_and_matters(simulate_all: Callable[..., list[Run]]) -> None:
+    settings = SETTINGS | {"train": SETTINGS["train"] | {"participation": 0.8, "dropout": 0.1}}
+    runs = simulate_all([{"method": {"name": "fedcap", **options}, **settings} for options in OPTIONS])
+    models = [run.vector() for run in runs]
+    assert all(bool(torch.isfinite(model).all()) for model in models)
+    for options, model in zip(OPTIONS[1:], models[1:], strict=True):
+        assert not torch.allclose(model, models[0], atol=1e-6), options
+
+
 def test_requests_are_paid_for(simulate: Callable[..., Run]) -> None:
     """A cohort member outside the last cohort costs a second model down and a second update up."""
     run = simulate(method="fedcap", train=SETTINGS["train"])
