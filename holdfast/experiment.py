@@ -24,7 +24,7 @@ from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule
-from holdfast.methods.context import Context
+from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
 from holdfast.models.network import Model, Network
 from holdfast.models.weights import Weights
@@ -53,7 +53,9 @@ class Experiment:
         self.initial = self.network.initial(self.key.fold("model")) if start is None else start
         config.train.augment.check(self.federation.samples.sample_shape)
         availability = read_availability(config.train.availability, self.federation.clients)
-        self.roster = Roster(trainers, self.key.fold("roster"), config.train.participation, availability)
+        self.roster = Roster(
+            trainers, self.key.fold("roster"), config.train.participation, availability, draws_banned=self.method.draws_banned
+        )
         check_cohort(self.parts.aggregator, self.roster.cohort_size())  # how many users a dataset has is known only now
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
@@ -106,10 +108,11 @@ class Experiment:
         available = self.roster.available(round)
         cohort = self.roster.cohort(round, available)
         wire = self.cell.wire()
+        head = wire.pack(self.network.head)[: wire.parameters] if self.network.head_name else None
         return Context(
             round=round, cohort=cohort, available=available, key=self.key.fold("server", round), wire=wire, layout=self.network.layout,
             initial=wire.pack(self.initial), aggregator=self.parts.aggregator, detectors=self.parts.detectors,
-            server_lr=train.server_lr, weighting=self.parts.aggregator.weights,
+            server_lr=train.server_lr, weighting=self.parts.aggregator.weights, head=head,
         )  # fmt: skip
 
     def _metered(self, steps: Steps) -> Steps:
@@ -142,8 +145,9 @@ class Experiment:
         if not last and self.cell.round % self.config.evaluate.every and self.cell.round != self.rounds:
             return {}, {}
         started = time.perf_counter()
-        ids = self._measured(ctx)
-        sent = yield from self.rehearsed(self.server.deliver(state, ctx, ids))
+        measured, late = self._measured(ctx), torch.tensor(self.federation.held_out, dtype=torch.int64)
+        ids = torch.cat([measured, late]).unique()
+        sent = yield from self.rehearsed(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
         if {"global", "customised"} <= set(self.method.models):  # the global model too, in front of the client's own
@@ -155,9 +159,13 @@ class Experiment:
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids, self.cell.round)
-        figures = metrics.of_round(up.fields, benign, self.models, self.method.deploys, self.metrics)
+        of_late = torch.isin(up.ids, late)
+        figures = metrics.of_round(up.fields, benign & torch.isin(up.ids, measured), self.models, self.method.deploys, self.metrics)
+        figures |= metrics.of_late(up.fields, of_late, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
-        return figures, {"evaluate/ids": up.ids, "evaluate/selected": selected, **{f"evaluate/{k}": v for k, v in up.fields.items()}}
+        arrays = {"ids": up.ids, "selected": selected, **up.fields}
+        shown = {"evaluate": torch.isin(up.ids, measured), **({"late": of_late} if len(late) else {})}
+        return figures, {f"{of}/{name}": value[rows] for of, rows in shown.items() for name, value in arrays.items()}
 
     def rehearsed(self, steps: Steps) -> Steps:
         """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of it is kept."""
@@ -264,7 +272,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.client = self.server = self.evaluate = 0.0
-        self.up = self.down = self.exchanges = self.asked = self.steps = 0
+        self.up = self.down = self.exchanges = self.steps = 0
+        self.asked: set[int] = set()
         self.losses: list[Tensor] = []
         self.answers: list[metrics.Answers] = []
         self.refused: dict[int, str] = {}
@@ -283,7 +292,7 @@ class Meter:
         people, theirs = exchange.to != ROOT, up.ids[up.ids != ROOT].tolist()
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         self.exchanges += 1
-        self.asked += int(people.sum())
+        self.asked.update(exchange.to[people].tolist())
         self.down += int(exchange.bytes_down()[people].sum())
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
@@ -298,7 +307,7 @@ class Meter:
         return {
             "bytes/up": self.up,
             "bytes/down": self.down,
-            "cohort": self.asked,
+            "cohort": len(self.asked),
             "refused": len(self.refused.keys() - {ROOT}),
             "loss/train": float(losses.mean()) if len(losses) else None,
         }

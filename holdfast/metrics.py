@@ -16,7 +16,7 @@ Answers = tuple[list[int], dict[int, str]]
 """One exchange: whose replies were accepted, and why others were refused."""
 SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
 _OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "worst10", "std", "best", "last10", "last10_std", "selected")
-NAMES = ("accuracy", *(f"accuracy/{name}" for name in _OF_MODELS))
+NAMES = ("accuracy", *(f"accuracy/{name}" for name in (*_OF_MODELS, "late")))
 """What every result has; null where a method has no such model or nothing was measured."""
 _OF_METRICS = ("global", "customised", "personal", "worst10", "std", "clients")
 """The same for a metric that was asked for."""
@@ -48,6 +48,14 @@ def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str]
         shown = float(fields["triggered/total"][benign].sum())
         out["attack/asr"] = float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
     return out
+
+
+def of_late(fields: Mapping[str, Tensor], late: Tensor, models: Sequence[str], deployed: str) -> Figures:
+    """Accuracy of clients that never trained, with what they would be given now; nothing where there are none."""
+    if not bool(late.any()):
+        return {}
+    found = {f"accuracy/late/{model}": _of_model(fields, "test", model, late)["mean"] for model in models}
+    return {**found, **({"accuracy/late": found[f"accuracy/late/{deployed}"]} if deployed in models else {})}
 
 
 def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tensor) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from holdfast.config import Config
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import plugin_options
-from holdfast.core.types import Exchange, State
+from holdfast.core.screen import screen
+from holdfast.core.types import Exchange, State, Uplink
+from holdfast.engine.cell import Cell
 from holdfast.engine.client import Job, perform_personal
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
+from holdfast.joining import parameters_of
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import config_of, read_manifest, run_folders
@@ -64,18 +68,20 @@ class Run:
         rows = [{"round": part["round"], **part["metrics"], **_seconds(part)} for part in self.store.parts(self.round)]
         return pd.DataFrame(rows)
 
-    def clients(self, round: int | None = None) -> pd.DataFrame:
+    def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
         """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
-        samples, whether it was in the cohort."""
-        arrays = self.store.arrays(self.round if round is None else round)
+        samples, whether it was in the cohort. `late`: the clients that `data.held_out` keeps out of training."""
+        arrays, of = self.store.arrays(self.round if round is None else round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
             raise ConfigError(f"{self.path}: round {self.round if round is None else round} was not evaluated")
-        frame = pd.DataFrame({"client": arrays["evaluate/ids"].tolist(), "selected": arrays["evaluate/selected"].tolist()})
-        total = arrays["evaluate/test/total"]
+        if f"{of}/ids" not in arrays:
+            raise ConfigError(f"{self.path}: no client was held out; set data.held_out")
+        frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
+        total = arrays[f"{of}/test/total"]
         frame["samples"] = total.long().tolist()
         for name, value in arrays.items():
-            model, _, figure = name.removeprefix("evaluate/test/").partition("/")
-            if not name.startswith("evaluate/test/"):
+            model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
+            if not name.startswith(f"{of}/test/"):
                 continue
             if figure == "correct":
                 frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()
@@ -123,38 +129,28 @@ class Run:
                 return vector
 
     def _vector(self, round: int, saved: State, client: int | None, kind: str) -> Tensor:
-        experiment = self._experiment
-        cell = experiment.cell
-        cell.round = max(round, 1)
-        cell.rows = RowStore(self.path / "rows", saved["rows/index"])
-        experiment.roster.restore(saved)
-        state = {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+        experiment, state = self._experiment, self._restored(round, saved)
         if kind != "global":
             assert client is not None
-            return self._of_client(round, state, client, kind)
+            return self.of_client(round, state, client, kind, experiment.cell)
         shared = experiment.server.global_model(state)
         assert shared is not None
-        return cell.wire().unpack(shared, experiment.initial)
+        return experiment.cell.wire().unpack(shared, experiment.initial)
 
-    def _of_client(self, round: int, state: State, client: int, kind: str) -> Tensor:
+    def _restored(self, round: int, saved: State) -> State:
+        """The experiment as it was after a round; returns its server's state."""
+        cell = self._experiment.cell
+        cell.round = max(round, 1)
+        cell.rows = RowStore(self.path / "rows", saved["rows/index"])
+        self._experiment.roster.restore(saved)
+        return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+
+    def of_client(self, round: int, state: State, client: int, kind: str, cell: Cell) -> Tensor:
         """Ask the server half what the client would receive now, and the client half what it would make of it: as in the evaluation."""
         experiment, ids = self._experiment, torch.tensor([client])
-        cell = experiment.cell
         simulator = Simulator({cell.plan_key: Plan(**self.manifest["plan"])})
-        ctx = experiment.context()
-        arrays = self.store.arrays(round)
-        ctx = replace(ctx, cohort=arrays.get("cohort", ctx.cohort))  # drawn before this round's bans
-        took_part = arrays.get("took_part", ctx.cohort[:0])
-        experiment.meter.steps = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
-        steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
-        while True:
-            try:
-                asked = next(steps) if up is None else steps.send(up)
-            except StopIteration as end:
-                sent: Exchange = end.value
-                break
-            up = simulator.exchange([Call(cell, asked)])[0]
-        told = {"selected": torch.isin(ids, took_part)}
+        sent = self._delivered(round, state, ids, lambda asked: simulator.exchange([Call(cell, asked)])[0])
+        told = {"selected": torch.isin(ids, self.store.arrays(round).get("took_part", ids[:0]))}
         call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step()))
         local = simulator.local([call])
         received = Received(sent.bank, sent.pick, local.wire)
@@ -164,9 +160,52 @@ class Run:
         stored = cell.rows.read(ids[known]) if bool(known.any()) else {}
         return perform_personal(cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure))[0]
 
+    def _delivered(self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]) -> Exchange:
+        """What the server half would send these clients now; `answer` replies to what it asks them first."""
+        experiment, ctx = self._experiment, self._experiment.context()
+        ctx = replace(ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort))  # drawn before this round's bans
+        experiment.meter.steps = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
+        steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
+        while True:
+            try:
+                up = answer(steps.send(up))
+            except StopIteration as end:
+                return end.value
+
     def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
         """The same as an ordinary module, ready to use."""
         return self._experiment.network.load(self.vector(client, model)).eval()
+
+
+    def reference(self) -> nn.Module:
+        """The model from which a late joiner trains its request: `customise` wants the difference that this makes."""
+        state, wire = self.pooled(), self._experiment.cell.wire()
+        return self._experiment.network.load(wire.unpack(state["previous"], self._experiment.initial))
+
+    def customise(self, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
+        """The model of a client that joins now, from the pools of the last cohort. `update` is what training from `reference()` changed: a
+        vector of all parameters, or tensors by name."""
+        experiment, state, (round, _) = self._experiment, self.pooled(), self._head()
+        cell, newcomer = experiment.cell, torch.tensor([experiment.federation.clients])
+        vector = parameters_of(update, experiment.network.layout).to(experiment.network.dtype)[None]
+
+        def reply(asked: Exchange) -> Uplink:
+            schema = cell.rule.schema(asked.task, cell.wire())
+            up = screen(Uplink(newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}), schema)
+            if not len(up):
+                raise ConfigError(f"customise: {next(iter(up.refused.values()))}")
+            return up
+
+        sent = self._delivered(round, state, newcomer, reply)
+        return experiment.network.load(cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)).eval()
+
+    def pooled(self) -> State:
+        """The server's state, which must hold the pools that a late joiner's model is made of."""
+        state = self._restored(*self._head())
+        if "pool/ids" not in state:
+            raise ConfigError(f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
+                              "a run of fedcap with customise = true does")  # fmt: skip
+        return state
 
 
 def load(pattern: str | Path) -> pd.DataFrame:

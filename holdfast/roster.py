@@ -25,11 +25,13 @@ class Roster:
     participation: float = 1.0
     availability: float | Intervals = 1.0
     banned: dict[int, str] = field(default_factory=dict)
+    draws_banned: bool = False
+    """Whether a ban keeps nobody from being drawn: some released code goes on like that, and ignores their replies."""
 
     def available(self, round: int) -> Tensor:
         """Registered, not banned, and there in this round; sorted."""
         ids = self.clients
-        if self.banned:
+        if self.banned and not self.draws_banned:
             ids = ids[~torch.isin(ids, torch.tensor(list(self.banned), dtype=torch.int64))]
         if isinstance(self.availability, float):
             if self.availability >= 1.0:

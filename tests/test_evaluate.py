@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import evaluate, tally
+from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.evaluate import score
 from holdfast.local.plan import Plan
@@ -249,3 +250,33 @@ def test_where_memory_is_short_fewer_samples_go_at_once(monkeypatch: pytest.Monk
     got, want = score(network, hungry, bank, which, SAMPLES, DATA, LOOP), score(network, plain, bank, which, SAMPLES, DATA, LOOP)
     assert max(sizes) > 6 and torch.equal(got.correct, want.correct) and torch.equal(got.total, want.total)
     torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=1e-12)
+
+
+# ---- late joiners
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-ft", "local", "fedcap"])
+def test_held_out_clients_are_measured_as_late_joiners(method: str, simulate: Callable[..., Run]) -> None:
+    """Whoever is measured, and nothing of it is kept: the run is the same as one that measures them instead of the members."""
+    data = {"clients": 6, "held_out": 2}
+    run, other = (simulate(method=method, data=data, evaluate={"clients": who}) for who in ("all", "held-out"))
+    late, members = run.clients(late=True), run.clients()
+    assert set(late.client) == set(run._experiment.federation.held_out) and set(late.client).isdisjoint(members.client)
+    kind = run._experiment.method.deploys
+    assert run.final["accuracy/late"] == pytest.approx(late[f"accuracy/{kind}"].mean()) == run.final[f"accuracy/late/{kind}"]
+    assert run.final["accuracy"] == pytest.approx(members[f"accuracy/{kind}"].mean())
+    assert other.final["accuracy"] == other.final["accuracy/late"] == run.final["accuracy/late"]
+    assert run.final["bytes/up"] == other.final["bytes/up"] and (run.metrics["accuracy/late"] >= 0).all()
+    for client in late.client:
+        module = run.model(client=int(client)).double()
+        rows, labels = run._experiment.federation.test.client(int(client))
+        with torch.no_grad():
+            right = (module(run._experiment.federation.samples.batch(rows, torch.float64)).argmax(1) == labels).double().mean()
+        assert float(right) == pytest.approx(float(late.loc[late.client == client, f"accuracy/{kind}"].iloc[0]))
+
+
+def test_without_held_out_clients_there_are_no_late_joiners(simulate: Callable[..., Run]) -> None:
+    run = simulate()
+    assert run.final["accuracy/late"] is None and "accuracy/late" not in run.metrics
+    with pytest.raises(ConfigError, match="no client was held out; set data.held_out"):
+        run.clients(late=True)

@@ -85,6 +85,12 @@ def test_bans_are_permanent_and_the_first_reason_stays() -> None:
     assert empty.banned == {}
 
 
+def test_some_draw_the_banned_all_the_same() -> None:
+    r = roster(draws_banned=True)
+    r.ban({3: "too long"})
+    assert drawn(r, 1) == list(range(20)) and r.banned == {3: "too long"}
+
+
 def test_everybody_banned() -> None:
     r = roster(participation=0.5)
     r.ban({int(c): "all" for c in EVERYONE})

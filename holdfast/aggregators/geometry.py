@@ -29,13 +29,18 @@ def blocks(x: Tensor, times: int = 1) -> Iterator[slice]:
 
 
 def gram(x: Tensor) -> Tensor:
-    """All products of rows; what overflows is infinite or no number. Never in the short formats that training may use on a GPU."""
+    """All products of rows; what overflows is infinite or no number."""
+    return _both_ways(_products(x, x))
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Never in the short formats that training may use on a GPU."""
     if not x.is_cuda:
-        return _both_ways((x @ x.T).double())
+        return (x @ y.T).double()
     was = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        return _both_ways((x @ x.T).double())
+        return (x @ y.T).double()
     finally:
         torch.set_float32_matmul_precision(was)
 
@@ -75,6 +80,19 @@ def cosines(x: Tensor) -> Tensor:
     lengths = products.diagonal().sqrt()
     found = products / (lengths[:, None] * lengths[None, :])
     return found.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(-1, 1).fill_diagonal_(1)
+
+
+def cosines_between(x: Tensor, y: Tensor) -> Tensor:
+    """Cosines of the rows of x with those of y; a row of zeros is at a right angle to all. Rows are scaled first: nothing overflows."""
+    return _products(_unit(x), _unit(y)).clamp_(-1, 1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    if not len(x):
+        return x
+    tiny = torch.finfo(x.dtype).tiny
+    scaled = x / torch.maximum(x.amax(dim=1), -x.amin(dim=1)).clamp_(min=tiny)[:, None]
+    return scaled.div_(norms(scaled).clamp_(min=tiny).to(x.dtype)[:, None])
 
 
 def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, plans.py, data.py, parts.py and more.py.
+"""The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, plans.py, data.py,
+parts.py, late.py and more.py.
 
 Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
 
@@ -13,11 +14,11 @@ from typing import Any, NoReturn
 
 import typer
 
-from holdfast.cli import data, more, parts, plans, runs, sweeps
+from holdfast.cli import data, late, more, parts, plans, runs, sweeps
 from holdfast.cli.app import app, complain
 from holdfast.core.errors import HoldfastError
 
-__all__ = ["app", "data", "main", "more", "parts", "plans", "runs", "sweeps"]
+__all__ = ["app", "data", "late", "main", "more", "parts", "plans", "runs", "sweeps"]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -129,7 +129,8 @@ class Fleet:
         for what, clients in (("refused", up.refused), ("missing", missing)):
             for client, reason in sorted(clients.items()):
                 log(WARNING, "%s: client %d %s: %s", where, client, what, reason)
-        if missing and not len(up) and not up.refused:  # the round stays uncommitted, so nothing is lost by stopping
+        # the round stays uncommitted, so nothing is lost by stopping; a newcomer that makes no request is no reason to
+        if missing and not len(up) and not up.refused and header.task != "request":
             first = min(missing)
             raise RunError(f"{where}: no client answered (client {first}: {missing[first]}); mend this and start again with the same out")
         log(INFO, "%s: %d answered, %d refused, %d missing", where, len(up), len(up.refused), len(missing))

@@ -113,6 +113,11 @@ class Method(Part):
     reduces: ClassVar[bool] = True
     """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
 
+    @property
+    def draws_banned(self) -> bool:
+        """Whether clients that its server half banned are drawn all the same, and it ignores them itself."""
+        return False
+
     def row_settings(self) -> dict[str, float]:
         """Settings that may differ between fused experiments: the real numbers."""
         return {k: float(v) for k, v in self.settings().items() if type(v) is float}

@@ -76,6 +76,8 @@ class Context(Guarded):
     timer: Timer = field(default_factory=Timer)
     reference: Tensor | None = None
     """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
+    head: Tensor | None = None
+    """bool: which of the parameters that travel belong to the network's head, where it has one."""
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
     refused: Mapping[int, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.aggregators import geometry
-from holdfast.aggregators.geometry import blocks, cosines, distances, norms
+from holdfast.aggregators.geometry import blocks, cosines, cosines_between, distances, norms
 from holdfast.core.keys import Key
 
 
@@ -52,3 +52,12 @@ def test_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 30)
     assert [(s.start, s.stop) for s in blocks(torch.zeros(10, 7))] == [(0, 3), (3, 6), (6, 7)]
     assert len(list(blocks(torch.zeros(10, 7), times=10))) == 7 and list(blocks(torch.zeros(5, 0))) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cosines_between_two_sets_of_rows(dtype: torch.dtype) -> None:
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e30, 0.0], [1e-30, 1e-30]], dtype=dtype)
+    y = torch.tensor([[1.0, 0.0], [0.0, -2.0], [3e38, 3e38]], dtype=dtype)
+    expected = torch.tensor([[0.6, -0.8, 1.4 / 2**0.5], [0.0, 0.0, 0.0], [1.0, 0.0, 0.5**0.5], [0.5**0.5, -(0.5**0.5), 1.0]]).double()
+    torch.testing.assert_close(cosines_between(x, y), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
+    assert cosines_between(x[:0], y).shape == (0, 3) and cosines_between(x, x).diagonal()[[0, 2, 3]].tolist() == pytest.approx([1, 1, 1])

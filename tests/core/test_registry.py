@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -133,3 +134,22 @@ def test_settings_without_default_are_required(forget: None) -> None:
         n: int = setting(..., "a number")
 
     assert describe(Needy)["settings"][0]["required"] is True
+
+
+def test_a_variant_presets_what_is_not_given(forget: None) -> None:
+    @register("loss", "test-preset")
+    class Preset(Part):
+        """Has a variant."""
+
+        presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"share": 0.9, "times": 3}}
+        variant: Literal["card", "authors"] = setting("card", "which")
+        share: float = setting(0.5, "how much", le=1)
+        times: int = setting(1, "how often")
+
+    assert (Preset().share, Preset().times) == (0.5, 1)
+    assert (Preset(variant="authors").share, Preset(variant="authors").times) == (0.9, 3)
+    kept = build("loss", {"name": "test-preset", "variant": "authors", "share": 0.5})  # given, be it as the default
+    assert (kept.share, kept.times) == (0.5, 3)
+    assert Preset(**kept.settings()) == kept  # as a manifest spells it out
+    with pytest.raises(ConfigError, match="variant"):
+        build("loss", {"name": "test-preset", "variant": "other"})

@@ -16,9 +16,12 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from flwr.app import ConfigRecord, Message  # noqa: E402
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced  # noqa: E402
+from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
+from holdfast.core.keys import Key  # noqa: E402
 from holdfast.core.registry import register  # noqa: E402
 from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
+from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.node import expected, federated  # noqa: E402
 from holdfast.deploy.server_app import Fleet, serve  # noqa: E402
@@ -31,7 +34,7 @@ from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 
-METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local"]
+METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap"]
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
@@ -304,6 +307,16 @@ def test_when_nobody_answers_the_run_stops_and_can_go_on(tmp_path: Path) -> None
         federate(config, tmp_path / "fed", tamper=silent)
     federate(config, tmp_path / "fed", attempt=2)
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+
+
+def test_a_newcomer_that_makes_no_request_stops_nothing(tmp_path: Path) -> None:
+    """The only client that is asked for a request never answers: the others go on, and it is simply not measured."""
+    config = write_config(tmp_path, "fedcap", data="held_out = 1")
+    (late,) = build_federation(make_config(read_config(config)).data, Key(3).fold("data")).held_out
+    silent = lambda request, reply: None if request.metadata.dst_node_id == 1000 + late else reply  # noqa: E731
+    federate(config, tmp_path / "fed", tamper=silent)
+    final = Run(tmp_path / "fed").final
+    assert final["accuracy"] is not None and final["accuracy/late"] is None
 
 
 def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:

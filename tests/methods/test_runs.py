@@ -33,8 +33,8 @@ class Slowly:
         self.cohorts = [run.store.arrays(round)["cohort"].tolist() for round in range(1, ROUNDS + 1)]
         self.counts = self.federation.train.counts.double()
 
-    def train(self, model: Tensor, client: int, round: int, pull: tuple[Tensor, float] | None = None) -> Tensor:
-        key = Key(0).fold("client", round, 0).fold(torch.tensor([client])).fold("fit")
+    def train(self, model: Tensor, client: int, round: int, pull: tuple[Tensor, float] | None = None, step: int = 0) -> Tensor:
+        key = Key(0).fold("client", round, step).fold(torch.tensor([client])).fold("fit")
         recipe = Recipe(lr=LR * 0.8 ** (round - 1), epochs=EPOCHS, batch_size=BATCH)
 
         def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

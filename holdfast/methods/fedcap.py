@@ -1,0 +1,243 @@
+"""FedCAP. Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024.
+
+The server keeps, of the last cohort, the models that clients ended with (recovered, w~_i) and how far those are from one common
+reference model w (calibrated updates d~_i). From them it makes each client a model of its own: alike clients weigh more (Eq. 3 to 5).
+Whoever ends too far from the reference is banned. The client trains the model it is sent, and a private one that is pulled to it (Eq. 7).
+
+A client that was not in the last cohort has no calibrated update. It is asked for one first: the server sends the reference against which
+the pool was calibrated, the client trains from it and sends only the difference (`request`). Late joiners get their model the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from holdfast.aggregators.geometry import cosines_between
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Wire
+from holdfast.core.registry import register, setting
+from holdfast.core.types import ROOT, Exchange, Schema, State, Uplink, Verdict, broadcast
+from holdfast.detectors.norm import PAPER, Norm
+from holdfast.local.client import Local, Received
+from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
+from holdfast.methods.context import Context
+
+POOL = ("pool/ids", "pool/models", "pool/updates", "pool/counts")
+
+
+class FedCapClient(ClientRule):
+    """Train the received model for the server and, unless switched off, a private one for oneself."""
+
+    method: FedCap
+    tasks = frozenset({"train", "request"})
+    models_per_client = 2
+
+    def schema(self, task: str, wire: Wire) -> Schema:
+        usual = super().schema(task, wire)
+        if task != "request":
+            return usual
+        weighed = self.method.reference == "customised"  # then the server averages what it sends by samples, before anybody trains
+        return {name: usual[name] for name in ("update", "count") if name == "update" or weighed}
+
+    def init(self, local: Local) -> State:
+        return {"personal" if self.method.personalise else "own": local.initial}
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        if not self.method.personalise:  # as fedavg-ft: what one trained is what one uses
+            fitted = local.fit(received.model)
+            return {"own": fitted.model}, local.report(fitted.model, received, fitted)
+        pull = torch.cat([torch.zeros_like(local.settings.lam), local.settings.lam])
+        both = local.fit(torch.cat([received.model, state["personal"]]), pull=(received.model, pull))  # Eq. 7, on the same batches
+        w, v = both.model.split(local.n)
+        return {"personal": v}, local.report(w, received, both)
+
+    def request(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[None, Fields]:
+        """d_k = w_k - w: where one's data would lead from the reference. Nothing of it is kept."""
+        fitted = local.fit(received.model)
+        report = local.report(fitted.model, received, fitted)
+        return None, {name: report[name] for name in self.schema("request", local.wire)}
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        return state["personal" if self.method.personalise else "own"]
+
+
+class FedCapServer(ServerRule):
+    """State: `model` is the reference of the next round (w, Eq. 6), `previous` the one against which the pool was calibrated."""
+
+    method: FedCap
+
+    def init(self, ctx: Context) -> State:
+        state = {"model": ctx.initial}
+        if self.method.removal == "ignored":
+            state["banned"] = torch.zeros(0, dtype=torch.int64)
+        if not self.method.customise:
+            return state
+        if self.method.similarity == "head" and ctx.head is None:
+            raise ConfigError("method.similarity = \"head\" needs a model with a head; name it, as in holdfast.Model(module, head='fc')")
+        rows = {"models": ctx.wire.size, "updates": ctx.wire.parameters}
+        pools = {f"pool/{name}": torch.zeros(0, size, dtype=ctx.initial.dtype) for name, size in rows.items()}
+        nobody = {"pool/ids": torch.zeros(0, dtype=torch.int64), "pool/counts": torch.zeros(0, dtype=ctx.initial.dtype)}
+        return state | {"previous": ctx.initial} | pools | nobody
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        weights, counts = yield from self._weights(state, ctx, ctx.cohort)
+        with ctx.timer.part("aggregate"):
+            asked = _customised(ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
+            reference = self._reference(state, ctx, asked, weights, counts)  # w^t
+        up = yield asked
+        up = up.only(~torch.isin(up.ids, state["banned"])) if "banned" in state else up
+        with ctx.timer.part("calibrate"):
+            recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
+        judged = calibrated if self.method.calibrate else up
+        state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
+        kept, verdict = _finite(passed, calibrated, verdict)
+        merged = ctx.reduce(state, calibrated.only(kept), reference, verdict)  # with the mean this is Eq. 6: survivors' w~, by samples
+        state, verdict = merged.state, merged.verdict
+        if self.method.customise:
+            verdict = replace(verdict, tables={**verdict.tables, "customisation": weights, "customisation/pool": state["pool/ids"]})
+        if "banned" in state:
+            state = state | {"banned": torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()}
+        people = kept & (up.ids != ROOT)
+        if not bool(people.any()):  # nobody survived: reference and pools stay, and so both still belong together
+            return state | _without(state, verdict), verdict
+        if not self.method.customise:
+            return state | {"model": merged.model}, verdict
+        pools = (up.ids[people], recovered[people], judged["update"][people], up["count"][people])
+        return state | {"model": merged.model, "previous": reference, **dict(zip(POOL, pools, strict=True))}, verdict
+
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+        """Members of the pool from the pool; everybody else is asked for an update first, as in a round."""
+        weights, _ = yield from self._weights(state, ctx, ids)
+        return _customised(broadcast("deliver", state["model"], ids), state, weights)
+
+    def _weights(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, tuple[Tensor, Tensor]]:
+        """How much each client is given of each model in the pool: p' [n, m], a row of zeros where it gets the reference model; and how
+        many samples each is known to have."""
+        pool = state.get("pool/ids", ids[:0])
+        weights, counts = torch.zeros(len(ids), len(pool), dtype=torch.float64), torch.zeros(len(ids), dtype=ctx.initial.dtype)
+        if not len(pool) or not len(ids):
+            return weights, counts
+        place, updates, similar = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1), state["pool/updates"], torch.zeros_like(weights)
+        known = pool[place] == ids
+        counts[known] = state["pool/counts"][place[known]]
+        similar[known] = self._similar(ctx, updates[place[known]], updates)
+        if not bool(known.all()):
+            up = yield ctx.ask("request", state["previous"], ids[~known])
+            answered = torch.searchsorted(ids, up.ids)  # the others' requests were lost or refused
+            counts[answered] = up.fields.get("count", counts[answered])
+            similar[answered] = self._similar(ctx, up["update"], updates)
+            known = known.index_fill(0, answered, True)
+        own = ids[:, None] == pool
+        weights[known] = customisation(similar, own, self.method.alpha, self.method.phi)[known]
+        return weights, counts
+
+    def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
+        """Eq. 4."""
+        with ctx.timer.part("aggregate"):
+            if self.method.similarity == "head":
+                updates, pool = updates[:, ctx.head], pool[:, ctx.head]
+            return cosines_between(updates, pool)
+
+    def _reference(self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor) -> Tensor:
+        """What this round's updates are calibrated against: Eq. 6, or Algorithm 1's line 7, the mean of the models that are sent."""
+        served = weights.sum(1) > 0
+        if self.method.reference == "recovered" or not bool(served.any()):
+            return state["model"]
+        return ctx.priors(Uplink(ctx.cohort[served], {"count": counts[served]})) @ asked.bank[1:]
+
+
+def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
+    """Eq. 5 as released: p'_kk = phi, the rest shared out by the softmax of alpha * p_ki over i != k; without a self term where k is not
+    in the pool. `own` [n, m] marks where a client meets itself."""
+    others = torch.softmax((alpha * similar).masked_fill(own, -torch.inf), dim=1).nan_to_num(nan=0.0)
+    share = 1 / own.shape[1] if phi == "uniform" else float(phi)
+    kept = own.any(1, keepdim=True) * torch.full_like(others[:, :1], share)
+    kept[others.sum(1) == 0] = 1.0  # nobody else is in the pool
+    return (1 - kept) * others + kept * own
+
+
+def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
+    """The same request with each client's own model, what_k = sum of p'_ki w~_i, in place of the common one; buffers are averaged with the
+    same weights. The server's own pseudo-client, and whoever has no weights, gets the common one."""
+    served = weights.sum(1) > 0
+    if not bool(served.any()):
+        return asked
+    models = state["pool/models"]
+    bank = torch.cat([asked.bank, weights[served].to(models.dtype) @ models])
+    pick = asked.pick.clone()
+    pick[asked.to != ROOT] = torch.where(served, served.cumsum(0), 0)[:, None]
+    return replace(asked, bank=bank, pick=pick)
+
+
+def _calibrated(asked: Exchange, up: Uplink, reference: Tensor) -> tuple[Tensor, Uplink]:
+    """w~_k = what_k + d_k with the buffers that came with it, and the replies with d~_k = w~_k - w as their update."""
+    sent = asked.bank[asked.pick[torch.searchsorted(asked.to, up.ids), 0]]
+    p = up["update"].shape[1]
+    recovered = torch.cat([sent[:, :p] + up["update"], up["buffers"]], dim=1)
+    moved = up["update"] + (sent[:, :p] - reference[:p])  # in this order nothing is lost where a client was sent the reference itself
+    return recovered, replace(up, fields={**up.fields, "update": moved})
+
+
+def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
+    """Who stays: those whom the detectors let pass, without models that overflowed when an update that screening let pass was added."""
+    update = calibrated["update"]
+    finite = update.amin(1).isfinite() & update.amax(1).isfinite()
+    kept = torch.isin(calibrated.ids, passed.ids)
+    rejected = {client: "recovered model is not finite" for client in calibrated.ids[kept & ~finite].tolist() if client != ROOT}
+    return kept & finite, replace(verdict, rejected={**verdict.rejected, **rejected})
+
+
+def _without(state: State, verdict: Verdict) -> State:
+    """The pools without those who have just been banned."""
+    if "pool/ids" not in state:
+        return {}
+    left = ~torch.isin(state["pool/ids"], torch.tensor([*verdict.banned], dtype=torch.int64))
+    return {name: state[name][left] for name in POOL}
+
+
+@register("method", "fedcap", paper=PAPER)
+class FedCap(Method):
+    """A model for each client from those of alike clients, a ban on models far from the common one, and a private model pulled to it.
+
+    Without any of its four switches this is `fedavg-ft`, with `personalise` alone `ditto`. The experiment's aggregator makes the
+    reference model from the calibrated updates; the paper's is the mean. A client outside the last cohort costs a second trip and a
+    second training. `variant = "authors"`: banned clients are still drawn and train, and are ignored."""
+
+    Client = FedCapClient
+    Server = FedCapServer
+    models = ("global", "customised", "personal")
+    deploys = "personal"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
+    alpha: float = setting(10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0)
+    phi: Annotated[float, Field(ge=0, le=1)] | Literal["uniform"] = setting(
+        0.3, "a client's own share of its customised model, in [0, 1]; uniform: one by the size of the pool"
+    )
+    lam: float = setting(0.1, "strength of the pull of the private model to the customised one (0: local training)", ge=0)
+    t_norm: float = setting(10.0, "the longest calibrated update that is let pass", gt=0)
+    t_unit: Literal["absolute", "median"] = setting("absolute", "t_norm as it stands, or in units of the cohort's median norm")
+    customise: bool = setting(True, "each client its own mixture; else everybody is sent the reference model")
+    calibrate: bool = setting(True, "compare and judge updates as seen from the reference model; else as they were sent")
+    detect: bool = setting(True, "ban by t_norm")
+    personalise: bool = setting(True, "train a private model too; else what a client trained is its own model")
+    similarity: Literal["all", "head"] = setting("all", "cosines over all parameters, or over the head's (appendix A)")
+    reference: Literal["recovered", "customised"] = setting("recovered", "mean of recovered models (Eq. 6) or of those sent (Algorithm 1)")
+    removal: Literal["excluded", "ignored"] = setting("excluded", "banned clients are drawn no more; or still drawn, train, are ignored")
+    variant: Literal["card", "authors"] = setting("card", "authors: the released code's removal")
+
+    @model_validator(mode="after")
+    def _above_the_median(self) -> FedCap:
+        if self.t_unit == "median" and self.t_norm < 1:
+            raise ValueError("t_norm below 1 median norm would ban half of any cohort; set 2, for example")
+        return self
+
+    @property
+    def draws_banned(self) -> bool:
+        return self.removal == "ignored"
+
+    def detectors(self) -> tuple[Norm, ...]:
+        return (Norm(threshold=self.t_norm, unit=self.t_unit),) if self.detect else ()
