@@ -23,7 +23,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from holdfast.core.errors import ConfigError, UnknownPart, suggest
@@ -54,6 +54,14 @@ class Part(BaseModel):
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """What `variant` may name: settings that take these values unless they are given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        variant = given.get("variant") if isinstance(given, dict) else None
+        return {**cls.presets[variant], **given} if isinstance(variant, str) and variant in cls.presets else given
 
     def settings(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}
