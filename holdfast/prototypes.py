@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.data.federation import Padded, Samples
 from holdfast.evaluate import Predict, through
 from holdfast.local.plan import Plan
-from holdfast.models.features import embedding
+from holdfast.models.features import features
 from holdfast.models.network import Network
 
 
@@ -25,7 +25,7 @@ class Prototypes(NamedTuple):
 def prototypes(network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None) -> Prototypes:
     """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
     kept. Without a head, the features are the model's answers."""
-    predict: Predict = lambda net, x, aux: embedding(net, x, head)  # noqa: E731
+    predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
     width = _width(network, model, samples, head)
     begin = partial(_Sums, classes=samples.classes, width=width, dtype=network.dtype)
     sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
@@ -42,7 +42,7 @@ def _width(network: Network, model: Tensor, samples: Samples, head: str | None) 
     module.eval()
     try:
         with torch.no_grad():
-            return embedding(module, sample, head, tensors).shape[1]
+            return features(module, sample, head, tensors).shape[1]
     finally:
         module.train(training)
 

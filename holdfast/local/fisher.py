@@ -112,8 +112,9 @@ def _one_by_one(stack: Stack, rows: Tensor, precision: Precision) -> Iterator[tu
     network, (params, buffers), wanted = stack.network, stack.tensors(rows), stack.trained()[0]
     stepper = Single(network, stack.recipe.loss, precision)
     network.module.eval()
+    no_key = torch.zeros((), dtype=torch.int64, device=stack.model.device)
     for i, row in enumerate(rows.tolist()):
         stepper.bind({k: v[i] for k, v in params.items()}, {k: v[i] for k, v in buffers.items()})
         for t, batch in enumerate(stack.batches(row, row)):
-            grads, _ = stepper.gradients(wanted, batch, None)
+            grads, _ = stepper.gradients(wanted, batch, no_key)
             yield t, slice(i, i + 1), torch.cat([grad.flatten() for grad in grads])[None]

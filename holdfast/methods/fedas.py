@@ -21,10 +21,11 @@ from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Ve
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
 from holdfast.local.fisher import Definition, trace
-from holdfast.local.losses import Batch
+from holdfast.local.fit import Fitted
+from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.models.features import embedding
+from holdfast.models.features import catching, features
 from holdfast.models.network import Network
 from holdfast.prototypes import prototypes
 
@@ -32,10 +33,21 @@ WAS = "was."
 
 
 def misaligned(net: nn.Module, batch: Batch, *, head: str | None, target: str, reduce: str) -> Tensor:
+    """The loss of alignment before training."""
+    return _apart(features(net, batch.x, head), net, batch, head, target, reduce)
+
+
+def jointly(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None, target: str, reduce: str) -> Tensor:
+    """The loss of training with alignment as one more term, of the same pass."""
+    with catching(net, head) as found:
+        values = loss(net, batch)
+    return values + batch.aux["aligning"] * _apart(found[0], net, batch, head, target, reduce)
+
+
+def _apart(found: Tensor, net: nn.Module, batch: Batch, head: str | None, target: str, reduce: str) -> Tensor:
     """Eq. 4, |f(theta; D_i) - H_i|^2, as one value per sample of which `fit` takes the mean. H_i are class means (the authors' code) or the
     sample's own features (the paper). `mean` is the code's: the mean over the features and the samples of a class, summed over the classes
     that the batch has."""
-    found = embedding(net, batch.x, head)
     aim = batch.aux["prototypes"][batch.y] if target == "prototype" else _earlier(net, batch, head)
     apart, size = (found - aim).square(), batch.mask.sum()
     if reduce == "sum":
@@ -48,12 +60,12 @@ def misaligned(net: nn.Module, batch: Batch, *, head: str | None, target: str, r
 
 def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
     """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is kept of all the others."""
-    tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items()}
+    tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items() if name.startswith(WAS)}
     training = net.training
     net.eval()
     try:
         with torch.no_grad():
-            return embedding(net, batch.x, head, tensors)
+            return features(net, batch.x, head, tensors)
     finally:
         net.train(training)
 
@@ -89,7 +101,7 @@ class FedASClient(ClientRule):
         if not bool(received.has.all()):  # a link of a chain goes on from where it led to, and says how far it came from there
             begun = torch.where(received.has.to(begun.device)[:, None], begun, state["start"])
             base = replace(received, bank=local.wire.pack(begun), pick=torch.arange(local.n)[:, None])
-        fitted = local.fit(begun if self.method.align == "off" else self._aligned(local, state, begun, received.has))
+        fitted = self._trained(local, state, begun, received.has)
         reply = local.report(fitted.model, base, fitted)
         if self.method.synchronise:
             known = trace(local.network, fitted.model, local.samples, local.data, local.recipe, local.plan, self.method.fim)  # Eq. 5, 6
@@ -102,33 +114,50 @@ class FedASClient(ClientRule):
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         return state["own"]
 
+    def _trained(self, local: Local, state: State, begun: Tensor, who: Tensor) -> Fitted:
+        if self.method.align == "off":
+            return local.fit(begun)
+        if self.method.align != "joint":
+            return local.fit(self._aligned(local, state, begun, who))
+        who = self._aligning(state, who)
+        told, aux = self._aim(local, state, begun)
+        aux["aligning"] = who.to(begun)
+        return local.fit(begun, loss=partial(jointly, loss=local.recipe.loss, **told), aux=aux)
+
     def _aligned(self, local: Local, state: State, start: Tensor, who: Tensor) -> Tensor:
         """theta~_i, Eq. 3: these clients' models after alignment, `align_epochs` of plain SGD on what is shared."""
-        method, network = self.method, local.network
-        fresh, target = ~state["trained"][:, None], state["own"]
-        epochs = torch.where(who, method.align_epochs, 0)
+        method, layout = self.method, local.network.layout
+        who = self._aligning(state, who)
+        if not bool(who.any()) or not method.align_epochs:
+            return start
+        told, aux = self._aim(local, state, start)
+        shared = torch.zeros(layout.size, dtype=torch.bool)
+        shared[local.wire.index.cpu()] = True
+        aligned = local.fit(
+            start, purpose="align", loss=partial(misaligned, **told), lr=local.settings.align_lr,
+            epochs=torch.where(who, method.align_epochs, 0), batch_size=method.align_batch_size, momentum=0.0, weight_decay=0.0,
+            augment=Augment(), trainable=shared, aux=aux,
+        ).model  # fmt: skip
+        p = layout.parameters
+        return aligned if method.align_statistics else torch.cat([aligned[:, :p], start[:, p:]], 1)
+
+    def _aligning(self, state: State, who: Tensor) -> Tensor:
+        """Those of `who` that have features to align to."""
+        return who & state["trained"].cpu() if self.method.first == "skip" and self.method.align_to == "own" else who
+
+    def _aim(self, local: Local, state: State, start: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """H_i, Eq. 2: what the losses are told of it, and the tensors they find in `aux`."""
+        method, network, target = self.method, local.network, state["own"]
+        head = network.head_name if method.decoupling == "head" else None
         if method.align_to == "global":
             target = start
         elif method.first == "received":
-            target = torch.where(fresh, start, target)
-        elif method.first == "skip":
-            epochs = torch.where(fresh[:, 0].cpu(), 0, epochs)
-        if not bool(epochs.any()):
-            return start
-        head = network.head_name if method.decoupling == "head" else None
+            target = torch.where(state["trained"][:, None], target, start)
         if method.align_target == "prototype":
             aux = {"prototypes": prototypes(network, target, local.samples, local.data, local.plan, head).means}
         else:
             aux = {f"{WAS}{name}": value for name, value in network.layout.tensors(target).items()}
-        shared = torch.zeros(network.layout.size, dtype=torch.bool)
-        shared[local.wire.index.cpu()] = True
-        aligned = local.fit(
-            start, purpose="align", loss=partial(misaligned, head=head, target=method.align_target, reduce=method.align_loss),
-            lr=local.settings.align_lr, epochs=epochs, batch_size=method.align_batch_size, momentum=0.0, weight_decay=0.0,
-            augment=Augment(), trainable=shared, aux=aux,
-        ).model  # fmt: skip
-        p = network.layout.parameters
-        return aligned if method.align_statistics else torch.cat([aligned[:, :p], start[:, p:]], 1)
+        return {"head": head, "target": method.align_target, "reduce": method.align_loss}, aux
 
 
 class FedASServer(ServerRule):
@@ -230,8 +259,8 @@ class FedAS(Method):
     presets = {"authors": {"align": "serial", "first": "literal", "align_statistics": True}}
 
     variant: Literal["card", "authors"] = setting("card", "card: the defaults; authors: a chain of alignments, from the first time on")
-    align: Literal["parallel", "serial", "off"] = setting(
-        "parallel", "alignment before training: each client from a copy, each from what the one before left (m exchanges more), or none"
+    align: Literal["parallel", "serial", "joint", "off"] = setting(
+        "parallel", "before training, each client for itself; or each from what the one before left (serial); or as a term of training (joint)"
     )
     align_target: Literal["prototype", "sample"] = setting("prototype", "pull features to class means (code) or each to its own (paper)")
     align_to: Literal["own", "global"] = setting("own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)")
