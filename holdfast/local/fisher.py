@@ -77,11 +77,11 @@ def _information(
 def _added_up(stack: Stack, rows: Tensor, plan: Plan, of: Definition, each: bool) -> Tensor:
     """[m, parameters], or [m, 1] where only their sum is wanted."""
     owner = stack.owner(rows)
-    batches, count = torch.from_numpy(stack.order.steps)[owner], stack.data.count.cpu()[owner]
+    batches, count = torch.from_numpy(stack.order.steps)[owner].double(), stack.data.count.cpu()[owner].double()
     width, device, dtype = int(stack.network.layout.trainable.sum()), stack.model.device, stack.network.dtype
     total = torch.zeros(len(rows), width if each or of == "full" else 1, dtype=dtype, device=device)
     for t, now, grads in (_together if plan.stacked else _one_by_one)(stack, rows, plan.precision):
-        sizes = torch.from_numpy(stack.order.size[t])[owner[now]]
+        sizes = torch.from_numpy(stack.order.size[t])[owner[now]].double()
         share = {"batch-sum": torch.ones_like(sizes), "full": sizes / count[now]}.get(of, 1 / batches[now])
         share = put(share.to(dtype), device)[:, None]
         total[now] += share * (grads if of == "full" else _squares(grads, each))

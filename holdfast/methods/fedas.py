@@ -260,7 +260,7 @@ class FedAS(Method):
 
     variant: Literal["card", "authors"] = setting("card", "card: the defaults; authors: a chain of alignments, from the first time on")
     align: Literal["parallel", "serial", "joint", "off"] = setting(
-        "parallel", "before training, each client for itself; or each from what the one before left (serial); or as a term of training (joint)"
+        "parallel", "before training, each client for itself; each from what the one before left (serial); as a term of training (joint)"
     )
     align_target: Literal["prototype", "sample"] = setting("prototype", "pull features to class means (code) or each to its own (paper)")
     align_to: Literal["own", "global"] = setting("own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)")
