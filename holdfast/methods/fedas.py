@@ -224,15 +224,14 @@ def shares(traces: Tensor, normalise: str, temperature: float = 1.0, clip: float
 
 def _capped(weights: Tensor, cap: float) -> Tensor:
     """None above the cap; what is cut off goes to the others in proportion, or equally where they have nothing."""
-    full = torch.zeros_like(weights, dtype=torch.bool)
-    out = weights
+    full, most, out = torch.zeros_like(weights, dtype=torch.bool), torch.full_like(weights, cap), weights
     while bool((out > cap * (1 + 1e-12)).any()):
         full |= out > cap
         if bool(full.all()):
             return torch.full_like(weights, 1 / len(weights))
-        rest = torch.where(full, 0.0, weights)
+        rest = torch.where(full, torch.zeros_like(weights), weights)
         rest = rest if bool(rest.sum() > 0) else (~full).to(weights.dtype)
-        out = torch.where(full, cap, rest / rest.sum() * (1 - cap * full.sum()))
+        out = torch.where(full, most, rest / rest.sum() * (1 - cap * int(full.sum())))
     return out
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -133,3 +134,20 @@ def test_settings_without_default_are_required(forget: None) -> None:
         n: int = setting(..., "a number")
 
     assert describe(Needy)["settings"][0]["required"] is True
+
+
+def test_a_variant_presets_what_was_not_given(forget: None) -> None:
+    @register("loss", "with-presets")
+    class Preset(Part):
+        """A part whose authors did otherwise."""
+
+        presets = {"authors": {"much": 3.0, "often": 2}}
+        variant: Literal["card", "authors"] = setting("card", "whose")
+        much: float = setting(1.0, "how much", le=5)
+        often: int = setting(1, "how often")
+
+    assert (Preset().much, Preset().often) == (1.0, 1) == (Preset(variant="card").much, 1)
+    assert (Preset(variant="authors").much, Preset(variant="authors").often) == (3.0, 2)
+    assert (Preset(variant="authors", much=1.0).much, Preset(variant="authors", much=1.0).often) == (1.0, 2)  # given, if as the default
+    with pytest.raises(ConfigError, match="loss.variant"):
+        build("loss", {"name": "with-presets", "variant": "theirs"})
