@@ -55,13 +55,12 @@ class Part(BaseModel):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """What `variant` may name: settings that take these values unless they are given."""
+    """What a named `variant` sets: an option that is given wins, the others take these values instead of their defaults."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        variant = given.get("variant") if isinstance(given, dict) else None
-        return {**cls.presets[variant], **given} if isinstance(variant, str) and variant in cls.presets else given
+        return {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, dict) else given
 
     def settings(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +25,18 @@ from holdfast.core.registry import build
 from holdfast.core.screen import screen
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.detectors import Detector, Judgement
+from holdfast.local import programs
 from holdfast.local.client import Local, Received
-from holdfast.local.fit import Recipe
+from holdfast.local.fit import Recipe, fit
+from holdfast.local.losses import cross_entropy
 from holdfast.local.plan import Plan
-from holdfast.local.programs import refusals
+from holdfast.local.programs import forget, refusals
 from holdfast.methods.context import Context
-from holdfast.methods.fedas import FedAS, channels, shares
+from holdfast.methods.fedas import FedAS, channels, jointly, misaligned, shares
 from holdfast.models.network import Network
 from holdfast.results import Run
 from tests.checks.test_methods import hard
-from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, samples_of, slow_fit
+from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, samples_of, slow_fit, starts
 
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
 
@@ -179,6 +182,25 @@ def test_alignment_leaves_running_statistics_alone_unless_told(plan: Plan) -> No
         assert torch.equal(state["own"][0, p:], start[0, p:]) is not told
         assert torch.equal(state["own"][1], wire.unpack(wire.pack(start), own)[1])  # it skipped: nothing moved at all
         assert torch.equal(state["own"][:, network.head], own[:, network.head])
+
+
+@pytest.mark.parametrize("target", ["prototype", "sample"])
+@pytest.mark.parametrize("joint", [False, True], ids=["before", "joint"])
+def test_what_a_compiler_is_given_of_the_losses(target: str, joint: bool) -> None:
+    """A hook, a second model inside the loss, evaluation mode for it: nothing of that must stop the step from being traced."""
+    network = Network(Normed, signature=f"test fedas traced {target} {joint}", dtype=torch.float64)
+    told: dict[str, Any] = {"head": "head", "target": target, "reduce": "mean"}
+    loss = partial(jointly, loss=cross_entropy, **told) if joint else partial(misaligned, **told)
+    aux = {f"was.{name}": value for name, value in network.layout.tensors(starts(network, 2, seed=1)).items()}
+    aux = {"prototypes": Key(3).normal(2, 2, 2, dtype=torch.float64)} if target == "prototype" else aux
+    forget()
+    data, plan, aux = deal(SAMPLES, [3, 1]), Plan("compiled-vmap"), aux | {"aligning": torch.ones(2, dtype=torch.float64)}
+    fit(network, starts(network, 2), SAMPLES, data, client_keys(2), Recipe(batch_size=2, loss=loss), plan, aux=aux)
+    (ready,) = programs._programs.values()
+    want, got = ready._step(ready.memory), ready.traced()(ready.memory)
+    assert want.keys() == got.keys()
+    for key in want:
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=1e-12)
 
 
 # ---- weights
