@@ -171,18 +171,22 @@ class FedASServer(ServerRule):
         said = up.only(up.ids != ROOT)
         state, up, verdict = yield from ctx.judge(state, up, model)
         heard = up.only(up.ids != ROOT)
-        priors = None
-        if self.method.synchronise and len(heard):
-            priors = shares(heard["fim"].double(), self.method.normalise, self.method.temperature, self.method.clip)  # Eq. 7
-            known = torch.full((len(said),), 0.0, dtype=torch.float64)
-            if priors is None:
-                verdict = replace(verdict, notes=(*verdict.notes, "the Fisher traces sum to 0 or are not finite: clients count by samples"))
-            known[torch.isin(said.ids, heard.ids)] = ctx.priors(heard).double() if priors is None else priors
-            verdict = replace(verdict, tables={**verdict.tables, "fim": said["fim"].double(), "alpha": known})
+        priors, verdict = self._weighed(ctx, said, heard, verdict) if self.method.synchronise else (None, verdict)
         if self.method.extra_1_over_m:  # Eq. 8 as printed, although the weights sum to 1 already
             ctx = replace(ctx, server_lr=ctx.server_lr / max(1, len(heard)))
-        merged = ctx.reduce(state, up, model, verdict, None if priors is None else priors.to(model.dtype))
+        merged = ctx.reduce(state, up, model, verdict, priors)
         return merged.state | {"model": merged.model}, merged.verdict
+
+    def _weighed(self, ctx: Context, said: Uplink, heard: Uplink, verdict: Verdict) -> tuple[Tensor | None, Verdict]:
+        """The weights of those that were let pass, and a record of everybody's trace and weight. None: the traces say nothing."""
+        method, alpha = self.method, torch.zeros(len(said), dtype=torch.float64)
+        weights = shares(heard["fim"].double(), method.normalise, method.temperature, method.clip)  # Eq. 7
+        if len(heard):
+            alpha[torch.isin(said.ids, heard.ids)] = ctx.priors(heard).double() if weights is None else weights
+        silent = ("the Fisher traces sum to 0 or are not finite: clients count by samples",) if len(heard) and weights is None else ()
+        tables = {**verdict.tables, "fim": said["fim"].double(), "alpha": alpha}
+        verdict = replace(verdict, tables=tables, notes=(*verdict.notes, *silent))
+        return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
     def _chained(self, ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:
         """The authors' in-place alignment: each client, in the order of ids, aligns what the one before it left, and trains from there.

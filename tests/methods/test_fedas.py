@@ -305,6 +305,9 @@ def test_weights_are_those_of_whom_detectors_let_pass_and_never_the_servers_own(
     assert verdict.ids.tolist() == [4, 5, 7] and verdict.rejected == {5: "why not"}
     close(verdict.tables["alpha"], [0.25, 0.0, 0.75])
     close(verdict.tables["fim"], [1.0, 60.0, 3.0])
+    state, verdict = one_round(up.only(up.ids == 5), context(detectors=(Picky(),)))
+    close(state["model"], [1.0])
+    assert verdict.tables["alpha"].tolist() == [0.0] and verdict.notes == ("nobody's update was used: the model stays as it was",)
 
 
 def test_the_trace_is_a_score_that_screening_bounds_below() -> None:
