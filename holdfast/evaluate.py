@@ -1,9 +1,11 @@
-"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked, into one tally."""
+"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked, into one tally. Whatever else
+is wanted of a model's answers goes the same way, `through` it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,25 +23,48 @@ _SAMPLES_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 14}
 _ANSWERS_KEPT = {"cpu": 1 << 22, "cuda": 1 << 26}  # numbers of 8 bytes, one per place and class, where a metric needs all of a client's
 
 
+class Sink(Protocol):
+    """What the answers to a client's samples are told to, portion by portion: see `Tally.add`."""
+
+    def add(self, clients: int | slice | Tensor, places: slice | Tensor, answers: Tensor, /) -> None: ...
+
+
+S = TypeVar("S", bound=Sink)
+
+
 def score(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
     aux: Mapping[str, Tensor] | None = None, metrics: Collection[str] = (),
 ) -> Score:  # fmt: skip
-    """Client i's data through model bank[which[i]]. Clients that share a model go through it together, except on plan `loop`,
-    where every client is measured exactly as it would measure itself. `metrics` are those beside accuracy and loss."""
+    """How client i's data fares with model bank[which[i]]. `metrics` are those beside accuracy and loss."""
+    n, most = len(data.count), _ANSWERS_KEPT[data.rows.device.type]
+    portions = list(_portions(data.count, samples.classes, most)) if "auc" in metrics else [slice(0, n)]
+    tallies = through(
+        network, predict, bank, which, samples, data, plan, lambda own: Tally(own, samples.classes, metrics), aux, portions
+    )  # fmt: skip
+    return Score.joined([tally.score() for tally in tallies])
+
+
+def through(
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
+    begin: Callable[[Padded], S], aux: Mapping[str, Tensor] | None = None, portions: Sequence[slice] | None = None,
+) -> list[S]:  # fmt: skip
+    """Client i's data through model bank[which[i]], in evaluation mode, into what `begin` makes for each portion of the clients.
+    Clients that share a model go through it together, except on plan `loop`, where every client is measured exactly as it would measure
+    itself."""
     training = network.module.training
     network.module.eval()
     try:
         with torch.no_grad():
-            return _score(network, predict, bank, which, samples, data, plan, aux or {}, metrics)
+            return _through(network, predict, bank, which, samples, data, plan, begin, aux or {}, portions or [slice(0, len(data.count))])
     finally:
         network.module.train(training)
 
 
-def _score(
+def _through(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    aux: Mapping[str, Tensor], metrics: Collection[str],
-) -> Score:  # fmt: skip
+    begin: Callable[[Padded], S], aux: Mapping[str, Tensor], portions: Sequence[slice],
+) -> list[S]:  # fmt: skip
     n = len(data.count)
     device = data.rows.device.type
     at_once = max(1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape))))
@@ -47,25 +72,24 @@ def _score(
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
     stacked = plan.stacked and not few and not large
-    portions = list(_portions(data.count, samples.classes, _ANSWERS_KEPT[device])) if "auc" in metrics else [slice(0, n)]
 
-    def work(part: slice, at_once: int) -> Score:
+    def work(part: slice, at_once: int) -> S:
         longest = max(1, int(data.count[part].max()) if len(data.count[part]) else 0)
         own = Padded(data.rows[part, :longest], data.labels[part, :longest], data.count[part])
-        whose, theirs, tally = which[part], {name: value[part] for name, value in aux.items()}, Tally(own, samples.classes, metrics)
+        whose, theirs, sink = which[part], {name: value[part] for name, value in aux.items()}, begin(own)
         if stacked:
-            _stacked(network, predict, bank, whose, samples, own, theirs, at_once, plan.rows, tally)
+            _stacked(network, predict, bank, whose, samples, own, theirs, at_once, plan.rows, sink)
         elif plan.stacked and few:
-            _by_model(network, predict, bank, whose, samples, own, at_once, tally)
+            _by_model(network, predict, bank, whose, samples, own, at_once, sink)
         else:
-            _one_by_one(network, predict, bank, whose, samples, own, theirs, at_once, tally)
-        return tally.score()
+            _one_by_one(network, predict, bank, whose, samples, own, theirs, at_once, sink)
+        return sink
 
-    def fitting() -> Score:
+    def fitting() -> list[S]:
         most = at_once
         while True:
             try:
-                return Score.joined([work(part, most) for part in portions])
+                return [work(part, most) for part in portions]
             except torch.OutOfMemoryError:  # how much a network needs for a sample cannot be told from the sample
                 if most < 2:
                     raise
@@ -101,7 +125,7 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
 
 def _one_by_one(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, tally: Tally,
+    at_once: int, sink: Sink,
 ) -> None:  # fmt: skip
     bind = _binder(network)
     for i, count in enumerate(data.count.tolist()):
@@ -109,11 +133,11 @@ def _one_by_one(
         for start in range(0, count, at_once):
             part = slice(start, min(count, start + at_once))
             x = network.ordered(samples.batch(data.rows[i, part], dtype=network.dtype))
-            tally.add(i, part, predict(module, x, own))
+            sink.add(i, part, predict(module, x, own))
 
 
 def _by_model(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int, tally: Tally
+    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int, sink: Sink
 ) -> None:
     """Few models for many clients: all samples of a model's clients in long batches."""
     bind, real = _binder(network), data.mask
@@ -124,7 +148,7 @@ def _by_model(
         for start in range(0, len(rows), at_once):
             part = slice(start, start + at_once)
             x = network.ordered(samples.batch(rows[part], dtype=network.dtype))
-            tally.add(clients[part], places[part], predict(module, x, {}))
+            sink.add(clients[part], places[part], predict(module, x, {}))
 
 
 class _Predictor(nn.Module):
@@ -138,7 +162,7 @@ class _Predictor(nn.Module):
 
 def _stacked(
     network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, most: int, tally: Tally,
+    at_once: int, most: int, sink: Sink,
 ) -> None:  # fmt: skip
     """Every client under its own model, several clients in one pass."""
     wrapped = _Predictor(network.module, predict)
@@ -153,4 +177,4 @@ def _stacked(
         longest = int(data.count[rows].max()) if len(data.count[rows]) else 0
         for first in range(0, longest, width):
             part = slice(first, min(first + width, longest))
-            tally.add(rows, part, forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own))
+            sink.add(rows, part, forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own))

@@ -126,8 +126,11 @@ class Context(Guarded):
             seen[detector.name] = seen.get(detector.name, 0) + 1
             yield place, detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}", detector
 
-    def reduce(self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None) -> Merged:
-        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned."""
+    def reduce(
+        self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None, priors: Tensor | None = None
+    ) -> Merged:
+        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned. `priors` are a method's own
+        weights of the clients (the root pseudo-client has none), in place of their sample counts."""
         people = up.ids != ROOT
         verdict = verdict or Verdict(up.ids[people])
         root = up["update"][~people][0] if bool((~people).any()) else None
@@ -142,14 +145,16 @@ class Context(Guarded):
             up.ids, model[:p], self.wire.layout(self.layout), self.key.fold("aggregator"), self.round,
             self.aggregator.assumed(len(up)), root, up.refused,
         )
+        ignored = "sample counts" if priors is None else "the method's weights"
+        priors = self.priors(up) if priors is None else priors
         with self.timer.part("aggregate"):
-            value, weights, own, fallback = self.aggregator(up["update"], self.priors(up), _under(state, "aggregator/"), ctx)
+            value, weights, own, fallback = self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx)
         fresh = model.clone()
         fresh[:p] += self.server_lr * value
         total = weights.sum()
         if self.wire.buffers and bool(total > 0):
             fresh[p:] = (weights / total).to(fresh.dtype) @ up["buffers"]
-        notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores sample counts")
+        notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
         laid_out = _on(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
         return Merged(fresh, state, replace(verdict, weights=laid_out, notes=notes, fallback=fallback))

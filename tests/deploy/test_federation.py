@@ -34,7 +34,7 @@ from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 
-METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap"]
+METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas"]
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
@@ -87,6 +87,17 @@ def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, mon
         assert torch.equal(asked.bank, asked_there.bank) and torch.equal(up.ids, up_there.ids)
         assert same_bits(dict(up.fields), dict(up_there.fields)), (round, asked.task)
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
+
+
+def test_a_chain_of_clients_who_keep_what_they_aligned(tmp_path: Path) -> None:
+    """FedAS as its authors run it: many exchanges in a round, and a training for which no model is sent."""
+    config = write_config(tmp_path, "fedas", model='name = "cnn-bn"', train="local_steps = 2")
+    config.write_text(config.read_text().replace('name = "fedas"', 'name = "fedas"\nvariant = "authors"'))
+    simulate(config, tmp_path / "sim")
+    federate(config, tmp_path / "fed")
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert len(rows) == 3 and all(same_bits(rows[c], states[c]) for c in rows)
 
 
 def test_a_method_that_shares_its_backbone_only(tmp_path: Path, forget: None) -> None:

@@ -256,6 +256,15 @@ def test_ask_adds_the_servers_own_client_where_a_rule_needs_it() -> None:
     assert context([], aggregator=Trusting()).ask("train", W, weight=torch.zeros(0)).to.tolist() == []
 
 
+def test_a_methods_own_weights_reach_the_aggregator() -> None:
+    up = answer([ROOT, 4, 7], [[9.0, 9.0], *UPDATES], [5, 2, 1])
+    merged = context().reduce({}, up, W, priors=torch.tensor([0.25, 0.75], dtype=torch.float64))
+    close(merged.model, [1 - 0.25 * 0.25, 2 - 0.25 * 0.15 - 0.75 * 0.2])
+    assert merged.verdict.weights is not None and merged.verdict.weights.tolist() == [0.25, 0.75] and not merged.verdict.notes
+    ignorant = context(aggregator=build("aggregator", "median")).reduce({}, up, W, priors=torch.tensor([0.25, 0.75], dtype=torch.float64))
+    assert ignorant.verdict.notes == ("median ignores the method's weights",)
+
+
 @pytest.mark.parametrize("name", ["malicious", "attackers", "adversary", "benign", "ground_truth"])
 def test_asking_for_the_truth_is_an_error(name: str) -> None:
     with pytest.raises(RunError, match=f"round 3: the server side asked for '{name}', but a defence never sees who is malicious"):

@@ -1,0 +1,65 @@
+"""What a client's samples of a class look like to a model: the mean of their features, class by class."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.data.federation import Padded, Samples
+from holdfast.evaluate import Predict, through
+from holdfast.local.plan import Plan
+from holdfast.models.features import features
+from holdfast.models.network import Network
+
+
+class Prototypes(NamedTuple):
+    """means [n, classes, d], zeros where a client has nothing of the class; counts [n, classes]."""
+
+    means: Tensor
+    counts: Tensor
+
+
+def prototypes(network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None) -> Prototypes:
+    """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
+    kept. Without a head, the features are the model's answers."""
+    predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
+    width = _width(network, model, samples, head)
+    begin = partial(_Sums, classes=samples.classes, width=width, dtype=network.dtype)
+    sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
+    return Prototypes(sums.total / sums.count.clamp(min=1)[..., None], sums.count)
+
+
+def _width(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
+    """How many features there are: one sample through the first model tells, also where no client has any sample."""
+    if not len(model):
+        return 0
+    module, tensors = network.module, network.layout.tensors(model[0])
+    sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=model.device), network.dtype)
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            return features(module, sample, head, tensors).shape[1]
+    finally:
+        module.train(training)
+
+
+class _Sums:
+    """Features added up by client and class."""
+
+    def __init__(self, data: Padded, classes: int, width: int, dtype: torch.dtype):
+        n, device = len(data.count), data.rows.device
+        self.data, self.real, self.classes = data, data.mask, classes
+        self.owner = torch.arange(n, device=device)[:, None].expand_as(self.real)
+        self.total = torch.zeros(n, classes, width, dtype=dtype, device=device)
+        at = (self.owner * classes + data.labels)[self.real]
+        self.count = torch.bincount(at, minlength=n * classes).view(n, classes)
+
+    def add(self, clients: int | slice | Tensor, places: slice | Tensor, answers: Tensor) -> None:
+        real = self.real[clients, places].flatten()
+        at = (self.owner[clients, places] * self.classes + self.data.labels[clients, places]).flatten()
+        found = answers.flatten(0, -2)
+        self.total.view(-1, found.shape[1]).index_add_(0, at, torch.where(real[:, None], found, torch.zeros_like(found)))

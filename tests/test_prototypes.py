@@ -1,0 +1,47 @@
+"""Class means of features: the same by every plan, and equal to a slow reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast import evaluate
+from holdfast.local.plan import Plan
+from holdfast.models.network import Network
+from holdfast.models.split import Split
+from holdfast.prototypes import prototypes
+from tests.helpers import LOOP, VMAP, deal, random_samples, starts
+
+COUNTS = [7, 0, 30, 1, 5]
+SAMPLES = random_samples(43)
+DATA = deal(SAMPLES, COUNTS)
+NETWORK = Network(
+    lambda: Split(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh()), nn.Linear(4, 3)),
+    signature="test prototypes", dtype=torch.float64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [LOOP, VMAP, Plan("vmap", rows=2)], ids=["loop", "vmap", "chunks"])
+@pytest.mark.parametrize("at_once", [1024, 3])
+@pytest.mark.parametrize("head", ["head", None])
+def test_every_plan_equals_a_slow_reference(plan: Plan, at_once: int, head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "_SAMPLES_AT_ONCE", {"cpu": at_once})
+    models = starts(NETWORK, 5)
+    got = prototypes(NETWORK, models, SAMPLES, DATA, plan, head)
+    for i, count in enumerate(COUNTS):
+        net = NETWORK.load(models[i], torch.float64).eval()
+        x, y = SAMPLES.batch(DATA.rows[i, :count], torch.float64), DATA.labels[i, :count]
+        with torch.no_grad():
+            found = net(x) if head is None else net.backbone(x)
+        for c in range(3):
+            mine = found[y == c]
+            assert int(got.counts[i, c]) == len(mine)
+            expected = mine.mean(0) if len(mine) else torch.zeros(found.shape[1], dtype=torch.float64)
+            torch.testing.assert_close(got.means[i, c], expected, rtol=0, atol=1e-12)
+    assert NETWORK.module.training  # as it was found
+
+
+def test_clients_without_any_sample_have_zeros_of_the_right_width() -> None:
+    got = prototypes(NETWORK, starts(NETWORK, 2), SAMPLES, deal(SAMPLES, [0, 0]), LOOP, "head")
+    assert got.means.shape == (2, 3, 4) and not got.means.any() and not got.counts.any()
