@@ -116,7 +116,7 @@ def own_class(net: nn.Module, batch: Batch) -> Tensor:
     """The cross-entropy, as a function of the logit of the sample's own class only: row c of the last layer's gradient then comes from
     the samples of class c alone, and one backward pass gives all rows."""
     logits = net(batch.x)
-    own = F.one_hot(batch.y, logits.shape[1]).bool()
+    own = torch.arange(logits.shape[1], device=logits.device) == batch.y[:, None]
     return F.cross_entropy(torch.where(own, logits, logits.detach()), batch.y, reduction="none")
 
 
@@ -161,6 +161,7 @@ class FedComServer(ServerRule):
             state, matches = self._matched(state, ctx, asking, passed, {*up.refused, *verdict.rejected}, set(verdict.banned))
         for part in torch.arange(len(asking)).split(1 if self.method.order == "sequential" else max(1, len(asking))):
             back = yield handed_on(state, asking.ids[part], matches[part])
+            back = back.only(~_among(back.ids, verdict.rejected))  # what is suspect is not handed on in the next round either
             state = remember(state, "personal", back.ids, back["personal"])
         table = torch.full((len(verdict.ids), matches.shape[1]), NOT_WANTED, dtype=torch.int64)
         table[torch.isin(verdict.ids, asking.ids)] = matches
@@ -212,14 +213,13 @@ def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Ten
 
 def handed_on(state: State, to: Tensor, matches: Tensor) -> Exchange:
     """The request to personalise: to each client the personal models of its peers, as far as the server has them, each once."""
-    peers = [sorted({peer for peer in row if peer >= 0}) for row in matches.tolist()]
-    place = {client: row for row, client in enumerate(state["personal/ids"].tolist())}
-    rows = [[place[peer] for peer in row if peer in place] for row in peers]
-    used = sorted({row for one in rows for row in one})
-    pick = torch.full((len(to), max(map(len, rows), default=0)), -1, dtype=torch.int64)
-    for i, one in enumerate(rows):
-        pick[i, : len(one)] = torch.tensor([used.index(row) for row in one], dtype=torch.int64)
-    return Exchange("personalise", to, state["personal/rows"][used], pick)
+    row_of = {client: row for row, client in enumerate(state["personal/ids"].tolist())}
+    peers = [sorted({peer for peer in row if peer in row_of}) for row in matches.tolist()]
+    place = {peer: place for place, peer in enumerate(sorted({peer for own in peers for peer in own}))}
+    pick = torch.full((len(to), max(map(len, peers), default=0)), -1, dtype=torch.int64)
+    for i, own in enumerate(peers):
+        pick[i, : len(own)] = torch.tensor([place[peer] for peer in own], dtype=torch.int64)
+    return Exchange("personalise", to, state["personal/rows"][[row_of[peer] for peer in place]], pick)
 
 
 def remember(state: State, name: str, ids: Tensor, rows: Tensor) -> State:
