@@ -6,6 +6,7 @@ The model has one input and two outputs, W = (1, 2), and a squared loss on the f
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast import session
 from holdfast.aggregators.mean import Mean
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
@@ -20,6 +22,7 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
+from holdfast.engine.simulator import Simulator
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch
@@ -27,7 +30,7 @@ from holdfast.local.plan import Plan
 from holdfast.methods.context import Context
 from holdfast.methods.fedcom import NOBODY, NOT_WANTED, class_gradients, last_layer, match
 from holdfast.results import Run
-from tests.helpers import LOOP, PLANS, VMAP, assert_same, client_keys, deal, everything, network_of, random_samples, samples_of
+from tests.helpers import LOOP, PLANS, VMAP, assert_same, client_keys, deal, everything, network_of, random_samples, samples_of, tiny
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 0]), classes=2)
 NETWORK = network_of(lambda: nn.Linear(1, 2, bias=False))
@@ -461,3 +464,24 @@ def test_lies_about_models_reach_the_peers_only_if_they_are_finite(simulate: Cal
     head = run.store.head()
     assert head is not None and bool(torch.isfinite(head[1]["server/personal/rows"]).all())
     assert head[1]["server/personal/rows"][1].abs().max() > 1e290
+
+
+def test_a_run_that_was_stopped_between_the_phases_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None
+) -> None:
+    config = tiny(method="fedcom", data=PAIRS, train={"rounds": 3, "participation": 0.75}, engine={"plan": "loop"})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    session.start([("", config)], whole)
+    exchange = Simulator.exchange
+
+    def stop(self: Simulator, calls: Any) -> Any:
+        if (calls[0].cell.round, calls[0].exchange.task) == (2, "personalise"):
+            raise KeyboardInterrupt
+        return exchange(self, calls)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulator, "exchange", stop)
+        session.start([("", config)], cut)
+    session.resume(cut)
+    a, b = everything(Run(whole, config)), everything(Run(cut, config))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
