@@ -6,7 +6,7 @@ A round has two barriers, because matching needs everybody's update: `train` (w)
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -133,9 +133,8 @@ def class_gradients(local: Local, model: Tensor) -> Tensor:
     return moved.reshape(-1, *head.shape)
 
 
-def gathered(gradient: object, params: Tensors, batch: Batch, lr: Tensor) -> Tensors:
+def gathered(gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor) -> Tensors:
     """Not a step: the gradient is taken at the layer as it was (`aux`), batch by batch, and added up in the layer's place."""
-    assert callable(gradient)
     found = gradient({**params, **batch.aux}, batch)
     return {name: params[name] - lr * batch.mask.sum() * found[name] for name in batch.aux}
 
@@ -235,8 +234,8 @@ def forget(state: State, name: str, clients: set[int]) -> State:
     return state | {f"{name}/ids": state[f"{name}/ids"][kept], f"{name}/rows": state[f"{name}/rows"][kept]}
 
 
-def _among(ids: Tensor, clients: object) -> Tensor:
-    return torch.isin(ids, torch.tensor(sorted(clients), dtype=torch.int64))  # type: ignore[call-overload]
+def _among(ids: Tensor, clients: Iterable[int]) -> Tensor:
+    return torch.isin(ids, torch.tensor(sorted(clients), dtype=torch.int64))
 
 
 @register("method", "fedcom", paper="Lu et al., FedCOM: Efficient Personalized Federated Learning by Finding Your Best Peers")
