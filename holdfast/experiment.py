@@ -189,6 +189,9 @@ class Experiment:
     def _ready(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> Ready:
         """All of the round written; who drives makes it the truth."""
         meter, round, rows = self.meter, self.cell.round, self.cell.rows
+        if "matches" in verdict.tables:  # of a method that looks for peers
+            benign = self.adversary.benign(verdict.ids, round)
+            figures = figures | metrics.of_matches(verdict.tables["matches"], verdict.ids, self.federation.facts, benign)
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.cell.round,

@@ -82,6 +82,19 @@ def _over_clients(values: Tensor) -> Figures:
     return {"mean": float(values.mean()), "std": float(values.std(unbiased=False)), "worst10": float(worst.mean())}
 
 
+def of_matches(matches: Tensor, ids: Tensor, facts: Mapping[str, Tensor], benign: Tensor) -> Figures:
+    """How many decisions of a matching server name the true partner (FedCOM Table 2). `matches` [n, classes] has a peer's id, -1 where
+    the client did not ask, less where nobody was found, which is wrong too. A partner is one in the client's target class: what is
+    decided on other classes is not judged. Nothing can be said where the partition knows no partners."""
+    if "partner" not in facts:
+        return {"matching/accuracy": None}
+    judged = (matches != -1) & benign[:, None]
+    if "target" in facts:
+        judged &= torch.arange(matches.shape[1]) == facts["target"][ids][:, None]
+    right, decisions = int((judged & (matches == facts["partner"][ids][:, None])).sum()), int(judged.sum())
+    return {"matching/accuracy": right / decisions if decisions else None, "matching/right": right, "matching/decisions": decisions}
+
+
 def divergence(figures: Figures, exchanges: Sequence[Answers], malicious: set[int]) -> str | None:
     """Why a round counts as diverged, if it does. Screening refuses what is not finite, so a run whose training explodes goes on with its
     old model and looks alive: the sign is a round in which all that benign clients sent was refused for that. A loss that is not finite,
@@ -105,7 +118,7 @@ def of_run(
     measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
     names = [*NAMES, *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS)))]
     out: Figures = dict.fromkeys(names) | (measured[-1]["metrics"] if measured else {})
-    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train"))}
+    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train", "matching/"))}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:
         last = torch.tensor(accuracy[-10:], dtype=torch.float64)
@@ -122,12 +135,19 @@ def of_run(
     out.setdefault("attack/asr", None)  # no attack with a trigger
     out["attack/asr/last10"] = math.fsum(fooled[-10:]) / len(fooled[-10:]) if fooled else None
     out["attack/noted_rounds"] = sum(bool(p.get("attack")) for p in parts)
+    out |= _matching(parts)
     out |= detection(malicious, clients, banned)
     for name in ("bytes/up", "bytes/down", "refused"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
     for name in SECONDS:
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
     return out
+
+
+def _matching(parts: Sequence[Mapping[str, Any]]) -> Figures:
+    """Over all decisions of the run; none for methods that match nobody."""
+    right, decisions = (sum(p["metrics"].get(f"matching/{name}", 0) for p in parts) for name in ("right", "decisions"))
+    return {"matching/accuracy": right / decisions if decisions else None}
 
 
 def first_diverged(parts: Sequence[Mapping[str, Any]]) -> int | None:

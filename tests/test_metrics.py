@@ -212,3 +212,30 @@ def test_attack_success_of_a_round_and_of_a_run() -> None:
     final = run([part(r, 0.5, metrics={"attack/asr": r / 20}, attack=["clamped"] if r < 3 else []) for r in range(1, 13)])
     assert final["attack/asr"] == 0.6 and final["attack/asr/last10"] == pytest.approx(sum(range(3, 13)) / 200)
     assert final["attack/noted_rounds"] == 2 and run([part(1, 0.5)])["attack/asr/last10"] is None
+
+
+# ---- matching
+
+PARTNERS = {"partner": torch.tensor([1, 0, 3, 2]), "target": torch.tensor([1, 0, 2, 2])}
+
+
+def test_matches_against_the_true_partners() -> None:
+    """Clients 0, 2 and 3 ask; 0 is right about its target and wrong about class 2, which is not judged; nobody is found for 2."""
+    matches, ids = torch.tensor([[-1, 1, 3], [-1, -1, -2], [-1, -1, 2]]), torch.tensor([0, 2, 3])
+    everybody = torch.ones(3, dtype=torch.bool)
+    expected = {"matching/accuracy": 2 / 3, "matching/right": 2, "matching/decisions": 3}
+    assert metrics.of_matches(matches, ids, PARTNERS, everybody) == expected
+    benign = torch.tensor([True, True, False])
+    assert metrics.of_matches(matches, ids, PARTNERS, benign) == {"matching/accuracy": 0.5, "matching/right": 1, "matching/decisions": 2}
+    untold = metrics.of_matches(matches, ids, {"partner": PARTNERS["partner"]}, everybody)
+    assert untold["matching/decisions"] == 4 and untold["matching/accuracy"] == 0.5
+    assert metrics.of_matches(matches, ids, {}, everybody) == {"matching/accuracy": None}
+    assert metrics.of_matches(torch.full((3, 3), -1), ids, PARTNERS, everybody)["matching/accuracy"] is None
+
+
+def test_matching_accuracy_of_a_run_is_over_all_its_decisions() -> None:
+    one = {"matching/accuracy": 1.0, "matching/right": 1, "matching/decisions": 1}
+    three = {"matching/accuracy": 0.0, "matching/right": 0, "matching/decisions": 3}
+    final = run([part(1, 0.5, metrics=one), part(2, None, metrics={"matching/accuracy": None}), part(3, 0.5, metrics=three)])
+    assert final["matching/accuracy"] == 0.25 and "matching/right" not in final
+    assert run([part(1, 0.5)])["matching/accuracy"] is None

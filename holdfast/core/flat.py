@@ -91,11 +91,13 @@ class Wire:
     index: Tensor
     parameters: int
     whole: bool
+    model: Layout
+    """Of the whole model: a schema may name fields by the shape of a layer."""
 
     @classmethod
     def of(cls, layout: Layout, shared: Tensor) -> Wire:
         index = shared.nonzero().flatten()
-        return cls(index, int(shared[: layout.parameters].sum()), bool(shared.all()))
+        return cls(index, int(shared[: layout.parameters].sum()), bool(shared.all()), layout)
 
     @property
     def size(self) -> int:

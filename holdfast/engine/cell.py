@@ -80,6 +80,11 @@ class Cell:
         assert table is not None
         return table.take(ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64))
 
+    def fact(self, name: str, ids: Tensor) -> Tensor:
+        """What the partition says of these clients; -1 where it says nothing, and for the root pseudo-client."""
+        said = self.federation.facts.get(name)
+        return torch.full_like(ids, -1) if said is None else torch.where(ids == ROOT, -1, said[ids])
+
     def group(self, task: str) -> tuple[Any, ...]:
         """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""
         r = self.recipe

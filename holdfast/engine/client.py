@@ -152,7 +152,7 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
     outside = ~local.selected
     if measure.unselected == "finetune" and bool(outside.any()):
         part = pick(local, outside)
-        tuned, _ = rule.train(part, rows_of(state, outside), replace(received, pick=received.pick[outside]), {})
+        tuned = rule.finetune(part, rows_of(state, outside), replace(received, pick=received.pick[outside]))
         order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
         state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
         return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
@@ -173,5 +173,5 @@ def pick(local: Local, rows: Tensor) -> Local:
     recipe = replace(local.recipe, **numbers)
     return replace(
         local, ids=local.ids[rows], key=local.key[rows], initial=local.initial[rows], settings=settings, recipe=recipe,
-        selected=local.selected[rows], data=data, validation=validation,
+        selected=local.selected[rows], data=data, validation=validation, facts=rows_of(dict(local.facts), rows),
     )  # fmt: skip

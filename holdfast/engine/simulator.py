@@ -180,6 +180,7 @@ class Simulator:
             initial=self._put(_joined([c.initial.expand(n, -1) for c, n in zip(cells, sizes, strict=True)])),
             recipe=recipe, plan=self.plans[first.plan_key], settings=SimpleNamespace(**settings),
             selected=torch.cat(selected), round=first.round,
+            facts={name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts])) for name in sorted(first.rule.knows)},
         )  # fmt: skip
 
     def _received(self, parts: list[Call], local: Local) -> Received:

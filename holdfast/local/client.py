@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +72,8 @@ class Local:
     settings: SimpleNamespace
     selected: Tensor
     round: int = 0
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the client half declares to know of its own data (`ClientRule.knows`): [n] each, -1 where the partition does not say."""
 
     @property
     def n(self) -> int:

@@ -1,7 +1,20 @@
 """Published methods, one file each: a client half and a server half."""
 
-from holdfast.methods import ditto, fedas, fedavg, fedavg_ft, fedcap, fedprox, local
+from holdfast.methods import ditto, fedas, fedavg, fedavg_ft, fedcap, fedcom, fedprox, local
 from holdfast.methods.base import ClientRule, Method, ServerRule
 from holdfast.methods.context import Context
 
-__all__ = ["ClientRule", "Context", "Method", "ServerRule", "ditto", "fedas", "fedavg", "fedavg_ft", "fedcap", "fedprox", "local"]
+__all__ = [
+    "ClientRule",
+    "Context",
+    "Method",
+    "ServerRule",
+    "ditto",
+    "fedas",
+    "fedavg",
+    "fedavg_ft",
+    "fedcap",
+    "fedcom",
+    "fedprox",
+    "local",
+]

@@ -26,6 +26,8 @@ class ClientRule:
     """What its server half may ask for: names of its methods."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """What it cannot do without, for example {"validation"}."""
+    knows: ClassVar[frozenset[str]] = frozenset()
+    """Facts that the partition states of a client's data and that the client itself may read in `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
 
@@ -63,6 +65,10 @@ class ClientRule:
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         raise TypeError(f"{type(self).__name__} has no task 'train'")
+
+    def finetune(self, local: Local, state: State, received: Received) -> State:
+        """What clients outside the cohort would have become, had they trained from what they would be sent: for evaluation only."""
+        return self.train(local, state, received, {})[0]
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
         """The models [n, size] with which these clients, as members of a committee, try what another client sent; where only a part of a

@@ -60,6 +60,7 @@ UNDER_ATTACK = (
     Column("ASR", ("attack/asr",), percent, 0, "triggered test images that the deployed model takes for the attacker's target"),
     Column("DAcc", ("detection/dacc",), percent, 1, "clients rightly banned or rightly not; with a redrawn set, such decisions"),
 )
+WITH_PEERS = (Column("matched", ("matching/accuracy",), percent, 1, "decisions on a peer that name the true partner"),)
 COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
@@ -69,11 +70,11 @@ DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a nar
 
 
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
-    """With those of the metrics that any of the runs was asked for, and of attacks where any run has something to say."""
-    attacked = [column for column in UNDER_ATTACK if any(column.value(line) is not None for line in lines)]
+    """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run has something to say."""
+    attacked, peers = ([c for c in some if any(c.value(line) is not None for line in lines)] for some in (UNDER_ATTACK, WITH_PEERS))
     if not any(cell.config["detectors"] or cell.bans for line in lines for cell in line.cells):
         attacked = [column for column in attacked if column.title != "DAcc"]  # nobody looks for attackers here
-    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *COSTS)
+    return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *COSTS)
 
 
 @dataclass(frozen=True)

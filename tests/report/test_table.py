@@ -119,3 +119,11 @@ def test_one_experiment_is_not_several_seeds(tmp_path: Path) -> None:
 
 def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
     assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_cells(grid))).titles)
+
+
+def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Path) -> None:
+    pairs = {"clients": 4, "partition": {"name": "complementary-pairs", "samples_per_client": 20, "ratio": 0.8}}
+    table = tabulate(by_setting(read_cells(sweep(tmp_path / "s", data=pairs, sweep={"method.name": ["ditto", "fedcom"]}))))
+    place = table.titles.index("matched")
+    assert [row[place].text for row in table.rows][0] == "–" and table.rows[1][place].text.endswith(" %")
+    assert "matched" not in tabulate(by_setting(read_cells(grid))).titles
