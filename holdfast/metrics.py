@@ -97,7 +97,7 @@ def of_run(
     measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
     names = [*NAMES, *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS)))]
     out: Figures = dict.fromkeys(names) | (measured[-1]["metrics"] if measured else {})
-    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train"))}
+    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "rejected", "loss/train"))}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:
         last = torch.tensor(accuracy[-10:], dtype=torch.float64)
@@ -115,7 +115,7 @@ def of_run(
     out["attack/asr/last10"] = math.fsum(fooled[-10:]) / len(fooled[-10:]) if fooled else None
     out["attack/noted_rounds"] = sum(bool(p.get("attack")) for p in parts)
     out |= detection(malicious, clients, banned)
-    for name in ("bytes/up", "bytes/down", "refused"):
+    for name in ("bytes/up", "bytes/down", "refused", "rejected"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
     for name in SECONDS:
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)

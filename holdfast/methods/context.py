@@ -20,6 +20,7 @@ from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict, broadcas
 from holdfast.detectors.base import Detector
 
 Steps = Generator[Exchange, Uplink, Any]
+OWN = "method-detector"  # where a server's state keeps what the method's own detectors remember
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Context(Guarded):
     """While detectors judge: the model that the judged ones are compared with, as far as it is parameters."""
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
+    counts: Tensor | None = None
+    """While detectors judge: how many samples the judged clients say they have, where they say it."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -94,10 +97,11 @@ class Context(Guarded):
         replies of those whom nobody turned away."""
         everyone = up.ids[up.ids != ROOT]
         verdict = Verdict(everyone, tables={"norms": norms(up["update"][up.ids != ROOT])})
-        places = [(f"method-detector{i}/", d) for i, d in enumerate(own)] + [(f"detector{i}/", d) for i, d in enumerate(self.detectors)]
+        places = [(f"{OWN}{i}/", d) for i, d in enumerate(own)] + [(f"detector{i}/", d) for i, d in enumerate(self.detectors)]
         for place, detector in places:
             people = up.ids != ROOT
-            seen = replace(self, reference=model[: self.wire.parameters], buffers=up["buffers"][people])
+            counts = up["count"][people] if "count" in up.fields else None
+            seen = replace(self, reference=model[: self.wire.parameters], buffers=up["buffers"][people], counts=counts)
             models = up["update"][people] + model[: self.wire.parameters]
             said = yield from self.timer.steps("detect", detector.judge(_under(state, place), seen, models, up.ids[people]))
             state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
@@ -144,6 +148,11 @@ class Context(Guarded):
         total = count.sum()
         usable = bool(total > 0) and bool(torch.isfinite(total))
         return count / total if usable else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
+
+
+def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:
+    """What the method's own detector at this place remembers: for a method that must know it before the replies are judged."""
+    return _under(state, f"{OWN}{place}/")
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> State:
