@@ -271,12 +271,14 @@ def reference(run: Run, rounds: int, tune: int) -> tuple[Tensor, Tensor]:
 
     def keep(entries: Tensor) -> Callable[[nn.Module, int], None]:
         """After every step, the frozen entries are put back."""
+
         def undo(net: nn.Module, row: int) -> None:
             start, named = network.layout.unflatten(model), dict(net.named_parameters())
             mask = network.layout.unflatten(entries)
             with torch.no_grad():
                 for name, parameter in named.items():
                     parameter.copy_(torch.where(mask[name], start[name], parameter))
+
         return undo
 
     def trained(entries: Tensor, round: int, purpose: Exchange, **options: Any) -> Tensor:
