@@ -80,7 +80,7 @@ class Committee(Detector):
     rule: Literal["monotone", "per-round", "ema", "prediction-interval"] = setting(
         "monotone", "next threshold: never lower (the paper), this round's bound, their moving average, or the bound of a single score"
     )
-    scores: Literal["admitted", "all"] = setting("admitted", "the scores that move the threshold: of models that passed, or of all")
+    scores: Literal["admitted", "all"] = setting("admitted", "scores that move it: of models that passed (where none did, of all), or of all")
     significance: float = setting(0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5)
     ema: float = setting(0.5, "rule ema: weight of the old threshold", ge=0, lt=1)
     on_empty: Literal["keep-global", "accept-best-fraction", "decay-tau"] = setting(
@@ -169,7 +169,8 @@ class Committee(Detector):
     def _after(self, memory: Memory, ballot: Ballot, passed: Tensor, ids: Tensor, counts: Tensor) -> Memory:
         """The memory after this round: contributions, strikes and the threshold."""
         known = ballot.heard
-        chosen = ballot.accuracy[known & passed] if self.scores == "admitted" else ballot.accuracy[known]
+        used = known & passed if self.scores == "admitted" else known
+        chosen = ballot.accuracy[used if bool(used.any()) else known]  # or a threshold that nobody reaches would never come down
         tau = self.next_tau(float(memory.tau), chosen, empty=bool(known.any()) and not bool(passed.any()))
         memory = memory.with_rows(ids[known])
         rows = memory.rows(ids[known])

@@ -136,7 +136,9 @@ class CPfl(Method):
     Server = CPflServer
     models = ("global", "personal")
     deploys = "personal"
-    committee: Committee | bool = setting(Committee(), "the committee's settings as a table; false: none, which is FedBABU")
+    committee: Committee | bool = setting(
+        True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
+    )
     committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")
     train: Literal["backbone", "all"] = setting("backbone", "what is trained together and travels; all: the head too (Fig. 2)")
     tune: Literal["head", "all"] = setting("head", "what a client tunes for itself after the last round")
@@ -151,7 +153,7 @@ class CPfl(Method):
     def _table(cls, given: Any) -> Any:
         """By the registry, which says in one line what is wrong with a table."""
         given = {} if given is True else given
-        return build("detector", {**given, "name": "committee"}, "method.committee") if isinstance(given, Mapping) else given
+        return build("detector", {"name": "committee", **given}, "method.committee") if isinstance(given, Mapping) else given
 
     def structure(self) -> tuple[Any, ...]:
         """The committee works at the server: experiments that differ in it can be trained together."""

@@ -212,6 +212,10 @@ def test_all_rejected() -> None:
     judged = held(Committee(size=2), says, start)
     assert set(judged.rejected) == {12, 13, 14, 15} and of(judged, "next_threshold") == [0.5]
     assert of(judged, "total")[2] > 0  # a score is a contribution also where it was not enough
+    scores = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    lower = held(Committee(size=2, rule="per-round"), says, start)
+    expected = Committee(rule="per-round").next_tau(0.5, scores)
+    assert of(lower, "next_threshold") == pytest.approx([expected]) and expected < 0.2
     best = held(Committee(size=2, on_empty="accept-best-fraction", best_fraction=0.3), says, start)
     assert set(best.rejected) == {14, 15} and best.state["admitted"].tolist() == [1, 1, 2, 2, 1, 1]
     decayed = held(Committee(size=2, on_empty="decay-tau", decay=0.5), says, start)

@@ -6,8 +6,10 @@ The backbone's gradient is the mean of residual * head * x = (18 + 66) / 2 = 42,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +32,9 @@ from holdfast.methods.c_pfl import CPfl
 from holdfast.methods.context import Context
 from holdfast.models.network import Network
 from holdfast.results import Run
-from tests.helpers import LOOP, VMAP, client_keys, deal, samples_of, slow_fit
+from holdfast.session import resume
+from holdfast.store import Store
+from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, play, samples_of, slow_fit
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 1]))
 SPLIT = {"train": 0.5, "validation": 0.25, "test": 0.25}
@@ -381,3 +385,25 @@ def test_other_committees_are_trained_together(simulate: Callable[..., Run], sim
     assert len(structures) == 1
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         torch.testing.assert_close(fused.vector(client=1), simulate(**table).vector(client=1), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("committed", [1, 3])
+def test_a_stopped_run_goes_on_to_the_same_bits(committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None) -> None:
+    """In the middle, and before the tuning."""
+    method = {"name": "c-pfl", "committee": {"size": 2, "sample": 1, "ban_after": 2}}
+    table = {"method": method, "data": {"clients": 7}, "train": {"rounds": 3}}
+    whole = everything(play([table], tmp_path / "whole")[0])
+    commit, calls = Store.write_head, itertools.count()
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == committed + 1:
+            raise KeyboardInterrupt
+        return commit(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "write_head", stop)
+        play([table], tmp_path / "cut")
+    assert Run(tmp_path / "cut").round == committed
+    resume(tmp_path / "cut")
+    assert_same(whole, everything(Run(tmp_path / "cut")), tolerance=0)
+    assert whole["server/method-detector0/total"].any()
