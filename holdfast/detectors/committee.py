@@ -80,7 +80,7 @@ class Committee(Detector):
     rule: Literal["monotone", "per-round", "ema", "prediction-interval"] = setting(
         "monotone", "next threshold: never lower (the paper), this round's bound, their moving average, or the bound of a single score"
     )
-    scores: Literal["admitted", "all"] = setting("admitted", "scores that move it: of models that passed (where none did, of all), or of all")
+    scores: Literal["admitted", "all"] = setting("admitted", "scores that move it: of models that passed (of all, where none did), or all")
     significance: float = setting(0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5)
     ema: float = setting(0.5, "rule ema: weight of the old threshold", ge=0, lt=1)
     on_empty: Literal["keep-global", "accept-best-fraction", "decay-tau"] = setting(
