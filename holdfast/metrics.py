@@ -118,7 +118,8 @@ def of_run(
     measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
     names = [*NAMES, *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS)))]
     out: Figures = dict.fromkeys(names) | (measured[-1]["metrics"] if measured else {})
-    out = {name: value for name, value in out.items() if not name.startswith(("bytes/", "cohort", "refused", "loss/train", "matching/"))}
+    of_rounds = ("bytes/", "cohort", "refused", "rejected", "loss/train", "matching/")  # which are summed up below, or mean nothing later
+    out = {name: value for name, value in out.items() if not name.startswith(of_rounds)}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:
         last = torch.tensor(accuracy[-10:], dtype=torch.float64)
@@ -137,7 +138,7 @@ def of_run(
     out["attack/noted_rounds"] = sum(bool(p.get("attack")) for p in parts)
     out |= _matching(parts)
     out |= detection(malicious, clients, banned)
-    for name in ("bytes/up", "bytes/down", "refused"):
+    for name in ("bytes/up", "bytes/down", "refused", "rejected"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
     for name in SECONDS:
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.core.types import UNDEFINED as UNDEFINED
 from holdfast.data.table import Padded
 
 Metric = Literal["macro_f1", "balanced_accuracy", "auc"]
 METRICS: tuple[str, ...] = get_args(Metric)
-UNDEFINED = -1.0
-"""For a figure that a client does not have, such as the AUC of one class only: what clients send is refused where it is not finite."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, View
+from holdfast.attacks.lies import lie
 from holdfast.attacks.poisoned import owners, with_trigger
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
@@ -167,11 +168,12 @@ class Adversary:
                     fields[name][rows] = value.to(up[name].dtype)
         if [value._version for value in up.fields.values()] != written:
             raise RunError(f"attack '{self.attack.name}' changed replies in place; what it returns is all that its clients send")
-        for name, kind in ((name, about.kind) for name, about in schema.items()):
-            if kind in self.attack.lies or kind in self.attack.claims:
-                lie = fields.setdefault(name, up[name].clone())
-                honest = lie[mine] * self.attack.lies.get(kind, 1.0)
-                lie[mine] = torch.full_like(honest, self.attack.claims[kind]) if kind in self.attack.claims else honest.to(lie.dtype)
+        for name, about in schema.items():
+            if about.kind in self.attack.lies or about.kind in self.attack.claims:
+                said = fields.setdefault(name, up[name].clone())
+                luck = key.fold("lie", name).fold(up.ids[mine])
+                told = lie(self.attack.lies.get(about.kind, 1.0), said[mine], about, luck)
+                said[mine] = torch.full_like(told, self.attack.claims[about.kind]) if about.kind in self.attack.claims else told
         return replace(up, fields={**up.fields, **fields}) if fields else up
 
     def _new_rows(self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None) -> Mapping[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from holdfast.attacks.lies import Lie
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting
@@ -90,7 +91,9 @@ class Attack(Part):
     clients: tuple[int, ...] | None = setting(None, "the malicious clients by id, instead of a share")
     redraw: bool = setting(False, "draw the malicious clients anew every round; else one set for the whole run")
     knows: Knowledge = setting("own", "what the attackers see: own, colluders, everyone, defence")
-    lies: dict[Kind, float] = setting({}, "factors on whatever else attackers send, by kind of field: { count = 10.0 }")
+    lies: dict[Kind, Lie] = setting(
+        {}, "how else attackers lie, by kind of field: a factor, \"invert\" or \"random\", as in { count = 10.0, score = \"invert\" }"
+    )
     claims: dict[Kind, float] = setting({}, "values in place of whatever else attackers send, by kind of field: { score = 1.0 }")
 
     @model_validator(mode="after")

@@ -17,6 +17,8 @@ Kind = Literal["update", "model", "feature", "score", "scalar", "count", "buffer
 ROOT = -1
 """The pseudo-client that trains on the server's own data, for rules that need a trusted update."""
 
+UNDEFINED = -1.0
+"""For a figure that a client does not have, such as the AUC of one class only: what clients send is refused where it is not finite."""
 
 SCORE = "score"
 """The task of a committee member, whatever the method: try the models one is sent on one's own validation samples."""

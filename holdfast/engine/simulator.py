@@ -21,7 +21,7 @@ from torch import Tensor
 from holdfast.core.device import counting, put
 from holdfast.core.keys import Key
 from holdfast.core.screen import screen
-from holdfast.core.types import Exchange, Schema, State, Uplink
+from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
 from holdfast.engine.cell import join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
@@ -56,7 +56,9 @@ class Simulator:
         """Answer all calls, fusing those that share a group key."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
-            groups.setdefault((*call.cell.group(call.exchange.task), call.exchange.rehearsal), []).append(place)
+            ex = call.exchange
+            width = ex.pick.shape[1] if ex.task == SCORE else None  # one column of the reply for each model: committees of one size only
+            groups.setdefault((*call.cell.group(ex.task), ex.rehearsal, width), []).append(place)
         answers: dict[int, Uplink] = {}
         for places in groups.values():
             answers.update(zip(places, self._fused([calls[p] for p in places]), strict=True))

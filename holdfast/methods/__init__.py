@@ -1,6 +1,6 @@
 """Published methods, one file each: a client half and a server half."""
 
-from holdfast.methods import ditto, fedas, fedavg, fedavg_ft, fedcap, fedcom, fedprox, local
+from holdfast.methods import c_pfl, ditto, fedas, fedavg, fedavg_ft, fedcap, fedcom, fedprox, local
 from holdfast.methods.base import ClientRule, Method, ServerRule
 from holdfast.methods.context import Context
 
@@ -9,6 +9,7 @@ __all__ = [
     "Context",
     "Method",
     "ServerRule",
+    "c_pfl",
     "ditto",
     "fedas",
     "fedavg",

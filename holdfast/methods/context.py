@@ -20,6 +20,7 @@ from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict, broadcas
 from holdfast.detectors.base import Detector
 
 Steps = Generator[Exchange, Uplink, Any]
+OWN = "method-detector"  # where a server's state keeps what the method's own detectors remember
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Context(Guarded):
     """While detectors judge: the buffers [n, b] of the judged models."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """While detectors judge: who sent something that screening did not let pass, and why. They have no model, but may be banned for it."""
+    counts: Tensor | None = None
+    """While detectors judge: how many samples the judged clients say they have, where they say it."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -103,7 +106,8 @@ class Context(Guarded):
         told: dict[str, tuple[Tensor, Tensor]] = {}
         for place, name, detector in self._places(own):
             people = up.ids != ROOT
-            seen = replace(self, reference=start, buffers=up["buffers"][people], refused=refused)
+            counts = up["count"][people] if "count" in up.fields else None
+            seen = replace(self, reference=start, buffers=up["buffers"][people], counts=counts, refused=refused)
             judging = detector.judge(_under(state, place), seen, up["update"][people] + start, up.ids[people])
             said = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
@@ -122,7 +126,7 @@ class Context(Guarded):
         """All detectors: where their memory lies in the state, and their names in the verdict; the second of a kind is "norm-2"."""
         seen: dict[str, int] = {}
         for i, detector in enumerate((*own, *self.detectors)):
-            place = f"method-detector{i}/" if i < len(own) else f"detector{i - len(own)}/"
+            place = f"{OWN}{i}/" if i < len(own) else f"detector{i - len(own)}/"
             seen[detector.name] = seen.get(detector.name, 0) + 1
             yield place, detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}", detector
 
@@ -166,6 +170,11 @@ class Context(Guarded):
         total = count.sum()
         usable = bool(total > 0) and bool(torch.isfinite(total))
         return count / total if usable else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
+
+
+def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:
+    """What the method's own detector at this place remembers: for a method that must know it before the replies are judged."""
+    return _under(state, f"{OWN}{place}/")
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -1,0 +1,160 @@
+"""C-PFL. Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework, Journal of Network and Computer Applications.
+
+Clients train the backbone under a common head that stays as it was drawn, so that backbones can be averaged and compared (Algorithm 2). A
+committee of clients tries every backbone with that head on its own samples and lets pass those that are good enough (Eq. 1 to 4); they
+are averaged (Eq. 5, Algorithm 1). After the last round every client tunes the head for itself. Without the committee this is FedBABU.
+
+No code was released. Where the paper contradicts itself, the defaults are what makes sense, and the literal reading is a switch:
+docs/c-pfl.md has the list."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import field_validator
+from torch import Tensor
+
+from holdfast.core.flat import Wire
+from holdfast.core.registry import build, register, setting
+from holdfast.core.types import ROOT, UNDEFINED, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.detectors.committee import PAPER, Committee
+from holdfast.local.client import Local, Received
+from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
+from holdfast.methods.context import Context, Merged, memory_of
+from holdfast.models.network import Network
+
+
+class CPflClient(ClientRule):
+    """Train the backbone under the common head; take note of what the committee says; in the end tune the head."""
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
+
+    @property
+    def _method(self) -> CPfl:
+        assert isinstance(self.method, CPfl)
+        return self.method
+
+    def shared(self, network: Network, round: int) -> Tensor:
+        return ~network.head if self._method.train == "backbone" else torch.ones(network.layout.size, dtype=torch.bool)
+
+    def init(self, local: Local) -> State:
+        """`own`: the model it would use by itself. `feedback`: the last score, threshold and decision."""
+        nothing = local.initial.new_full((local.n, 3), UNDEFINED)
+        return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool), "feedback": nothing}
+
+    def schema(self, task: str, wire: Wire) -> Schema:
+        if task == "notify":
+            return {}
+        return {"loss": Field("scalar")} if task == "tune" else super().schema(task, wire)
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        start = received.into(local.initial)  # the common head
+        fitted = local.fit(start, trainable=self._trainable(local, self._method.train))
+        return {**state, "own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(fitted.model, received, fitted)
+
+    def notify(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        return {**state, "feedback": torch.stack([extra[name] for name in ("accuracy", "threshold", "admitted")], dim=1)}, {}
+
+    def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        """The head on the client's own data; the backbone stays to the last number, running statistics included."""
+        start = received.into(local.initial)
+        fitted = local.fit(start, epochs=self._method.tune_epochs, trainable=self._trainable(local, self._method.tune))
+        own = torch.where(local.network.head.to(start.device), fitted.model, start) if self._method.tune == "head" else fitted.model
+        return {**state, "own": own, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(own.dtype)}
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        """The tuned model; before that, the backbone it is sent, or had last, under the common head."""
+        own = state["tuned"] | ~received.has.to(state["tuned"].device)
+        return torch.where(own[:, None], state["own"], received.into(local.initial))
+
+    def _trainable(self, local: Local, part: str) -> Tensor | None:
+        return None if part == "all" else local.network.head if part == "head" else ~local.network.head
+
+
+class CPflServer(ServerRule):
+    """Train, have the committee judge, average what passed, tell everybody; in the end, ask for the tuning."""
+
+    @property
+    def _method(self) -> CPfl:
+        assert isinstance(self.method, CPfl)
+        return self.method
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        model, committee = state["model"], self._method.committee
+        up = yield ctx.ask("train", model, self._trainers(state, ctx))
+        own = (committee,) if isinstance(committee, Committee) else ()
+        state, passed, verdict = yield from ctx.judge(state, up, model, own)
+        merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
+        if own and self._method.feedback:
+            yield from _tell(ctx, verdict, passed)
+        return merged.state | {"model": merged.model}, merged.verdict
+
+    def _trainers(self, state: State, ctx: Context) -> Tensor:
+        """N = M + C: members do not train, unless they are to (Fig. 6)."""
+        committee = self._method.committee
+        if not isinstance(committee, Committee) or self._method.committee_trains:
+            return ctx.cohort
+        return ctx.cohort[~torch.isin(ctx.cohort, committee.elect(memory_of(state), ctx))]
+
+    def _weighed(self, merged: Merged, ctx: Context, model: Tensor, up: Uplink, passed: Uplink) -> Merged:
+        """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of the mass that is missing?"""
+        mode, people = self._method.missing_mass, up.only(up.ids != ROOT)
+        if mode == "renormalise" or not bool((passed.ids != ROOT).any()):
+            return merged
+        there = float(ctx.priors(people)[torch.isin(people.ids, passed.ids)].sum())
+        p = ctx.wire.parameters
+        fresh = merged.model.clone()
+        fresh[:p] = model[:p] + there * (fresh[:p] - model[:p]) if mode == "previous" else there * fresh[:p]
+        return replace(merged, model=fresh)
+
+    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+        if self._method.tune_epochs:
+            yield ctx.ask("tune", state["model"], ctx.available)
+        return state
+
+
+def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
+    """Every client that trained hears its score, the threshold and whether its model was used."""
+    kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
+    threshold = verdict.tables["committee/threshold"].expand(len(score))
+    used = torch.isin(verdict.ids, passed.ids)
+    said = {"accuracy": score.nan_to_num(nan=UNDEFINED).to(kind), "threshold": threshold.to(kind), "admitted": used.to(kind)}
+    if len(verdict.ids):
+        yield ctx.ask("notify", to=verdict.ids, **said)
+
+
+@register("method", "c-pfl", paper=PAPER)
+class CPfl(Method):
+    """A common backbone that a committee of clients guards, and a head that every client tunes for itself in the end.
+
+    The committee's settings stand in a table of their own, [method.committee]: see `holdfast show committee`."""
+
+    Client = CPflClient
+    Server = CPflServer
+    models = ("global", "personal")
+    deploys = "personal"
+    committee: Committee | bool = setting(
+        True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
+    )
+    committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")
+    train: Literal["backbone", "all"] = setting("backbone", "what is trained together and travels; all: the head too (Fig. 2)")
+    tune: Literal["head", "all"] = setting("head", "what a client tunes for itself after the last round")
+    tune_epochs: int = setting(10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0)
+    missing_mass: Literal["renormalise", "previous", "literal"] = setting(
+        "renormalise", "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing, as printed"
+    )
+    feedback: bool = setting(True, "tell every client that trained its score, the threshold and the decision")
+
+    @field_validator("committee", mode="before")
+    @classmethod
+    def _table(cls, given: Any) -> Any:
+        """By the registry, which says in one line what is wrong with a table."""
+        given = {} if given is True else given
+        return build("detector", {"name": "committee", **given}, "method.committee") if isinstance(given, Mapping) else given
+
+    def structure(self) -> tuple[Any, ...]:
+        """The committee works at the server: experiments that differ in it can be trained together."""
+        return (type(self), self.train, self.tune, self.tune_epochs)
