@@ -23,7 +23,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from holdfast.core.errors import ConfigError, UnknownPart, suggest
@@ -54,6 +54,13 @@ class Part(BaseModel):
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """What a `variant` sets all at once, by its name; an option that is given as well wins."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, given: Any) -> Any:
+        return {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, Mapping) else given
 
     def settings(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}

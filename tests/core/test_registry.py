@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -133,3 +134,23 @@ def test_settings_without_default_are_required(forget: None) -> None:
         n: int = setting(..., "a number")
 
     assert describe(Needy)["settings"][0]["required"] is True
+
+
+def test_a_variant_sets_what_its_preset_says_but_for_what_is_given(forget: None) -> None:
+    @register("partition", "with-presets")
+    class WithPresets(Part):
+        """Has a preset."""
+
+        presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"share": 0.25, "whole": True}}
+        variant: Literal["card", "authors"] = setting("card", "whose")
+        share: float = setting(0.5, "how much")
+        whole: bool = setting(False, "all of it")
+
+    def built(**given: Any) -> tuple[Any, ...]:
+        part = build("partition", {"name": "with-presets", **given})
+        return part.share, part.whole
+
+    assert built() == built(variant="card") == (0.5, False) and built(variant="authors") == (0.25, True)
+    assert built(variant="authors", share=0.5) == (0.5, True) and built(variant="card", whole=True) == (0.5, True)
+    with pytest.raises(ConfigError, match="partition.variant"):
+        built(variant="theirs")
