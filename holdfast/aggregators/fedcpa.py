@@ -35,8 +35,7 @@ class FedCPA(Scoring, Aggregator):
         found = self.score(Models(x, ctx.ids, ctx.received, ctx.layout, to_model=ctx.received.to(x.dtype)), state)
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, found.state, ctx)
-        some = found.weights > 0
-        weights = (found.weights / max(1, int(some.sum()))).to(x)
-        usable = found.normality.isfinite() | some
+        weights = (found.weights / max(1, int((found.weights > 0).sum()))).to(x)  # Eq. 9
+        usable = found.usable.to(x.device)
         value = weights @ x if bool(usable.all()) else weights[usable] @ x[usable]  # nothing times infinity is not a number
         return Reduced(value, weights, found.state, fallback=not found.telling)

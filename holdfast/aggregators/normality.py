@@ -39,9 +39,10 @@ class Models:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each client: the normality (Eq. 7; not a number: its update was none), the weight lambda (Eq. 8), whether weights mean anything
-    (if not, all usable clients have 1), and what the next round has to remember."""
+    """Of each client: whether its numbers are finite, the normality (Eq. 7; not a number where there is none), the weight lambda (Eq. 8);
+    whether weights mean anything (if not, all usable clients have 1), and what the next round has to remember."""
 
+    usable: Tensor
     normality: Tensor
     weights: Tensor
     telling: bool
@@ -93,7 +94,7 @@ class Scoring(Part):
             change = None if before is None or not self.global_ else reference - before.to(reference)
             normality[kept] = self._normality(models, kept, reference, to_change, change)
         weights, telling = weights_of(normality, usable, self.tolerance)
-        return Scores(normality, weights, telling, memory)
+        return Scores(usable, normality, weights, telling, memory)
 
     def _normality(self, models: Models, kept: list[int], reference: Tensor, to_change: Tensor | None, change: Tensor | None) -> Tensor:
         """Eq. 7: likeness to the last change of the model, where there was one, plus the mean likeness to all clients, oneself included."""

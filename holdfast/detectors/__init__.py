@@ -1,6 +1,6 @@
 """Who is malicious: tests that can be attached to any method. One file each."""
 
-from holdfast.detectors import norm
+from holdfast.detectors import norm, normality
 from holdfast.detectors.base import Detector, Judgement
 
-__all__ = ["Detector", "Judgement", "norm"]
+__all__ = ["Detector", "Judgement", "norm", "normality"]
