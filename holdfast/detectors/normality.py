@@ -20,7 +20,8 @@ class Normality(Scoring, Detector):
     """Turns away clients whose most and least important parameters are not those of the others.
 
     The scores are scaled by the cohort's own extremes, so somebody has weight 0 in every round, honest or not: rejecting costs such a
-    client one round; before banning, let it happen some rounds in a row. Fewer than three clients, or equal scores, say nothing about anybody."""
+    client one round; before banning, let it happen some rounds in a row. Fewer than three clients, or equal scores, say nothing about
+    anybody."""
 
     at_most: float = setting(0.0, "a weight (lambda, 0 to 1) of no more than this is suspicious", ge=0, lt=1)
     action: Literal["reject", "ban"] = setting("reject", "leave suspicious clients out of this round, or ban them in the end as well")

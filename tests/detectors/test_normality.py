@@ -64,7 +64,7 @@ def test_few_clients_and_broken_models() -> None:
 
 
 def test_a_higher_bar() -> None:
-    updates, ids = Key(2).normal(8, 4, dtype=torch.float64).tolist(), list(range(8))
+    updates, ids = Key(4).normal(8, 4, dtype=torch.float64).tolist(), list(range(8))
     weights = 1 - judged(Normality(k=0.5), updates, ids=ids).scores["distrust"]
     assert ((weights > 0.1) & (weights < 0.6)).any()  # somebody is between nothing and all
     for bar in (0.0, 0.6):
