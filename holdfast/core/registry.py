@@ -55,12 +55,13 @@ class Part(BaseModel):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """What a `variant` sets all at once, by its name; an option that is given as well wins."""
+    """What `variant` may name: settings that take these values unless they are given."""
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        return {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, Mapping) else given
+    def _preset(cls, given: Any) -> Any:
+        variant = given.get("variant") if isinstance(given, dict) else None
+        return {**cls.presets[variant], **given} if isinstance(variant, str) and variant in cls.presets else given
 
     def settings(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}
