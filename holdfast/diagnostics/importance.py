@@ -21,6 +21,7 @@ from torch import Tensor
 
 from holdfast.aggregators.critical import importance, spans_of
 from holdfast.attacks.adversary import Adversary
+from holdfast.attacks.base import Attack
 from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.types import ROOT, Exchange, Uplink
@@ -161,7 +162,7 @@ def _ways(cell: Cell) -> dict[str, tuple[Adversary, Any]]:
     it would be among few."""
     real = cell.adversary
     honest = real.honest if real.honest is not None else cell.federation
-    ways = {"benign": None}
+    ways: dict[str, Attack | None] = {"benign": None}
     if real.attack is not None:
         ways["poisoned"] = real.attack.model_copy(update={"clients": tuple(real.members.tolist()), "redraw": False})
     out = {}
