@@ -31,22 +31,24 @@ def main() -> None:
     options.add_argument("--clients", type=int)
     options.add_argument("--numbers", type=float, help="of a model; default: 11e6")
     options.add_argument("--correlation", choices=("spearman", "pearson"), default="spearman")
+    options.add_argument("--still", type=float, default=0.0, help="share of the parameters that no client changes: they are all tied")
     options.add_argument("--threads", type=int, help="default: PyTorch's own number")
     options.add_argument("--out", type=Path, help="JSON")
     asked = options.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
     n, d = asked.clients or (20 if asked.quick else 100), int(asked.numbers or (1e5 if asked.quick else 11e6))
-    found = measure(n, d, FedCPA(correlation=asked.correlation))
+    found = measure(n, d, FedCPA(correlation=asked.correlation), asked.still)
     print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()))
     if asked.out:
         write_atomically(asked.out, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def measure(n: int, d: int, rule: FedCPA) -> dict[str, Any]:
+def measure(n: int, d: int, rule: FedCPA, still: float) -> dict[str, Any]:
     luck = torch.Generator().manual_seed(0)
     received, before = torch.randn(d, generator=luck) * 0.05, torch.randn(d, generator=luck) * 0.05
     x, honest = updates(n, d, luck), n - n // 5
+    x[:, : int(still * d)] = 0
     layout = Layout((Slot("weight", (d, 1), 0, d, x.dtype, buffer=False, frozen=False),))
     ctx = AggregationContext(torch.arange(n), received, layout, Key(0), 2, 0)
     forget_peak()
@@ -55,7 +57,7 @@ def measure(n: int, d: int, rule: FedCPA) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     weights = got.weights * (got.weights > 0).sum()
     return {
-        "n": n, "d": d, "threads": torch.get_num_threads(), "seconds": seconds, "CPU seconds": cpu, "GB of updates": x.nbytes / 1e9,
+        "n": n, "d": d, "still": still, "threads": torch.get_num_threads(), "seconds": seconds, "CPU seconds": cpu, "GB of updates": x.nbytes / 1e9,
         "GB at the peak": peak() / 1e9, "GB beyond what was held": (peak() - held) / 1e9,
         "weight of the honest": float(weights[:honest].mean()), "weight of the others": float(weights[honest:].mean()),
     }  # fmt: skip

@@ -176,13 +176,14 @@ def _with_others(
 
 
 def _places(sets: Sets, both: Array) -> Array:
-    """The common entries stand in order: their places are their ranks, but tied ones share the mean of theirs."""
+    """The common entries stand in order: their places are their ranks, but tied ones, which stand together, share the mean of theirs."""
     rank = np.arange(len(both), dtype=np.float64)
     tied = np.flatnonzero(sets.tied.take(both))
     if len(tied):
-        which = both[tied]
-        ends = np.searchsorted(both, sets.first[which]) + np.searchsorted(both, sets.last[which], side="right")
-        rank[tied] = (ends - 1) / 2
+        tie = sets.first.take(both.take(tied))
+        begins = np.flatnonzero(np.concatenate([[True], tie[1:] != tie[:-1]]))
+        length = np.diff(begins, append=len(tied))
+        rank[tied] = np.repeat(tied[begins] + (length - 1) / 2, length)
     return rank
 
 
