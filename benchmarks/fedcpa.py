@@ -57,8 +57,8 @@ def measure(n: int, d: int, rule: FedCPA, still: float) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     weights = got.weights * (got.weights > 0).sum()
     return {
-        "n": n, "d": d, "still": still, "threads": torch.get_num_threads(), "seconds": seconds, "CPU seconds": cpu, "GB of updates": x.nbytes / 1e9,
-        "GB at the peak": peak() / 1e9, "GB beyond what was held": (peak() - held) / 1e9,
+        "n": n, "d": d, "still": still, "threads": torch.get_num_threads(), "seconds": seconds, "CPU seconds": cpu,
+        "GB of updates": x.nbytes / 1e9, "GB at the peak": peak() / 1e9, "GB beyond what was held": (peak() - held) / 1e9,
         "weight of the honest": float(weights[:honest].mean()), "weight of the others": float(weights[honest:].mean()),
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ class FedCPA(Scoring, Aggregator):
         return max(3, 2 * f + 1)
 
     def remembers(self) -> str:
-        return "model" if self.global_ else ""
+        return "model" if self.has_memory() else ""
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         found = self.score(Models(x, ctx.ids, ctx.received, ctx.layout, to_model=ctx.received.to(x.dtype)), state)

@@ -74,6 +74,10 @@ class Scoring(Part):
             raise ValueError("global_ and local are both false, so there would be nobody to compare with; switch one on")
         return self
 
+    def has_memory(self) -> bool:
+        """Whether the model sent last matters: to compare with its change, or to know the first round from others."""
+        return self.global_ or self.literal
+
     def score(self, models: Models, state: State) -> Scores:
         """Normality and weights of the cohort; `state` holds the model sent in the round before."""
         n, rows = len(models.rows), models.rows
@@ -87,7 +91,7 @@ class Scoring(Part):
             mean = models.mean_change(usable.to(rows.device))
             before, reference = reference, reference + mean
             to_change = -mean if to_change is None else to_change - mean
-        memory = {"model": reference.clone()} if self.global_ else {}
+        memory = {"model": reference.clone()} if self.has_memory() else {}
         kept = [int(i) for i in order if usable[i]]
         normality = torch.full((n,), torch.nan, dtype=torch.float64)
         if len(kept) > 2:

@@ -254,6 +254,9 @@ def test_the_first_round_of_the_authors_code() -> None:
     torch.testing.assert_close(got.weights, expected / (expected > 0).sum(), rtol=0, atol=1e-9)
     torch.testing.assert_close(got.value, got.weights @ x)  # the update itself is against the model sent
     torch.testing.assert_close(got.state["model"], mean)
+    rule = FedCPA(k=0.2, literal=True, global_=False)  # still only the first round
+    later = reduced(rule, x, reduced(rule, x, {}, received).state, received)
+    assert torch.equal(later.weights, reduced(FedCPA(k=0.2, global_=False), x, {}, received).weights)
 
 
 # ---- settings
