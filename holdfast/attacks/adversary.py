@@ -45,7 +45,8 @@ class Adversary:
         """Whoever is malicious at any time; where the set is redrawn, everybody may be."""
         self.triggered: Table | None = None
         """The test images with the trigger in them, labelled as its target; known once the data is poisoned."""
-        self._honest: Federation | None = None
+        self.honest: Federation | None = None
+        """The data before anybody poisoned it."""
         self._poisoned: Poisoned | None = None
         self._table: tuple[int, Table] | None = None
         self._notes: list[str] = []
@@ -84,7 +85,7 @@ class Adversary:
 
     def poison_data(self, federation: Federation, test: str = "test") -> Federation:
         """What the clients of this experiment train on. `test` names the table whose images get the trigger, where there is one."""
-        self._honest = federation
+        self.honest = federation
         if self.attack is None or not len(self.malicious):
             return federation
         about = (type(self.attack), repr(self.attack.settings()), self.malicious.tolist(), self.key, test)
@@ -119,7 +120,7 @@ class Adversary:
 
     def train(self, poisoned: Federation, round: int) -> Table:
         """The training table of a round: the poisoned one, but for those who are benign this time."""
-        honest = self._honest
+        honest = self.honest
         if self.attack is None or honest is None or not len(self.malicious):
             return poisoned.train
         if self._table is None or self._table[0] != round:

@@ -115,7 +115,7 @@ class Wire:
         for slot in whole.slots:
             size = int(shared[slot.start : slot.stop].sum())
             if size and not slot.buffer:
-                shape = slot.shape if size == slot.stop - slot.start else (size,)
+                shape = slot.shape if size == slot.stop - slot.start else (size, *(1 for _ in slot.shape[1:]))  # still a matrix, say
                 slots.append(replace(slot, shape=shape, start=start, stop=start + size))
                 start += size
         return Layout(tuple(slots))

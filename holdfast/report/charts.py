@@ -25,8 +25,8 @@ def line_class(place: int) -> str:
     return f"c{place % COLOURS} d{place // COLOURS % 4}"
 
 
-def curves(series: Sequence[Series], name: str, percent: bool) -> str:
-    """Means over rounds as lines, the range over seeds as a band, labels at the end of the lines."""
+def curves(series: Sequence[Series], name: str, percent: bool, across: str = "round") -> str:
+    """Means over rounds (or another whole number) as lines, the range over seeds as a band, labels at the end of the lines."""
     width, height, left, top, bottom = 560, 340, 48, 14, 40
     every = [point for one in series for point in one.points]
     if not every:
@@ -43,7 +43,7 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
         return top + (ticks[-1] - value) / (ticks[-1] - ticks[0]) * (height - top - bottom)
 
     out = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} over rounds" '
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} by {escape(across)}" '
         f'data-x="{left},{width - right},{first},{last}" data-percent="{int(percent)}">'
         f'<clipPath id="{clip}"><rect x="0" y="{top - 4}" width="{width}" height="{height - top - bottom + 8}"/></clipPath>'
     ]
@@ -53,7 +53,7 @@ def curves(series: Sequence[Series], name: str, percent: bool) -> str:
         out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{text}</text>')
     for tick in round_ticks(first, last):
         out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - bottom + 18}">{tick}</text>')
-    out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 4}">round</text>')
+    out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 4}">{escape(across)}</text>')
     ends = spread_out([y(one.points[-1][1]) if one.points else 0.0 for one in series], 14, top + 4, height - bottom)
     for place, one in enumerate(series):
         out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#{clip})"'))

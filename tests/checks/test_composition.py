@@ -54,7 +54,7 @@ def pairs_of(choice: Choice) -> set[Pair]:
     return set(itertools.combinations(enumerate(choice), 2))
 
 
-SENSELESS = {("foolsgold", "bucketing"), ("foolsgold", "gas"), ("centered-clip", "gas")}
+SENSELESS = {("foolsgold", "bucketing"), ("foolsgold", "gas"), ("centered-clip", "gas"), ("fedcpa", "gas")}
 """Rules that remember clients or coordinates, in wrappers that mix them anew in every round."""
 
 

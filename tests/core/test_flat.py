@@ -90,6 +90,6 @@ def test_the_layout_of_what_travels():
     shared[whole.under("2")] = False  # and the whole last layer
     part = Wire.of(whole, shared).layout(whole)
     assert [(s.name, s.shape, s.start, s.stop) for s in part.slots] == [
-        ("0.weight", (4,), 0, 4), ("0.bias", (3,), 4, 7), ("1.weight", (3,), 7, 10), ("1.bias", (3,), 10, 13),
+        ("0.weight", (4, 1), 0, 4), ("0.bias", (3,), 4, 7), ("1.weight", (3,), 7, 10), ("1.bias", (3,), 10, 13),
     ]  # fmt: skip
     assert Wire.of(whole, torch.ones(whole.size, dtype=torch.bool)).layout(whole).size == whole.parameters
