@@ -32,6 +32,7 @@ class Detector(Part):
 
     def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
         """`models` are the clients' models [n, d] as the server would see them after this round, as far as they are parameters that
-        travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b] the buffers that came with them."""
+        travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b] the buffers that came with them, `ctx.counts` the
+        samples these clients say they have (None where they do not say)."""
         yield from ()
         raise TypeError(f"{type(self).__name__} does not say how it judges")

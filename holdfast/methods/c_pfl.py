@@ -42,8 +42,8 @@ class CPflClient(ClientRule):
 
     def init(self, local: Local) -> State:
         """`own`: the model it would use by itself. `feedback`: the last score, threshold and decision."""
-        nothing = local.initial.new_full((local.n, 3), UNDEFINED)
-        return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool), "feedback": nothing}
+        nothing, device = local.initial.new_full((local.n, 3), UNDEFINED), local.initial.device
+        return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=device), "feedback": nothing}
 
     def schema(self, task: str, wire: Wire) -> Schema:
         if task == "notify":
