@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from holdfast.core.registry import register, setting
 from holdfast.core.types import SCORE, Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.detectors.student import quantile
 
 PAPER = "Pan, Guo and Li, C-PFL: A committee-based personalized federated learning framework, JNCA"
 _ROUNDING = 1e-9  # the mean of equal accuracies may be a hair above each of them
@@ -200,7 +200,7 @@ class Committee(Detector):
         k = len(scores)
         if k < 2:
             return tau
-        width = quantile(1 - self.significance, k - 1) * float(scores.std())
+        width = float(stdtrit(k - 1, 1 - self.significance)) * float(scores.std())  # Student's t
         single = self.rule == "prediction-interval"  # where the next score may lie, not where the mean does
         bound = float(scores.mean()) - width * math.sqrt(1 + 1 / k if single else 1 / k)
         bound = min(max(bound, 0.0), 1.0)
