@@ -1,5 +1,5 @@
-"""The demonstration: `local`, `fedavg` and `ditto` on unlike clients, all honest and with liars among them, played as one sweep; demo.toml
-holds its settings."""
+"""The demonstration: `local`, `fedavg`, `ditto` and `fedcap` on unlike clients, all honest and with liars among them, played as one sweep;
+demo.toml holds its settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from holdfast.session import Watch, start
 CONFIG = files("holdfast") / "demo.toml"
 
 INTRODUCTION = """\
-20 clients hold handwritten digits, each mostly of a few classes. Three ways to train them, with and without six of them sending the
-opposite of what they learned, three seeds each, all 18 runs at once:
+20 clients hold handwritten digits, each mostly of a few classes. Four ways to train them, with and without six of them sending twenty
+times the opposite of what the others learned, three seeds each, all 24 runs at once:
   local    every client alone
   fedavg   one model for all
-  ditto    a model for each client, pulled towards a shared one"""
+  ditto    a model for each client, pulled towards a shared one
+  fedcap   a model for each client, made of those of clients like it; whoever is too far off is banned"""
 
 
 def cells() -> list[tuple[str, Config]]:
@@ -34,7 +35,7 @@ def cells() -> list[tuple[str, Config]]:
 def play(folder: Path, watch: Watch) -> Path:
     """Run everything and write the page; gives its path."""
     start(cells(), folder, watch)
-    return write_page(folder, title="Holdfast demo: one model for all, one for each, or one each that learns from all")
+    return write_page(folder, title="Holdfast demo: who falls under attack, and who holds")
 
 
 def summary(folder: Path, width: int) -> tuple[Table, str]:

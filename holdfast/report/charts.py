@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,7 @@ from holdfast.report.gather import Dot
 Scale = Callable[[float], float]
 Point = tuple[int, float, float, float]  # round, mean, lowest, highest
 COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
+_FAR_OFF = 10  # times the median of all that a chart shows of a loss
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,16 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str], what: str = 
 
 
 def worth_seeing(points: Sequence[Point], rising: bool) -> tuple[float, float]:
-    """The range of an axis. In long runs, steep first rounds would flatten all that follows, so there the curve may leave the chart."""
+    """The range of an axis. In long runs, steep first rounds would flatten all that follows, so there the curve may leave the chart; so may
+    what a lost fight makes of a loss, which knows no bounds."""
     rounds = sorted({p[0] for p in points})
     settled = rounds[len(rounds) // 4] if len(rounds) > 12 else rounds[0]
     late = [p for p in points if p[0] >= settled]
     if rising:
         return min(p[2] for p in late), max(p[3] for p in points)
-    return min(p[2] for p in points), max(p[3] for p in late)
+    usual = statistics.median(p[1] for p in late)
+    within = [p[3] for p in late if p[3] <= _FAR_OFF * usual] or [p[3] for p in late]
+    return min(p[2] for p in points), max(within)
 
 
 def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:

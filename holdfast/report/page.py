@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast import __version__
 from holdfast.files import write_atomically
-from holdfast.report import sections
+from holdfast.report import harm, sections
 from holdfast.report.gather import Cell, Line, by_setting, read_cells
 
 # Nothing may be fetched: a page about private data must not talk to anybody.
@@ -32,6 +32,7 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
         header("report", title, sections.facts(lines)),
         sections.headline(lines),
         sections.over_rounds(lines),
+        harm.bans(lines),
         sections.clients(lines),
         sections.partition(cells),
         sections.protocol(lines),

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
 from holdfast.report.gather import Cell, Line, asked, not_begun
+from holdfast.report.harm import attacked, held_or_fell
 from holdfast.report.holdings import Holdings, in_words, spread
 from holdfast.report.repeat import command, config_text, without_defaults
 from holdfast.report.table import STATUS, columns, tabulate
@@ -67,11 +68,15 @@ def headline(lines: Sequence[Line]) -> str:
     name, said = verdict(lines)
     return (
         f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
-        f'<section><h2>{"Who is best" if len(lines) > 1 else "Figures"}</h2>'
+        f'<section><h2>{_question(lines)}</h2>'
         f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
         + (f'<p class="note below">{" ".join(notes)}</p>' if notes else "")
         + f'{_all_figures(lines)}</section>'
     )
+
+
+def _question(lines: Sequence[Line]) -> str:
+    return "Who held, who fell" if attacked(lines) else "Who is best" if len(lines) > 1 else "Figures"
 
 
 def _troubles(cells: Sequence[Cell]) -> list[str]:
@@ -96,6 +101,8 @@ def verdict(lines: Sequence[Line]) -> tuple[str, str]:
     ranked = sorted((line for line in lines if line.mean("accuracy") is not None), key=lambda line: -(line.mean("accuracy") or 0.0))
     if not ranked:
         return "Nothing", "was evaluated yet."
+    if attacked(lines):
+        return held_or_fell(lines)
     first = ranked[0]
     top, low = first.mean("accuracy") or 0.0, first.mean("accuracy/worst10")
     said = f"answers {100 * top:.1f} % of a client's test samples right on average"
@@ -133,7 +140,7 @@ def over_rounds(lines: Sequence[Line]) -> str:
     for metric, name in charted(lines).items():
         chart = curves([Series(line.label, line.curve(metric)) for line in lines], name, metric != "loss")
         charts.append(f'<div data-chart="{metric}"><h3>{name}</h3>{chart}</div>')
-    cut = " The steepest first rounds lie outside the charts." if any(_is_cut(lines, metric) for metric in charted(lines)) else ""
+    cut = " What is far off the other values lies outside the charts." if any(_is_cut(lines, metric) for metric in charted(lines)) else ""
     band = " Bands reach from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
     return (
         f'<section><h2>Over the rounds</h2><p class="note">Of the model each method deploys, on the clients\' test samples.{band}{cut}</p>'
