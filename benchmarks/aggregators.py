@@ -4,9 +4,13 @@ product `x @ x.T` and one sort along the clients; and how much memory it adds, r
     python benchmarks/aggregators.py                             # all sizes that fit into memory; minutes
     python benchmarks/aggregators.py --quick --out rules.json    # 20 clients of 1e5 numbers
     python benchmarks/aggregators.py krum median --device cuda
+    python benchmarks/aggregators.py --markdown                  # also a table of everything at the end
 
 Everything of one size is measured in turns, a turn of each after the other, and the best turn of each counts: what the machine does
-besides then slows all of them. Memory is measured on a CPU by the process's resident set, in a run of its own, on CUDA by the allocator."""
+besides then slows all of them. Memory is the most that is held beyond what was held before, in a call of its own that follows one which
+does not count: the first also starts threads and finds scratch memory that stays, which beside updates of 8 MB looks like several
+times as much as the rule's own. On a CPU it is the process's resident set, after what was freed has been given back; on CUDA what
+PyTorch has allocated."""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
 from holdfast.core.registry import build, parts
 from holdfast.data.progress import progress
+from holdfast.engine.simulator import give_back_memory
 from holdfast.files import write_atomically
 from holdfast.peak import forget_peak, peak
 
@@ -33,6 +38,12 @@ CLIENTS, NUMBERS = (20, 100, 1000), (10**5, 10**6)
 LARGEST = {"residual": 100 * 10**5}
 """Rules of which more would take minutes: the largest n * d."""
 BESIDES = ("w @ x", "gram", "sort")
+VARIANTS = {"foolsgold, no memory": {"name": "foolsgold", "memory": False}}
+"""What is measured besides the rules as they are by default: FoolsGold's memory is a copy of the updates."""
+KIND = dict.fromkeys(("krum", "multi-krum", "clustered", "foolsgold", "foolsgold, no memory", "dnc"), "gram")
+KIND |= dict.fromkeys(("median", "trimmed-mean", "bulyan", "residual"), "sort")
+"""What a rule cannot do without, for the table; the others: w @ x."""
+ROOM = 5  # times the updates: they, the sort's values and places, and some to spare
 SHARE = 0.1  # assumed attackers: every rule bears them
 
 
@@ -45,36 +56,39 @@ def main() -> None:
     options.add_argument("--device", default="cpu")
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--out", type=Path, help="JSON")
+    options.add_argument("--markdown", action="store_true", help="print a table of all sizes at the end")
     asked = options.parse_args()
-    names = asked.rules or list(parts("aggregator"))
+    names = asked.rules or sorted([*parts("aggregator"), *VARIANTS])
     clients = asked.clients or CLIENTS[: 1 if asked.quick else None]
     numbers = [int(d) for d in asked.numbers or NUMBERS[: 1 if asked.quick else None]]
     found: list[dict[str, Any]] = []
     for n in clients:
         for d in numbers:
             if not fits(n, d, asked.device):
-                print(f"n = {n}, d = {d:.0e}: left out, {8 * 4 * n * d / 1e9:.0f} GB would be needed", flush=True)
+                print(f"n = {n}, d = {d:.0e}: left out, {ROOM * 4 * n * d / 1e9:.0f} GB would be needed", flush=True)
                 continue
             found += measure(names, n, d, torch.device(asked.device), asked.turns)
             if asked.out:
                 write_atomically(asked.out, (json.dumps(found, indent=1) + "\n").encode())
+    if asked.markdown:
+        print(markdown(found))
 
 
 def fits(n: int, d: int, device: str) -> bool:
     """Room for the updates and for what the hungriest rule adds to them, with some to spare."""
     if device.startswith("cuda"):
-        return 8 * 4 * n * d < torch.cuda.mem_get_info(device)[0]
-    return 8 * 4 * n * d < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return ROOM * 4 * n * d < torch.cuda.mem_get_info(device)[0]
+    return ROOM * 4 * n * d < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(names: list[str], n: int, d: int, device: torch.device, turns: int) -> list[dict[str, Any]]:
     x, w = updates(n, d, device), torch.full((n,), 1 / n, device=device)
     works: dict[str, Callable[[], object]] = {"w @ x": lambda: w @ x, "gram": lambda: x @ x.T, "sort": lambda: x.sort(dim=0)}
-    works |= {name: call(name, x, w) for name in names if n * d <= LARGEST.get(name, n * d)}
+    works |= {name: call(VARIANTS.get(name, {"name": name}), x, w) for name in names if n * d <= LARGEST.get(name, n * d)}
     memory: dict[str, float] = {}
     seconds: dict[str, float] = {}
     with progress(f"n = {n}, d = {d:.0e}", len(works) * (turns + 1)) as advance:
-        for name, work in works.items():  # also the first turn, which does not count: threads start, memory is found
+        for name, work in works.items():
             memory[name] = added(work, device) / (4 * n * d)
             advance(1)
         for _ in range(turns):
@@ -97,8 +111,8 @@ def updates(n: int, d: int, device: torch.device) -> Tensor:
     return x
 
 
-def call(name: str, x: Tensor, w: Tensor) -> Callable[[], object]:
-    rule: Aggregator = build("aggregator", {"name": name, "f": SHARE})
+def call(settings: dict[str, Any], x: Tensor, w: Tensor) -> Callable[[], object]:
+    rule: Aggregator = build("aggregator", settings | {"f": SHARE})
     n, d = x.shape
     layout = Layout((Slot("weight", (d,), 0, d, x.dtype, buffer=False, frozen=False),))
     ctx = AggregationContext(
@@ -121,12 +135,14 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
 
 
 def added(work: Callable[[], object], device: torch.device) -> float:
-    """Bytes at the peak beyond what is held before."""
+    """Bytes at the peak of a second call beyond what is held before it."""
+    work()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
+    give_back_memory()
     forget_peak()
     before = peak()
     work()
@@ -136,10 +152,30 @@ def added(work: Callable[[], object], device: torch.device) -> float:
 def show(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     print(f"n = {first['n']}, d = {first['d']:.0e} on {first['device']}", flush=True)
-    print(f"  {'':<14} {'seconds':>10} " + " ".join(f"{'x ' + other:>9}" for other in BESIDES) + f" {'x memory':>9}")
+    print(f"  {'':<20} {'seconds':>10} " + " ".join(f"{'x ' + other:>9}" for other in BESIDES) + f" {'x memory':>9}")
     for row in rows:
         ratios = " ".join(f"{row[f'per {other}']:>9.2f}" for other in BESIDES)
-        print(f"  {row['rule']:<14} {row['seconds']:>10.5f} {ratios} {row['memory']:>9.2f}", flush=True)
+        print(f"  {row['rule']:<20} {row['seconds']:>10.5f} {ratios} {row['memory']:>9.2f}", flush=True)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A line for each rule, a column for each size: milliseconds, times what the rule cannot do without, and memory added in times the
+    updates'."""
+    sizes = list(dict.fromkeys((row["n"], row["d"]) for row in rows))
+    by = {(row["rule"], row["n"], row["d"]): row for row in rows}
+    lines = ["| rule | beside | " + " | ".join(f"n = {n:,}, d = {d:.0e}".replace("e+0", "e") for n, d in sizes) + " |"]
+    lines.append("|---" * (len(sizes) + 2) + "|")
+    for name in dict.fromkeys(row["rule"] for row in rows):
+        other = name if name in BESIDES else KIND.get(name, BESIDES[0])
+        cells = [_cell(by[name, *size], other) if (name, *size) in by else "" for size in sizes]
+        lines.append(f"| `{name}` | {'' if name == other else f'`{other}`'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any], other: str) -> str:
+    ratio = "" if row["rule"] == other else f", {row[f'per {other}']:.2f}x"
+    milliseconds = 1000 * row["seconds"]
+    return f"{milliseconds:,.{0 if milliseconds >= 10 else 2}f} ms{ratio}, {max(0.0, row['memory']):.1f}"
 
 
 if __name__ == "__main__":

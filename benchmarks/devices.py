@@ -1,7 +1,8 @@
 """Every method on a device against the CPU in float64 (weights, accuracy and the other metrics), and the same run twice in float32, bit
-for bit:
+for bit; every aggregator, alone and in every wrapper, on the same updates; every attack in a run:
 
     python benchmarks/devices.py cuda
+    python benchmarks/devices.py cuda rules attacks      # only these two parts of it
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from pathlib import Path
 import torch
 
 import holdfast
+from holdfast.aggregators.base import AggregationContext
+from holdfast.config import make_config
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout, Slot
+from holdfast.core.keys import Key
 from holdfast.core.registry import parts
 from holdfast.tally import METRICS
+
+_SETTINGS = {"gas": {"p": 7}, "backdoor": {"size": 2}}  # for small networks and images
 
 
 def play(folder: Path, method: str, device: str, plan: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -31,20 +39,64 @@ def play(folder: Path, method: str, device: str, plan: str, dtype: str) -> tuple
     return torch.cat(clients).cpu(), figures, time.perf_counter() - started
 
 
-def main(device: str) -> None:
+def rules(device: str) -> None:
+    """The aggregate of 12 updates, of which two are far out, on both devices."""
+    x = Key(0).fold("x").normal(12, 400).double()
+    x[:2] += 50
+    layout = Layout((Slot("a", (300,), 0, 300, x.dtype, False, False), Slot("b", (10, 10), 300, 400, x.dtype, False, False)))
+    for name in parts("aggregator"):
+        for wrapper in (None, *parts("wrapper")):
+            wrap = [{"name": wrapper, **_SETTINGS.get(wrapper, {})}] if wrapper else []
+            try:
+                config = make_config({"aggregator": {"name": name, "f": 2, "wrap": wrap}, "data": {"clients": 40, "root": 20}})
+                rule = config.parts().aggregator
+            except ConfigError:  # a combination without sense
+                continue
+            values = []
+            for where in ("cpu", device):
+                own = x.to(where)
+                ctx = AggregationContext(torch.arange(12), own[0] * 0 + 1, layout, Key(1), 1, 2, own[5] if "root" in rule.needs else None)
+                values.append(rule(own, own.new_full((12,), 1 / 12), rule.init(layout), ctx).value.cpu())
+            print(f"{name:14} {wrapper or '':10} {device} against cpu: {float((values[0] - values[1]).abs().max()):.1e}", flush=True)
+
+
+def attacks(device: str, folder: Path) -> None:
+    """Two rounds under each attack."""
+    for name in parts("attack"):
+        vectors = []
+        for place, where in enumerate(("cpu", device)):
+            run = holdfast.run(
+                method="fedavg", model="cnn-bn", attack={"name": name, "fraction": 0.4, **_SETTINGS.get(name, {})},
+                data={"clients": 6}, train={"rounds": 2, "local_epochs": 1, "dtype": "float64"}, engine={"device": where, "plan": "vmap"},
+                out=folder / f"{name}-{place}",
+            )  # fmt: skip
+            vectors.append(run.vector().cpu())
+        print(f"{name:14} {device} against cpu: {float((vectors[0] - vectors[1]).abs().max()):.1e}", flush=True)
+
+
+def methods(device: str, folder: Path) -> None:
+    for method in parts("method"):
+        base, figures, _ = play(folder, method, "cpu", "loop", "float64")
+        for plan in ("loop", "vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
+            weights, there, seconds = play(folder, method, device, plan, "float64")
+            once, again = (play(folder, method, device, plan, "float32")[0] for _ in range(2))
+            print(
+                f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e}"
+                f"  figures: {float((there - figures).abs().max()):.1e}"
+                f"  float32 twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}  {seconds:.1f} s",
+                flush=True,
+            )
+
+
+def main(device: str, asked: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for method in parts("method"):
-            base, figures, _ = play(Path(folder), method, "cpu", "loop", "float64")
-            for plan in ("loop", "vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
-                weights, there, seconds = play(Path(folder), method, device, plan, "float64")
-                once, again = (play(Path(folder), method, device, plan, "float32")[0] for _ in range(2))
-                print(
-                    f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e}"
-                    f"  figures: {float((there - figures).abs().max()):.1e}"
-                    f"  float32 twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}  {seconds:.1f} s",
-                    flush=True,
-                )
+        if "rules" in asked:
+            rules(device)
+        if "attacks" in asked:
+            attacks(device, Path(folder))
+        if "methods" in asked:
+            methods(device, Path(folder))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    main(sys.argv[1] if len(sys.argv) > 1 else "cpu", sys.argv[2:] or ["rules", "attacks", "methods"])

@@ -115,6 +115,13 @@ class Config(Section):
         """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name "none"."""
         return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
 
+    @field_validator("detectors", mode="before")
+    @classmethod
+    def _several(cls, detectors: Any) -> Any:
+        if not isinstance(detectors, (list, tuple)):
+            raise ValueError("needs a list: detectors = [\"norm\"], or [[detectors]] above a table of settings")
+        return detectors
+
     def parts(self) -> Parts:
         return Parts.of(self)
 
@@ -153,7 +160,11 @@ class Parts(Section):
             raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
         if "root" in aggregator.needs and config.data.root < 1:
             raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
-        _check_cohort(config, aggregator)
+        if aggregator.idle():
+            raise ConfigError(f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for example to 0.2")
+        known = config.data.known_clients
+        if known is not None:
+            check_cohort(aggregator, cohort_size(config.train.participation, known - config.data.held_out))
         if "validation" in method.Client.needs and config.data.split.validation <= 0:
             raise ConfigError(f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1")
         if config.evaluate.clients == "held-out" and config.data.held_out < 1:
@@ -177,11 +188,9 @@ class Parts(Section):
             raise ConfigError(explain(error, cls, "")) from None
 
 
-def _check_cohort(config: Config, aggregator: Aggregator) -> None:
-    """A rule that a full cohort is too small for would fall back in every round: that is not what was asked for."""
-    known = config.data.known_clients
-    n = None if known is None else cohort_size(config.train.participation, known - config.data.held_out)
-    if n is not None and not aggregator.enough(n):
+def check_cohort(aggregator: Aggregator, n: int) -> None:
+    """A rule that a full cohort of n is too small for would fall back in every round: that is not what was asked for."""
+    if not aggregator.enough(n):
         f = aggregator.assumed(n)
         raise ConfigError(
             f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients with f = {f}; "
@@ -238,7 +247,7 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
 
 
 def rank(path: str) -> tuple[int, bool]:
-    """The order in which keys are set: a part's name before its settings, because naming another part resets them."""
+    """The order in which keys are set: a part's name before its settings, because naming another part resets its own."""
     return path.count("."), not path.endswith(".name")
 
 
@@ -265,12 +274,16 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
-    if last == "name" and table.get("name") != value and folders and folders[-1] in PART_SECTIONS:
+    if last == "name" and table.get("name", value) != value and folders and folders[-1] in PART_SECTIONS:
+        kept = {key: table[key] for key in table if key in _COMMON.get(folders[-1], ())}
         table.clear()  # another part: settings of the old one mean nothing to it
+        table |= kept
     table[last] = value
 
 
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+_COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
+"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules about the same assumptions."""
 
 
 def _default_of(section: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast import detection, metrics
 from holdfast.attacks.adversary import Adversary
-from holdfast.config import Config, Parts
+from holdfast.config import Config, Parts, check_cohort
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.types import QUIET, ROOT, Exchange, State, Uplink, Verdict
@@ -56,6 +56,7 @@ class Experiment:
         self.roster = Roster(
             trainers, self.key.fold("roster"), config.train.participation, availability, draws_banned=self.method.draws_banned
         )
+        check_cohort(self.parts.aggregator, self.roster.cohort_size())  # how many users a dataset has is known only now
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
         self.cell = self._cell()
@@ -288,15 +289,16 @@ class Meter:
         return self.steps - 1
 
     def count(self, exchange: Exchange, up: Uplink) -> None:
-        people = exchange.to != ROOT
+        people, theirs = exchange.to != ROOT, up.ids[up.ids != ROOT].tolist()
+        refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         self.exchanges += 1
         self.asked.update(exchange.to[people].tolist())
         self.down += int(exchange.bytes_down()[people].sum())
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
-        self.answers.append((up.ids[up.ids != ROOT].tolist(), dict(up.refused)))
+        self.answers.append((theirs, refused))
         if exchange.task not in QUIET:
-            self.answered.update(up.ids[up.ids != ROOT].tolist(), up.refused)
+            self.answered.update(theirs, refused)
         if "loss" in up.fields:
             self.losses.append(up["loss"][up.ids != ROOT])
 
@@ -306,7 +308,7 @@ class Meter:
             "bytes/up": self.up,
             "bytes/down": self.down,
             "cohort": len(self.asked),
-            "refused": len(self.refused),
+            "refused": len(self.refused.keys() - {ROOT}),
             "loss/train": float(losses.mean()) if len(losses) else None,
         }
 

@@ -92,7 +92,13 @@ class Run:
     def malicious(self, round: int | None = None) -> list[int]:
         """Who attacked; where the set is redrawn, in a round, by default the last."""
         told = self.manifest["malicious"]
-        return told if isinstance(told, list) else self.store.arrays(self.round if round is None else round)["malicious"].tolist()
+        if isinstance(told, list):
+            return told
+        round = self.round if round is None else round
+        drawn = self.store.arrays(round).get("malicious")
+        if drawn is None:
+            raise ConfigError(f"{self.path}: who attacks is drawn for every round, and round {round} was not played")
+        return drawn.tolist()
 
     @cached_property
     def _experiment(self) -> Experiment:

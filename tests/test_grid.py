@@ -117,3 +117,21 @@ def test_a_misspelt_setting_is_found_in_the_cell() -> None:
         configs({"sweep": {"train.lrr": [0.1], "seed": [0, 1]}})
     with pytest.raises(ConfigError, match="unknown method 'dito'.*in the sweep's cell 'dito'"):
         configs({"sweep": {"method.name": ["ditto", "dito"]}})
+
+
+def test_what_every_part_of_a_kind_can_be_told_stays() -> None:
+    """The same attackers and the same assumptions, whichever attack or rule: else a cell would quietly have the defaults."""
+    attack = {"name": "lie", "z": 1.0, "fraction": 0.1, "knows": "colluders", "lies": {"count": 2.0}}
+    found = [table["attack"] for _, table in cells(attack=attack, sweep={"attack.name": ["lie", "ipm", "none"]})]
+    assert found[0] == attack and found[1] == {"name": "ipm", "fraction": 0.1, "knows": "colluders", "lies": {"count": 2.0}}
+    assert make_config({"attack": found[2]}).attack is None
+    rule = {"name": "norm-bound", "bound": 2.0, "f": 0.3, "wrap": [{"name": "nnm"}]}
+    found = [table["aggregator"] for _, table in cells(aggregator=rule, sweep={"aggregator.name": ["median"]})]
+    assert found == [{"name": "median", "f": 0.3, "wrap": [{"name": "nnm"}]}]
+
+
+def test_settings_without_a_name_are_for_whichever_part_is_named() -> None:
+    found = cells(attack={"fraction": 0.1}, sweep={"attack.name": ["lie", "ipm"]})
+    assert [table["attack"] for _, table in found] == [{"fraction": 0.1, "name": "lie"}, {"fraction": 0.1, "name": "ipm"}]
+    with pytest.raises(ConfigError, match="unknown key 'attack.fracton'; did you mean 'fraction'"):
+        configs({"attack": {"fracton": 0.1}, "sweep": {"attack.name": ["lie"]}})

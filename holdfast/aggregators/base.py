@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from holdfast.aggregators import ordered
@@ -79,11 +79,20 @@ class Aggregator(Part):
         """For cohorts that are too small: the coordinate-wise median, which needs no f and no more than one client."""
         return Reduced(*ordered.median(x, ctx.ids), state, fallback=True)
 
+    @field_validator("f")
+    @classmethod
+    def _sensible(cls, f: float | None) -> float | None:
+        return whole_or_share(f)
+
     @model_validator(mode="after")
     def _some_cohort_is_enough(self) -> Self:
         if not self.enough(10**6):
             raise ValueError(f"{self.name} needs {self.condition}, which no cohort meets with f = {self.f or 0:g}; lower it")
         return self
+
+    def idle(self) -> bool:
+        """Whether it leaves out as many as f says and no f is set: then it would quietly be the plain mean."""
+        return False
 
     def assumed(self, n: int) -> int:
         return 0 if self.f is None else how_many(self.f, n)
@@ -100,6 +109,13 @@ class Aggregator(Part):
 def how_many(f: float, n: int) -> int:
     """A number (>= 1), or a share (< 1) of n."""
     return int(f) if f >= 1 else int(f * n + 1e-9)  # 0.29 * 100 is 28.999...
+
+
+def whole_or_share(f: float | None) -> float | None:
+    """For validators: 1.5 is neither a number of clients nor a share of them."""
+    if f is not None and f > 1 and f != int(f):
+        raise ValueError("a number of clients is whole, and a share of them is below 1")
+    return f
 
 
 class Wrapper(Part):

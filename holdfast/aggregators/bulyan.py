@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import distances
+from holdfast.aggregators.geometry import blocks, distances
 from holdfast.aggregators.krum import one_by_one
 from holdfast.aggregators.ordered import by_id, columns_in_order, spread
 from holdfast.core.registry import register
@@ -31,18 +31,31 @@ class Bulyan(Aggregator):
     def least(self, f: int) -> int:
         return 4 * f + 3
 
+    def idle(self) -> bool:
+        return self.f is None
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, f = len(x), ctx.assumed
         if n < self.least(f):
             return self.fall_back(x, state, ctx)
         chosen = one_by_one(distances(x), f, n - 2 * f, ctx.ids)
         order = chosen[by_id(ctx.ids.to(x.device)[chosen], x)]
-        m, value = len(order), torch.empty_like(x[0])
-        counts = torch.zeros(m, dtype=torch.int64, device=x.device)
-        for columns, values, places in columns_in_order(x, order):
-            middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
-            near = (values - middle).abs().sort(dim=1, stable=True).indices[:, : n - 4 * f]
-            value[columns] = values.gather(1, near).mean(dim=1)
-            counts += places.gather(1, near).flatten().bincount(minlength=m)
+        value, counts = torch.empty_like(x[0]), torch.zeros_like(order)
+        for columns in blocks(x):
+            value[columns], found = _around_the_median(*columns_in_order(x, order, columns), n - 4 * f)
+            counts += found
         everyone = counts.new_zeros(n).index_copy_(0, order, counts)
         return Reduced(value, spread(everyone, torch.arange(n, device=x.device), x.dtype), state)
+
+
+def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The means of so many values nearest to the median, and at how many coordinates each client's value was in them. In ascending
+    order these lie side by side: their window moves up as long as the value it leaves is farther off than the one it takes in. Of equal
+    values at its lower end it has those of the highest ids, which makes a difference to the weights only."""
+    m = values.shape[1]
+    middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
+    start = (middle - values[:, : m - count] > values[:, count:] - middle).sum(dim=1, keepdim=True)
+    value = values.gather(1, start + torch.arange(count, device=values.device)).mean(dim=1)
+    outside = torch.arange(m - count, device=values.device)  # fewer to count than those in it
+    outside = torch.where(outside < start, outside, outside + count)
+    return value, len(values) - places.gather(1, outside).flatten().bincount(minlength=m)

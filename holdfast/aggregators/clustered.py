@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,9 +40,9 @@ class Clustered(Aggregator):
         weights = w
         if len(x) > 2 and self.wanted(x, w):
             order = by_id(ctx.ids, x)
-            apart = (1 - cosines(x))[order][:, order].cpu().numpy()
-            first = torch.from_numpy(two_parts(apart, complete=self.variant == "authors")).to(x.device)
-            stays = torch.empty_like(first).index_copy_(0, order, first if int(first.sum()) * 2 >= len(x) else ~first)
+            part = two_parts((1 - cosines(x))[order][:, order], complete=self.variant == "authors")
+            larger = 2 * part.sum() - len(x)
+            stays = torch.empty_like(part).index_copy_(0, order, part == ((larger > 0) | (larger == 0) & part[0]))
             weights = torch.where(stays, w, 0)
             weights = weights / weights.sum() if bool(weights.sum() > 0) else stays.to(w.dtype) / stays.sum()
         return Reduced(weights @ x, weights, state)
@@ -54,29 +53,49 @@ class Clustered(Aggregator):
         return self.max_above is None or bool(norms(x).max() > self.max_above)
 
 
-def two_parts(apart: np.ndarray, complete: bool) -> np.ndarray:
-    """bool[n], true for those who end up with the first: the two nearest groups are joined until two are left.
+def two_parts(apart: Tensor, complete: bool) -> Tensor:
+    """bool[n], one of the two groups that are left when the two nearest groups are joined again and again.
 
-    n - 2 joins that follow from each other, so this runs on the host; the nearest partner of each group is remembered, and a join
-    looks again only for groups whose partner changed."""
-    n, far = len(apart), apart.copy()
-    np.fill_diagonal(far, np.inf)
-    group, partner = np.arange(n), far.argmin(axis=1)
-    nearest = far[group, partner]
-    for _ in range(n - 2):
-        a = int(nearest.argmin())
-        a, b = sorted((a, int(partner[a])))
-        joined = (np.maximum if complete else np.minimum)(far[a], far[b])
-        joined[[a, b]] = np.inf
-        far[a] = far[:, a] = joined
-        far[b] = far[:, b] = np.inf
-        group[group == b] = a
-        stale = np.flatnonzero((partner == a) | (partner == b))
-        stale = np.append(stale[nearest[stale] < np.inf], a)
-        partner[stale] = far[stale].argmin(axis=1)
-        nearest[stale] = far[stale, partner[stale]]
-        nearest[b] = np.inf
-        if not complete:  # the joined group may have come nearer to others
-            closer = joined < nearest
-            partner[closer], nearest[closer] = a, joined[closer]
+    In rounds instead of n - 2 joins one after the other, and where the numbers are: a join changes nothing for groups that have
+    another nearest one. Of equally near groups the one with the lowest id is joined."""
+    far = apart.clone().fill_diagonal_(torch.inf)
+    return _complete(far) if complete else _single(far)
+
+
+def _single(far: Tensor) -> Tensor:
+    """Everybody joins its nearest group. Of all groups on the way, the one whose nearest is farthest off is a side of the best cut:
+    nothing joins it before the last step. Of equal ones the last, so that the lowest ids stay together."""
+    group, widest = torch.arange(len(far), device=far.device), far.new_tensor([-1.0])
+    part = group < 0
+    while len(far) > 1:
+        nearest, partner = far.min(dim=1)
+        lonely = len(far) - 1 - nearest.flip(0).argmax(dim=0, keepdim=True)
+        part = torch.where(nearest[lonely] > widest, group == lonely, part)
+        widest = torch.maximum(widest, nearest[lonely])
+        here = torch.arange(len(far), device=far.device)
+        head = torch.where((partner[partner] == here) & (here < partner), here, partner)  # of a pair that chose each other, the first
+        for _ in range(len(far).bit_length()):
+            head = head[head]
+        heads, place = head.unique(return_inverse=True)
+        for _ in range(2):  # rows, then columns
+            nobody = far.new_full((len(heads), far.shape[1]), torch.inf)
+            far = nobody.scatter_reduce_(0, place[:, None].expand_as(far), far, "amin").T.contiguous()
+        far.fill_diagonal_(torch.inf)
+        group = place[group]
+    return part
+
+
+def _complete(far: Tensor) -> Tensor:
+    """All pairs of groups that are each other's nearest are joined at once."""
+    group = torch.arange(len(far), device=far.device)
+    while len(far) > 2:
+        here, partner = torch.arange(len(far), device=far.device), far.argmin(dim=1)
+        first = here[(partner[partner] == here) & (here < partner)]
+        second = partner[first]
+        for _ in range(2):  # rows, then columns
+            far[first] = torch.maximum(far[first], far[second])
+            far = far.T
+        head = here.index_copy(0, second, first)
+        heads, place = head.unique(return_inverse=True)
+        far, group = far[heads][:, heads], place[group]
     return group == group[0]

@@ -33,6 +33,9 @@ class DnC(Aggregator):
     def least(self, f: int) -> int:
         return max(2 * f, int(self.c * f)) + 1
 
+    def idle(self) -> bool:
+        return self.f is None
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, d = x.shape
         if n < self.least(ctx.assumed):
@@ -40,8 +43,8 @@ class DnC(Aggregator):
         keep, order = n - int(self.c * ctx.assumed), by_id(ctx.ids, x)
         good = torch.ones(n, dtype=torch.bool, device=x.device)
         for step in range(self.iterations if keep < n else 0):
-            some = ctx.key.fold("coordinates", step).hash(d).argsort()[: self.coordinates].to(x.device)
-            scores = _standing_out(x[:, some][order].double())  # in the order of ids: equal updates stay equal whoever answers first
+            some = ctx.key.fold("coordinates", step).hash(d).topk(min(d, self.coordinates), largest=False).indices.to(x.device)
+            scores = _standing_out(x[order[:, None], some].double())  # in the order of ids: equal updates stay equal whoever answers first
             good &= torch.zeros_like(good).index_fill_(0, order[scores.argsort(stable=True)[:keep]], True)
             if d <= self.coordinates:
                 break  # the next look would be at the same coordinates
@@ -52,8 +55,9 @@ class DnC(Aggregator):
 
 
 def _standing_out(x: Tensor) -> Tensor:
-    """Squared projections on the top right singular vector of the centred rows, from the [n, n] product instead of a decomposition."""
-    x = x - x.mean(dim=0)
-    scale = x.abs().max()
-    x = x / torch.where(scale > 0, scale, 1)
+    """Squared projections on the top right singular vector of the centred rows, from the [n, n] product instead of a decomposition.
+    Writes into x."""
+    x -= x.mean(dim=0)
+    scale = torch.stack(x.aminmax()).abs().max()
+    x /= torch.where(scale > 0, scale, 1)
     return torch.linalg.eigh(x @ x.T).eigenvectors[:, -1].square()

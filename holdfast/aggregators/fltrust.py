@@ -20,19 +20,19 @@ class FLTrust(Aggregator):
     """Updates are brought to the length of the server's own one and averaged by trust: the cosine to it, where that is positive.
 
     Needs data.root, a small clean set the server trains on like a client; any number of attackers is allowed for, as long as that set
-    resembles the clients' data. Nobody trusted: a zero update. `variant = "authors"` brings only the first tensor to length, as
-    FedCAP's code does. The weights returned are the shares of trust."""
+    resembles the clients' data. Nobody trusted: a zero update; the server's own update refused: the median, as a fallback.
+    `variant = "authors"` brings only the first tensor to length, as FedCAP's code does. The weights returned are the shares of trust."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"root"})
     uses_priors: ClassVar[bool] = False
     variant: Literal["card", "authors"] = setting("card", "card: the whole update gets the root's length; authors: its first tensor does")
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        if ctx.root is None:
-            raise TypeError("fltrust was not given the root update")
+        if ctx.root is None:  # the server's own training failed the screening
+            return self.fall_back(x, state, ctx)
         length, own = norms(x), norms(ctx.root[None])
         products = torch.zeros_like(length)
-        for columns in blocks(*x.shape):
+        for columns in blocks(x):
             products += x[:, columns].double() @ ctx.root[columns].double()
         trust = (products / (length * own)).nan_to_num_(nan=0.0).clamp_(0, 1)
         shares = trust / trust.sum() if bool(trust.sum() > 0) else trust

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import cosines
-from holdfast.aggregators.ordered import by_id
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -36,10 +35,11 @@ class FoolsGold(Aggregator):
         return "clients" if self.memory else ""
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        seen = x
         if self.memory:
-            state, seen = remember(state, x, ctx.ids)
-        weights = weights_of(cosines(seen)).to(x.dtype)
+            state, alike = remember(state, x, ctx.ids)
+        else:
+            alike = cosines(x)
+        weights = weights_of(alike, max(1e-9, 100 * torch.finfo(x.dtype).eps)).to(x.dtype)
         total = weights.sum()
         if not bool(total > 0):
             equal = torch.full_like(weights, 1 / len(x))
@@ -48,29 +48,32 @@ class FoolsGold(Aggregator):
         return Reduced((weights / divisor) @ x, weights / total, state)
 
 
-def weights_of(alike: Tensor) -> Tensor:
-    """In [0, 1] from the cosines; all zero where everyone has a twin."""
+def weights_of(alike: Tensor, rounding: float = 1e-9) -> Tensor:
+    """In [0, 1] from the cosines, which are exact up to rounding; all zero where everyone has a twin."""
     alike = alike.clone().fill_diagonal_(0)
     most = alike.amax(dim=1)
     mine, other = most[:, None], most[None, :]
     alike = torch.where(mine < other, alike * mine / other, alike)  # pardoning: less alike to one who is alike to many
     weights = (1 - alike.amax(dim=1)).clamp_(0, 1)
-    weights = torch.where(weights > 1e-9, weights, 0)  # of twins rounding leaves a trace, which would become the largest weight
+    weights = torch.where(weights > rounding, weights, 0)  # of twins rounding leaves a trace, which would become the largest weight
     weights = (weights / weights.max()).nan_to_num_(nan=0.0).clamp_(max=0.99)
     return (torch.logit(weights) + 0.5).clamp_(0, 1)
 
 
 def remember(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
-    """The memory with this round added, and the rows of it that belong to this round's clients."""
-    order = by_id(ids, x)
+    """The memory with this round added, and the cosines between this round's clients in it. It never shares its tensors with x or with
+    the memory before, which are others' to write into or to keep: one copy of the rows, and no other where everyone takes part."""
     ids = ids.to(x.device)
     known = state.get("ids", ids[:0])
-    if not len(known) or torch.equal(known, ids[order]):  # everyone is new, or the same as ever: no rows have to be found
-        history = x[order] + state["history"] if len(known) else x[order]
-        return {"ids": ids[order], "history": history}, history[order.argsort()] if len(known) else x
     everyone = torch.cat([known, ids]).unique()
-    history = x.new_zeros(len(everyone), x.shape[1])
-    history.index_copy_(0, torch.searchsorted(everyone, known), state["history"])
     mine = torch.searchsorted(everyone, ids)
-    history.index_add_(0, mine, x)
-    return {"ids": everyone, "history": history}, history[mine]
+    if not len(known):
+        history = x.new_empty(x.shape).index_copy_(0, mine, x)
+    elif torch.equal(known, ids):
+        history = x + state["history"]
+    else:
+        history = x.new_zeros(len(everyone), x.shape[1])
+        history.index_copy_(0, torch.searchsorted(everyone, known), state["history"])
+        history.index_add_(0, mine, x)
+    alike = cosines(history)[mine][:, mine] if len(mine) == len(everyone) else cosines(history[mine])
+    return {"ids": everyone, "history": history}, alike

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 20
-"""Numbers in a block of columns: large enough to keep the device busy, small beside the input."""
+BLOCK = 1 << 19
+"""Numbers in a block of columns: enough to keep a CPU busy, few enough for its caches."""
+CUDA_BLOCK = 1 << 26
+"""A GPU is kept busy by more, and each block has to be started: up to this many, but no more than a quarter of a large input."""
 _TOO_CLOSE = 1e4  # closer than this many rounding errors of the products: fewer than four digits are left
 
 
-def blocks(n: int, d: int, numbers: int = BLOCK) -> Iterator[slice]:
-    """Slices of the columns, each with about so many numbers, for work that would need a copy of everything at once."""
-    step = max(1, numbers // max(1, n))
-    for start in range(0, d, step):
-        yield slice(start, min(d, start + step))
+def blocks(x: Tensor, times: int = 1) -> Iterator[slice]:
+    """Slices of the columns of x, for work that would need a copy of everything at once, or one so many times as large."""
+    numbers = max(2 * BLOCK, min(CUDA_BLOCK, x.numel() // 4)) if x.is_cuda else BLOCK
+    step = max(1, numbers // max(1, len(x) * times))
+    for start in range(0, x.shape[1], step):
+        yield slice(start, min(x.shape[1], start + step))
 
 
 def gram(x: Tensor) -> Tensor:
@@ -45,9 +48,11 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 def norms(x: Tensor, centre: Tensor | None = None) -> Tensor:
     """The length of each row, or its distance to a centre, in float64, so that a float32 row of 1e30 has one."""
     squares = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    for columns in blocks(*x.shape):
-        part = x[:, columns].double()
-        squares += (part if centre is None else part - centre[columns]).square().sum(dim=1)
+    for columns in blocks(x):
+        part = x[:, columns].to(torch.float64, copy=True)
+        if centre is not None:
+            part -= centre[columns]
+        squares += part.square_().sum(dim=1)
     return squares.sqrt_()
 
 
@@ -70,6 +75,7 @@ def cosines(x: Tensor) -> Tensor:
     """Cosines between the rows; a row of zeros is at a right angle to every other."""
     products = gram(x)
     if bool(products.diagonal().isinf().any()):  # a row too long to be squared still has a direction
+        x = x.clamp(min=torch.finfo(x.dtype).min, max=torch.finfo(x.dtype).max)  # a sum over rounds may have run to infinity
         products = gram(x / x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
     lengths = products.diagonal().sqrt()
     found = products / (lengths[:, None] * lengths[None, :])
@@ -94,7 +100,7 @@ def _from_the_middle(x: Tensor, squares: Tensor) -> Tensor:
     shorter = squares <= squares.nan_to_num(nan=torch.inf).median()
     weights = shorter.to(x.dtype) / shorter.sum()
     found = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
-    for columns in blocks(*x.shape):
+    for columns in blocks(x):
         part = x[:, columns]
         seen = part.double() - torch.where(shorter[:, None], part, 0).T.mv(weights).double()
         found += seen @ seen.T

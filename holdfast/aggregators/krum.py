@@ -43,20 +43,34 @@ def crowding(far: Tensor, neighbours: int) -> Tensor:
 
 
 def one_by_one(far: Tensor, f: int, m: int, ids: Tensor) -> Tensor:
-    """m rows by repeating Krum on those that are left: each choice takes the winner out before the scores are made again."""
-    order = by_id(ids, far)
-    most = torch.finfo(far.dtype).max
-    near, who = far.clamp(max=most)[order][:, order].fill_diagonal_(torch.inf).sort(dim=1)
-    near, who = near[:, :-1], who[:, :-1].int()  # without oneself, who is last
-    left, chosen = torch.ones_like(order, dtype=torch.bool), []
-    for taken in range(m):
-        scores = near[:, : max(1, len(far) - taken - f - 2)].sum(dim=1).clamp_(max=most)
-        winner = scores.masked_fill_(~left, torch.inf).argmin()
+    """m rows by repeating Krum on those that are left: each choice takes the winner out before the scores are made again.
+
+    With one row fewer, one neighbour fewer counts. So everyone's neighbours lose one at each choice and gain none: the winner where
+    it is among them, else the farthest. They are linked by distance, from a place for nobody after the last and around to it; and
+    their distances are summed in runs of 32, of which a choice changes one, never by taking off what a sum had: 1e30 + 1 - 1e30 is 0."""
+    n, order, most = len(far), by_id(ids, far), torch.finfo(far.dtype).max
+    far = far.clamp(max=most)[order][:, order].fill_diagonal_(torch.inf)
+    near, who = far.sort(dim=1)
+    numbers, count = torch.arange(n, device=far.device), n - f - 2
+    place = torch.empty_like(who).scatter_(1, who, numbers.expand(n, n)).T.contiguous()  # [client, whose list]
+    near = torch.nn.functional.pad(near[:, :count], (0, 32 - count % 32))
+    runs = near.view(n, -1, 32)
+    sums = runs.sum(dim=2)
+    nearer, farther = (numbers[: count + 1].roll(step).repeat(n, 1) for step in (1, -1))
+    farthest, taken, chosen = torch.full_like(order, count - 1), torch.zeros_like(order, dtype=torch.bool), []
+    for left in range(count, count - m, -1):  # neighbours that count; never less than one
+        scores = (sums.sum(dim=1) if left > 0 else far.amin(dim=1)).clamp_(max=most)
+        winner = scores.masked_fill_(taken, torch.inf).argmin(dim=0, keepdim=True)
         chosen.append(winner)
-        left = left.index_fill(0, winner, False)
-        if not near.shape[1]:
-            break  # that was the last one
-        place = (who == winner).int().argmax(dim=1, keepdim=True)  # in everyone's list; who comes after moves up
-        stays = torch.arange(near.shape[1] - 1, device=far.device) < place
-        near, who = torch.where(stays, near[:, :-1], near[:, 1:]), torch.where(stays, who[:, :-1], who[:, 1:])
-    return order[torch.stack(chosen)]
+        taken.index_fill_(0, winner, True)
+        far.index_fill_(1, winner, torch.inf)
+        if left > 1:
+            gone = torch.minimum(place[winner], farthest).T
+            before, after = nearer.gather(1, gone), farther.gather(1, gone)
+            nearer.scatter_(1, after, before)
+            farther.scatter_(1, before, after)
+            near.scatter_(1, gone, 0.0)
+            run = gone // 32
+            sums.scatter_(1, run, runs.take_along_dim(run[:, :, None], dim=1).sum(dim=2))
+            farthest = torch.where(gone[:, 0] == farthest, before[:, 0], farthest)
+    return order[torch.cat(chosen)]

@@ -31,6 +31,9 @@ class MultiKrum(Aggregator):
     def least(self, f: int) -> int:
         return 2 * f + 3
 
+    def idle(self) -> bool:
+        return self.f is None and self.keep is None
+
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, f = len(x), ctx.assumed
         if n < self.least(f):

@@ -24,15 +24,25 @@ class NormBound(Aggregator):
     round, not where to: short lies pass. FedCPA's code keeps the smallest by the length of the whole model (`of = "model"`).
     The weights returned are the incoming ones as they took part: shortened by clipping, shared out again after dropping."""
 
-    condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
     bound: float | None = setting(None, "the longest an update may be; none: relative to the median", gt=0)
     relative: float = setting(1.0, "times the median length, where no bound is set", gt=0)
     of: Literal["update", "model"] = setting("update", "whose length keep-smallest compares")
 
+    @property
+    def condition(self) -> str:  # type: ignore[override]
+        return "n > 2f" if self.by_median() else "n > f"
+
+    def by_median(self) -> bool:
+        """Whether what counts as long is told by the cohort, of which more than half must then be honest."""
+        return self.mode != "keep-smallest" and self.bound is None
+
     def least(self, f: int) -> int:
-        return f + 1 if self.mode == "keep-smallest" or self.bound is not None else 2 * f + 1
+        return 2 * f + 1 if self.by_median() else f + 1
+
+    def idle(self) -> bool:
+        return self.f is None and self.mode == "keep-smallest"
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if len(x) < self.least(ctx.assumed):

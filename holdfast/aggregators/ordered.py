@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from holdfast.aggregators.geometry import blocks
+
+_FEW = 32
+"""So many values PyTorch sorts on a GPU with a kernel made for few, but only if equal ones may come in any order."""
 
 
 def by_id(ids: Tensor, x: Tensor) -> Tensor:
@@ -15,11 +16,21 @@ def by_id(ids: Tensor, x: Tensor) -> Tensor:
     return ids.to(x.device).argsort()
 
 
-def columns_in_order(x: Tensor, order: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """For blocks of coordinates: which, their values [coordinates, n] ascending, and whose they are as places in `order`."""
-    for columns in blocks(*x.shape):
-        values, places = x[:, columns][order].T.contiguous().sort(dim=1, stable=True)
-        yield columns, values, places
+def columns_in_order(x: Tensor, order: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """For a block of coordinates: their values [coordinates, n] ascending, and whose they are as places in `order`; equal values
+    in that order. Whoever hands both on to a function, and keeps nothing, holds one block at a time."""
+    part = x[:, columns].T.index_select(1, order) if x.is_cuda else x[:, columns][order].T.contiguous()
+    return sort(part, quick=x.is_cuda and len(order) <= _FEW)
+
+
+def sort(values: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
+    """Each row ascending, equal values in the order they had, and where they were. Quick: any order, unless there are equal values."""
+    if quick:
+        found, places = values.sort(dim=1)
+        if not bool((found[:, 1:] == found[:, :-1]).any()):
+            return found, places
+    found, places = values.sort(dim=1, stable=True)
+    return found, places
 
 
 def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,12 +42,15 @@ def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]
     """The coordinate-wise median and the share of coordinates at which each row was the middle one (one of the two, where n is even)."""
     n, order = len(x), by_id(ids, x)
     middle = slice((n - 1) // 2, (n - 1) // 2 + 1 if lower else n // 2 + 1)
-    value = torch.empty_like(x[0])
-    counts = torch.zeros(n, dtype=torch.int64, device=x.device)
-    for columns, values, places in columns_in_order(x, order):
-        value[columns] = values[:, middle].mean(dim=1)
-        counts += places[:, middle].flatten().bincount(minlength=n)
+    value, counts = torch.empty_like(x[0]), torch.zeros(n, dtype=torch.int64, device=x.device)
+    for columns in blocks(x):
+        value[columns], found = _middle(*columns_in_order(x, order, columns), middle)
+        counts += found
     return value, spread(counts, order, x.dtype)
+
+
+def _middle(values: Tensor, places: Tensor, middle: slice) -> tuple[Tensor, Tensor]:
+    return values[:, middle].mean(dim=1), places[:, middle].flatten().bincount(minlength=values.shape[1])
 
 
 def lowest(scores: Tensor, m: int, ids: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from pydantic import field_validator
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many, whole_or_share
+from holdfast.aggregators.geometry import blocks
 from holdfast.aggregators.median import PAPER
 from holdfast.aggregators.ordered import by_id, columns_in_order, spread
 from holdfast.core.registry import register, setting
@@ -33,24 +34,31 @@ class TrimmedMean(Aggregator):
     def _leaves_something(cls, trim: float | None) -> float | None:
         if trim is not None and 0.5 <= trim < 1:
             raise ValueError("a share of 0.5 or more leaves nothing between the ends")
-        return trim
+        return whole_or_share(trim)
 
     def least(self, f: int) -> int:
         return 2 * max(f, int(self.trim or 0)) + 1  # a share below a half always leaves something
 
+    def idle(self) -> bool:
+        return self.f is None and self.trim is None
+
     def cut(self, n: int, f: int) -> int:
-        if self.trim is None:
-            return f
-        return int(self.trim) if self.trim >= 1 else int(self.trim * n + 1e-9)
+        return f if self.trim is None else how_many(self.trim, n)
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, q = len(x), self.cut(len(x), ctx.assumed)
         if n < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
         order, value = by_id(ctx.ids, x), torch.empty_like(x[0])
-        dropped = torch.zeros(n, dtype=torch.int64, device=x.device)
-        for columns, values, places in columns_in_order(x, order):
-            value[columns] = values[:, q : n - q].mean(dim=1)
-            if q:
-                dropped += torch.cat([places[:, :q], places[:, n - q :]], dim=1).flatten().bincount(minlength=n)
-        return Reduced(value, spread(x.shape[1] - dropped, order, x.dtype), state)
+        kept = torch.zeros(n, dtype=torch.int64, device=x.device)
+        for columns in blocks(x):
+            value[columns], found = _trimmed(*columns_in_order(x, order, columns), q)
+            kept += found
+        return Reduced(value, spread(kept, order, x.dtype), state)
+
+
+def _trimmed(values: Tensor, places: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """The means, and at how many coordinates each client's value was in them: where it was not cut off, which are fewer to count."""
+    d, n = values.shape
+    cut = torch.cat([places[:, :q], places[:, n - q :]], dim=1).flatten()
+    return values[:, q : n - q].mean(dim=1), d - cut.bincount(minlength=n)

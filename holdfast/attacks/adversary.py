@@ -5,8 +5,9 @@ Nothing that is handed to a server rule leads here."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,9 +17,22 @@ from holdfast.attacks.poisoned import owners, with_trigger
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
-from holdfast.data.federation import Federation, Table
+from holdfast.data.federation import Federation, Samples, Table
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoned:
+    """What an attack made of the data. Experiments that differ in their defence only share it: changed inputs are a copy of the whole
+    store, and cells are trained together where their store is the same one."""
+
+    honest: Samples  # kept so that its id, by which this is found, stays its own
+    federation: Federation
+    triggered: Table | None = None
+
+
+_POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
 
 
 class Adversary:
@@ -31,6 +45,7 @@ class Adversary:
         self.triggered: Table | None = None
         """The test images with the trigger in them, labelled as its target; known once the data is poisoned."""
         self._honest: Federation | None = None
+        self._poisoned: Poisoned | None = None
         self._table: tuple[int, Table] | None = None
         self._notes: list[str] = []
         if self.redraws and len(self.malicious):
@@ -55,7 +70,12 @@ class Adversary:
                 raise ConfigError(f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to {int(members.max())}")
             return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
         order = torch.argsort(key.fold(members).bits, stable=True)
-        return members[order[: int(attack.fraction * len(members) + 1e-9)]].sort().values  # 0.29 * 100 is 28.999...
+        wanted = int(attack.fraction * len(members) + 1e-9)  # 0.29 * 100 is 28.999...
+        if attack.fraction and not wanted:
+            raise ConfigError(
+                f"attack.fraction: {attack.fraction:g} of {len(members)} clients is nobody; raise it, or name who attacks in attack.clients"
+            )
+        return members[order[:wanted]].sort().values
 
     def benign(self, ids: Tensor, round: int = 0) -> Tensor:
         """bool per id."""
@@ -66,11 +86,20 @@ class Adversary:
         self._honest = federation
         if self.attack is None or not len(self.malicious):
             return federation
+        about = (type(self.attack), repr(self.attack.settings()), self.malicious.tolist(), self.key, test)
+        name = f"{id(federation.samples)} {federation.digest} {about}"
+        self._poisoned = _POISONED.get(name) or self._poison_data(federation, test)
+        _POISONED[name] = self._poisoned
+        self.triggered = self._poisoned.triggered
+        return self._poisoned.federation
+
+    def _poison_data(self, federation: Federation, test: str) -> Poisoned:
+        assert self.attack is not None
         poisoned = self._data(federation, self.malicious, self.key.fold("data"))
         trigger = self.attack.trigger(federation.samples)
-        if trigger is not None:
-            poisoned, self.triggered = with_trigger(poisoned, getattr(federation, test), trigger)
-        return poisoned
+        if trigger is None:
+            return Poisoned(federation.samples, poisoned)
+        return Poisoned(federation.samples, *with_trigger(poisoned, getattr(federation, test), trigger))
 
     def _data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         assert self.attack is not None
@@ -94,8 +123,12 @@ class Adversary:
             return poisoned.train
         if self._table is None or self._table[0] != round:
             malicious = self.at(round)
+            versions = _versions(honest)
             fresh = self.attack.round_data(honest, malicious, self.key.fold("data"), round)
-            table = poisoned.train if fresh is None else self._checked(honest, fresh, same_samples=True).train
+            in_place = _versions(honest) != versions
+            table = poisoned.train
+            if fresh is not None or in_place:
+                table = self._checked(honest, fresh or honest, in_place, same_samples=True).train
             self._table = round, _mixed(honest.train, table, malicious) if self.redraws else table
         return self._table[1]
 
@@ -124,6 +157,7 @@ class Adversary:
         if self.attack is None or not len(mine):
             return up
         fields: dict[str, Tensor] = {}
+        written = [value._version for value in up.fields.values()]
         if self.attack.tasks is None or task in self.attack.tasks:
             for rows in mine.split(1) if self.attack.knows == "own" else (mine,):
                 for name, value in self._new_rows(task, schema, up, rows, key, sent).items():
@@ -131,6 +165,8 @@ class Adversary:
                     if name not in fields:
                         fields[name] = up[name].clone()
                     fields[name][rows] = value.to(up[name].dtype)
+        if [value._version for value in up.fields.values()] != written:
+            raise RunError(f"attack '{self.attack.name}' changed replies in place; what it returns is all that its clients send")
         for name, kind in ((name, about.kind) for name, about in schema.items()):
             if kind in self.attack.lies or kind in self.attack.claims:
                 lie = fields.setdefault(name, up[name].clone())

@@ -51,11 +51,14 @@ class View:
 
     def known(self, field: str, whom: Whom = "all") -> Tensor:
         """Honest rows to take statistics of: of all clients or of the benign ones. Colluders who know only each other take their own for
-        a sample of the others, which is FedCAP's partial knowledge; so do attackers who are alone in a cohort."""
+        a sample of the others, which is FedCAP's partial knowledge; so do attackers who are alone in a cohort. A client whose training ran
+        away is left out, as it will be by the server: else one such would make all attackers send what is not finite."""
         self._need("colluders")
         others = torch.ones(len(self.up), dtype=torch.bool)
         others[self.mine] = False
-        return self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
+        rows = self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
+        finite = torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1)) if rows.numel() else others[:0]
+        return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
 
     def note(self, text: str) -> None:
         """Something a reader of the result should know. It goes to the round's record, past the server."""
@@ -94,6 +97,8 @@ class Attack(Part):
     def _sound(self) -> Attack:
         if REACH[self.knows] < REACH[self.least]:
             raise ValueError(f"'{self.name}' cannot do with knows = \"{self.knows}\"; set knows = \"{self.least}\" or more")
+        if self.clients is not None and self.fraction != type(self).model_fields["fraction"].default:
+            raise ValueError("clients names who attacks, fraction says how many; leave one of the two out")
         if self.redraw and self.clients is not None:
             raise ValueError("redraw draws other clients every round, but clients names them; leave one of the two out")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from holdfast.attacks.base import Attack
@@ -27,6 +28,12 @@ class LabelFlip(Attack):
     ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)
     skew: float | None = setting(None, "random: draw from a Dirichlet of this concentration per attacker; none: other classes alike", gt=0)
     fresh: bool = setting(False, "draw affected samples and random labels anew every round")
+
+    @model_validator(mode="after")
+    def _of_random(self) -> LabelFlip:
+        if self.skew is not None and self.flip != "random":
+            raise ValueError(f"skew is about random labels, but flip is \"{self.flip}\"; set flip = \"random\" or leave skew out")
+        return self
 
     def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         return self._flipped(federation, malicious, key, key)

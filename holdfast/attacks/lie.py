@@ -22,7 +22,7 @@ class Lie(Attack):
 
     z is the paper's, from the numbers of clients and attackers in the cohort. It is infinite once attackers are the majority and below 0
     when they are few; it is clamped to [0, z_max], and the round's record says so. `variant = "authors"` is FedCAP's released code, which
-    does not clamp: an infinite z makes updates that are not numbers."""
+    does not clamp: an infinite z makes updates that are not numbers, which screening refuses, so such a round has no attackers."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
@@ -36,6 +36,8 @@ class Lie(Attack):
         z, out = self._z(view), {}
         for name in self.targets(schema):
             known = view.known(name, self.statistics)
+            if len(known) < 2:
+                view.note("lie: a single update is known, which has no spread, so it is sent as it is")
             spread = known.std(0) if len(known) > 1 else torch.zeros_like(known[0])
             out[name] = known.mean(0) - z * spread
         return out
@@ -46,6 +48,8 @@ class Lie(Attack):
         attackers = len(view.mine)
         z = formula(view.cohort, attackers)
         if self.variant == "authors":
+            if math.isinf(z):
+                view.note(f"lie: z = {z:g} for {attackers} attackers among {view.cohort} clients, so what they send is not finite")
             return z
         clamped = min(max(z, 0.0), self.z_max)
         if clamped != z:

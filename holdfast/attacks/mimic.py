@@ -31,6 +31,7 @@ class Mimic(Attack):
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         if len(view.mine) == len(view.up):
+            view.note("mimic: no benign client is in the cohort, so attackers send their own")
             return {}
         return {name: self._copied(view.known(name, "benign")) for name in self.targets(schema)}
 
@@ -38,5 +39,7 @@ class Mimic(Attack):
         if self.whom == "first" or len(benign) < 2:
             return benign[0]
         pairs = line(benign, "std").pairs
+        if not bool(torch.isfinite(pairs).all()):  # nobody's training went well
+            return benign[0]
         centred = pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()  # -2 times the Gram matrix about the mean
         return benign[int(torch.linalg.eigh(-centred / 2).eigenvectors[:, -1].abs().argmax())]

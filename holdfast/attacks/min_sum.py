@@ -32,9 +32,11 @@ class MinSum(Attack):
         out = {}
         for name in self.targets(schema):
             known = view.known(name, self.statistics)
-            if len(known) >= 2:
-                way = line(known, self.perturbation)
-                out[name] = way.mean + (self._gamma(way) if way.length > 0 else 0.0) * way.direction
+            if len(known) < 2:
+                view.note("min-sum: fewer than two updates are known, so attackers send their own")
+                continue
+            way = line(known, self.perturbation)
+            out[name] = way.mean + (self._gamma(way) if way.length > 0 else 0.0) * way.direction
         return out
 
     def _gamma(self, way: Line) -> float:

@@ -11,7 +11,7 @@ from holdfast.report.toml import to_toml
 _PLACES: dict[str, Any] = {
     "method": lambda part: {"method": part},
     "model": lambda part: {"model": part},
-    "aggregator": lambda part: {"aggregator": part, **_root(part["name"])},
+    "aggregator": lambda part: {"aggregator": part | _assumed(part["name"]), **_root(part["name"])},
     "attack": lambda part: {"attack": part},
     "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
     "detector": lambda part: {"detectors": [part]},
@@ -19,6 +19,14 @@ _PLACES: dict[str, Any] = {
     "source": lambda part: {"data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}},
     "loss": lambda part: {"train": {"loss": part}},
 }
+
+
+def _assumed(aggregator: str) -> dict[str, Any]:
+    """A rule that leaves out f has to be told one; this is a share that all of them can bear."""
+    from holdfast.aggregators.base import Aggregator
+
+    rule: Any = find("aggregator", aggregator).model_construct()
+    return {"f": 0.2} if isinstance(rule, Aggregator) and rule.idle() else {}
 
 
 def _root(aggregator: str) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import norms
 from holdfast.core.registry import register, setting
+from holdfast.core.screen import NOT_FINITE
 from holdfast.core.types import Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
 
 PAPER = "Li et al., FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024"
+_NOT_FINITE = f"update {NOT_FINITE}"
 
 
 @register("detector", "norm", paper=PAPER)
@@ -40,7 +42,9 @@ class Norm(Detector):
         lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
         far = {i: length for i, length in zip(ids.tolist(), lengths.tolist(), strict=True) if length > bound or math.isinf(length)}
-        return Judgement(state, {i: _reason(length, bound) for i, length in far.items()}, {"norm": lengths})
+        banned = {i: _reason(length, bound) for i, length in far.items()}
+        banned |= {i: reason for i, reason in ctx.refused.items() if reason == _NOT_FINITE}  # screening took these out before
+        return Judgement(state, banned, {"norm": lengths})
 
     def bound(self, lengths: Tensor) -> float:
         """A median needs three clients, or the longer of two would be banned for being longer; and where most did not move at all, whoever
@@ -53,4 +57,4 @@ class Norm(Detector):
 
 
 def _reason(length: float, bound: float) -> str:
-    return "update is not finite" if math.isinf(length) else f"update of norm {length:.4g} is above {bound:.4g}"
+    return _NOT_FINITE if math.isinf(length) else f"update of norm {length:.4g} is above {bound:.4g}"

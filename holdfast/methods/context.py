@@ -80,6 +80,8 @@ class Context(Guarded):
     """bool: which of the parameters that travel belong to the network's head, where it has one."""
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """While detectors judge: who sent something that screening did not let pass, and why. They have no model, but may be banned for it."""
 
     def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
         """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
@@ -94,23 +96,35 @@ class Context(Guarded):
     ) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
         """Run the method's own detectors and then the attached ones; each sees only those whom the ones before let pass. Returns the
         replies of those whom nobody turned away."""
-        everyone = up.ids[up.ids != ROOT]
-        verdict = Verdict(everyone, tables={"norms": norms(up["update"][up.ids != ROOT])})
-        places = [(f"method-detector{i}/", d) for i, d in enumerate(own)] + [(f"detector{i}/", d) for i, d in enumerate(self.detectors)]
-        for place, detector in places:
+        answered, start = up.ids[up.ids != ROOT], model[: self.wire.parameters]
+        lengths = norms(up["update"][up.ids != ROOT])
+        refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
+        verdict = Verdict(answered)
+        told: dict[str, tuple[Tensor, Tensor]] = {}
+        for place, name, detector in self._places(own):
             people = up.ids != ROOT
-            seen = replace(self, reference=model[: self.wire.parameters], buffers=up["buffers"][people])
-            models = up["update"][people] + model[: self.wire.parameters]
-            said = yield from self.timer.steps("detect", detector.judge(_under(state, place), seen, models, up.ids[people]))
+            seen = replace(self, reference=start, buffers=up["buffers"][people], refused=refused)
+            judging = detector.judge(_under(state, place), seen, up["update"][people] + start, up.ids[people])
+            said = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
-            scores = {f"{detector.name}/{k}": _on(v, up.ids[people], everyone) for k, v in said.scores.items()}
+            told |= {f"{name}/{k}": (v, up.ids[people]) for k, v in said.scores.items()}
             verdict = replace(
-                verdict, scores={**verdict.scores, **scores}, banned={**verdict.banned, **said.banned},
-                rejected={**verdict.rejected, **said.rejected},
-                tables={**verdict.tables, **{f"{detector.name}/{k}": v for k, v in said.tables.items()}},
+                verdict, banned={**said.banned, **verdict.banned}, rejected={**said.rejected, **verdict.rejected},  # the first reason stays
+                tables={**verdict.tables, **{f"{name}/{k}": v for k, v in said.tables.items()}},
             )  # fmt: skip
             up = up.only(~torch.isin(up.ids, torch.tensor([*said.banned, *said.rejected], dtype=torch.int64)))
-        return state, up, verdict
+        judged = torch.cat([answered, torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)]).sort().values
+        scores = {name: _on(*of, judged) for name, of in told.items()}
+        tables = {**verdict.tables, "norms": _on(lengths, answered, judged)}
+        return state, up, replace(verdict, ids=judged, scores=scores, tables=tables)
+
+    def _places(self, own: tuple[Detector, ...]) -> Iterator[tuple[str, str, Detector]]:
+        """All detectors: where their memory lies in the state, and their names in the verdict; the second of a kind is "norm-2"."""
+        seen: dict[str, int] = {}
+        for i, detector in enumerate((*own, *self.detectors)):
+            place = f"method-detector{i}/" if i < len(own) else f"detector{i - len(own)}/"
+            seen[detector.name] = seen.get(detector.name, 0) + 1
+            yield place, detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}", detector
 
     def reduce(self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None) -> Merged:
         """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned."""
@@ -119,7 +133,8 @@ class Context(Guarded):
         root = up["update"][~people][0] if bool((~people).any()) else None
         up = up.only(people)
         if len(up) == 0:
-            reason = "nobody's update was used" if len(verdict.ids) else "nobody answered"
+            refused = any(client != ROOT for client in up.refused)
+            reason = "nobody's update was used" if len(verdict.ids) or refused else "nobody answered"
             weights = torch.zeros(len(verdict.ids), dtype=torch.float64)
             return Merged(model, state, replace(verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")))
         p = self.wire.parameters

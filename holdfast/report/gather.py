@@ -167,11 +167,20 @@ def read_cells(folder: Path) -> list[Cell]:
     if not folders:
         raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
     cells = [Cell(path) for path in folders]
-    honest = {_but_for_the_attack(cell): cell for cell in cells if cell.config["attack"] is None}
+    honest: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.config["attack"] is None:
+            same = _but_for_the_attack(cell)
+            honest[same] = _finished_of(honest.get(same), cell)
     for cell in cells:
         if cell.config["attack"] is not None:
             cell.twin = honest.get(_but_for_the_attack(cell))
     return cells
+
+
+def _finished_of(known: Cell | None, other: Cell) -> Cell:
+    """Of two runs of one experiment the one that came to its end, else the first."""
+    return other if known is None or (other.finished and not known.finished) else known
 
 
 def _but_for_the_attack(cell: Cell) -> str:
@@ -191,12 +200,15 @@ def one_each(cells: Iterable[Cell]) -> list[Line]:
 
 
 def by_setting(cells: Iterable[Cell]) -> list[Line]:
-    """Runs that differ by their seed only, together; in the order of their first run."""
-    groups: dict[str, list[Cell]] = {}
+    """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one experiment several times (no
+    attack, whatever its fraction): it counts once, because as further seeds it would make the spread smaller than it is."""
+    groups: dict[str, dict[int, Cell]] = {}
     for cell in cells:
         same = json.dumps({**cell.config, "seed": None}, sort_keys=True)
-        groups.setdefault(same, []).append(cell)
-    lines = [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, tuple(cells)) for cells in groups.values()]
+        by_seed = groups.setdefault(same, {})
+        by_seed[cell.seed] = _finished_of(by_seed.get(cell.seed), cell)
+    found = [tuple(by_seed.values()) for by_seed in groups.values()]
+    lines = [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, cells) for cells in found]
     return _told_apart(lines)
 
 

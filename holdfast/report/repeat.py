@@ -61,6 +61,8 @@ def _table(configs: list[dict[str, Any]]) -> dict[str, Any] | None:
     flats = [_spelt(config) for config in configs]
     paths = list(dict.fromkeys(path for flat in flats for path in flat))
     varying = [p for p in paths if len({_text(flat.get(p)) for flat in flats}) > 1]
+    chosen = {p.removesuffix("name") for p in varying if p.endswith(".name")}
+    varying = [p for p in paths if p in varying or f"{p.rpartition('.')[0]}." in chosen]  # which part it is, and all it is told
     axes = {p: _distinct(flat[p] for flat in flats) for p in varying if all(flat.get(p) is not None for flat in flats)}
     grid = {p: values for p, values in axes.items() if p == "seed" or p.endswith(".name")} or axes
     for extra in [p for p in axes if p not in grid]:
@@ -93,7 +95,8 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
 
 
 def _spelt(config: dict[str, Any]) -> Flat:
-    """Values by dotted path; a part given by its name alone is spelt as a table."""
+    """Values by dotted path; a part given by its name alone is spelt as a table, and no attack has a name too."""
+    config = {**config, "attack": "none" if config["attack"] is None else config["attack"]}
     named = {path for path, given in flatten(config).items() if path.rpartition(".")[2] in PART_SECTIONS and isinstance(given, str)}
     return {f"{path}.name" if path in named else path: given for path, given in flatten(config).items()}
 

@@ -66,6 +66,9 @@ class Wrapped(Aggregator):
     def remembers(self) -> str:
         return self.inner.remembers()
 
+    def idle(self) -> bool:
+        return self.inner.idle()
+
     def init(self, layout: Layout) -> State:
         return self.inner.init(layout)
 

@@ -45,8 +45,16 @@ class Bucketing(Around):
         return f"{inner.condition} for n buckets of {self.s} clients"
 
     def least(self, inner: Aggregator, f: int) -> int:
-        spoilt = f if self.variant == "card" else -(-f // self.s)
-        return self.s * (inner.least(spoilt) - 1) + 1
+        if self.variant == "card":
+            return self.s * (inner.least(f) - 1) + 1
+        n = self.s * (inner.least(-(-f // self.s)) - 1) + 1  # enough whichever way it is rounded; a few less may be, too
+        while n > 1 and inner.least(self.spoilt(n - 1, f)) <= -(-(n - 1) // self.s):
+            n -= 1
+        return n
+
+    def spoilt(self, n: int, f: int) -> int:
+        """How many buckets the rule is told are bad, of those that n clients make."""
+        return f if self.variant == "card" else f * -(-n // self.s) // n
 
     def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n, key = len(x), (ctx.key if self.variant == "card" else Key(0)).fold("bucketing")
@@ -59,8 +67,8 @@ class Bucketing(Around):
         for turn in range(min(self.s, n)):  # the first member of every bucket, the second, ...: no copy of all updates
             rows = order[turn :: self.s]
             mixed[: len(rows)] += share[rows, None].to(x.dtype) * x[rows]
-        spoilt = ctx.assumed if self.variant == "card" else ctx.assumed * count // n
-        found = inner(mixed, total, state, replace(ctx, ids=torch.arange(count), key=ctx.key.fold("bucketing"), assumed=spoilt))
+        inside = replace(ctx, ids=torch.arange(count), key=ctx.key.fold("bucketing"), assumed=self.spoilt(n, ctx.assumed))
+        found = inner(mixed, total, state, inside)
         return found._replace(weights=found.weights[bucket] * share.to(found.weights.dtype))
 
 

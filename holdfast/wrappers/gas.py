@@ -61,7 +61,7 @@ class GradientSplitting(Around):
         for columns in groups(key.hash(d).argsort().to(x.device), min(self.p, d), n):
             part = x[:, columns]
             found, fell = per_group(inner, part, columns, even, inside)
-            score += torch.linalg.vector_norm(part - found, dim=2).sum(1, dtype=torch.float64)
+            score += torch.linalg.vector_norm(part - found, dim=2, dtype=torch.float64).sum(1)  # float32 cannot square 1e30
             fallback |= fell
         weights = equal_weights(lowest(score, keep, ctx.ids), x)
         return Reduced(weights @ x, weights, state, fallback)

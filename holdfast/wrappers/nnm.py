@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import field_validator
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, how_many, whole_or_share
 from holdfast.aggregators.geometry import distances
 from holdfast.aggregators.ordered import by_id
 from holdfast.core.registry import register, setting
@@ -22,9 +23,21 @@ class NearestNeighbourMixing(Around):
 
     f: float | None = setting(None, "updates left out of each mixture: a number (>= 1) or a share (< 1); none: the rule's own f", ge=0)
 
+    @field_validator("f")
+    @classmethod
+    def _sensible(cls, f: float | None) -> float | None:
+        return whole_or_share(f)
+
     def check(self, inner: Aggregator) -> None:
         if self.f is None:
             need_f(self, inner)
+
+    def condition(self, inner: Aggregator) -> str:
+        return f"{inner.condition} and n > {'f' if self.f is None else f'{self.f:g}'}"
+
+    def least(self, inner: Aggregator, f: int) -> int:
+        left_out = f if self.f is None else int(self.f)  # a share always leaves something
+        return max(inner.least(f), left_out + 1)
 
     def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         n = len(x)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from holdfast.aggregators.clustered import two_parts
 from holdfast.aggregators.geometry import cosines
@@ -37,22 +37,32 @@ def test_the_originals_test_comes_first_where_it_is_set() -> None:
 @pytest.mark.parametrize("n", [3, 4, 9, 14])
 def test_against_the_slow_reference(n: int, complete: bool) -> None:
     for seed in range(5):
-        apart = (1 - cosines(Key(seed).normal(n, 5, dtype=torch.float64))).numpy()
-        first = np.flatnonzero(two_parts(apart, complete))
-        assert frozenset(first.tolist()) in slow.linkage(apart.tolist(), complete)
+        apart = 1 - cosines(Key(seed).normal(n, 5, dtype=torch.float64))
+        part = two_parts(apart, complete).nonzero().flatten()
+        assert frozenset(part.tolist()) in slow.linkage(apart.tolist(), complete)
 
 
-def test_single_linkage_is_the_best_cut() -> None:
-    n = 8
-    alike = cosines(Key(2).normal(n, 4, dtype=torch.float64)).numpy()
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_single_linkage_is_the_best_cut(seed: int, ties: bool) -> None:
+    n = 7
+    alike = cosines(Key(seed).normal(n, 4, dtype=torch.float64))
+    alike = (2 * alike).round() if ties else alike
 
-    def across(part: np.ndarray) -> float:
+    def across(part: Tensor) -> float:
         return float(alike[part][:, ~part].max())
 
-    cuts = [np.isin(np.arange(n), chosen) for size in range(1, n) for chosen in itertools.combinations(range(n), size)]
+    cuts = [torch.isin(torch.arange(n), torch.tensor(chosen)) for size in range(1, n) for chosen in itertools.combinations(range(n), size)]
     assert across(two_parts(1 - alike, complete=False)) == min(across(cut) for cut in cuts)
 
 
 def test_a_row_too_long_to_be_squared_has_a_direction() -> None:
     x = torch.cat([X.float(), torch.tensor([[-1e30, 0.0]])])
     assert apply("clustered", x, torch.full((6,), 1 / 6)).weights.gt(0).tolist() == [True, False, True, False, True, False]
+
+
+def test_where_all_are_equally_far_the_lowest_ids_stay_together() -> None:
+    for n in range(3, 9):
+        apart = 1 - torch.eye(n, dtype=torch.float64)
+        assert two_parts(apart, complete=False).tolist() == [False] * (n - 1) + [True]
+        assert 1 <= int(two_parts(apart, complete=True).sum()) < n

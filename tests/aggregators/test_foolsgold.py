@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from holdfast.aggregators.foolsgold import FoolsGold, weights_of
@@ -42,6 +43,19 @@ def test_memory_is_by_client_and_grows() -> None:
     assert second.state["history"].tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]] and torch.equal(first.state["history"], before)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_memory_is_nobody_elses(order: list[int]) -> None:
+    """The same clients in two rounds, in any order: what was remembered is a sum of its own, whatever becomes of the updates."""
+    rule, rows = FoolsGold(), torch.tensor(order)
+    sent = [X[rows].clone(), (2 * X)[rows].clone()]
+    first = rule(sent[0], W, {}, context_of(sent[0], rows))
+    second = rule(sent[1], W, first.state, context_of(sent[1], rows))
+    for tensor in (*sent, first.state["history"]):
+        tensor.zero_()
+    assert torch.equal(second.state["history"], 3 * X) and second.state["ids"].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(second.weights, weights_of(cosines(3 * X))[rows] / weights_of(cosines(3 * X)).sum())
+
+
 def test_what_was_said_before_counts_only_with_memory() -> None:
     """Two clients that differ today but said the same for long."""
     w, today = torch.full((3,), 1 / 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
@@ -51,3 +65,21 @@ def test_what_was_said_before_counts_only_with_memory() -> None:
     alone = FoolsGold(memory=False)(today, w, {}, context_of(today))
     torch.testing.assert_close(alone.weights, w)
     assert alone.state == {}
+
+
+def test_twins_whose_sums_overflow_are_still_twins() -> None:
+    x = Key(1).normal(6, 40)
+    x[0] = x[1] = 2e38 * x[0].sign()
+    rule, state, w = FoolsGold(), {}, torch.full((6,), 1 / 6)
+    for _ in range(3):
+        got = rule(x, w, state, context_of(x))
+        state = got.state
+        assert got.weights[:2].tolist() == [0, 0] and (got.weights[2:] > 0).all()
+
+
+@pytest.mark.parametrize("n", [3, 7, 16])
+def test_what_rounding_leaves_of_twins_makes_nobody_the_only_one_trusted(n: int) -> None:
+    for d in (7, 33, 1001):
+        x = Key(n).fold(d).normal(1, d) * torch.linspace(1, 2, n)[:, None]
+        got = apply("foolsgold", x, torch.full((n,), 1 / n))
+        assert got.fallback and torch.allclose(got.weights, torch.full((n,), 1 / n))

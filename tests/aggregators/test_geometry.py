@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.aggregators import geometry
 from holdfast.aggregators.geometry import blocks, cosines, cosines_between, distances, norms
 from holdfast.core.keys import Key
 
@@ -43,9 +44,14 @@ def test_norms_and_blocks() -> None:
     x = torch.tensor([[3.0, 4.0], [1e30, 0.0]])
     torch.testing.assert_close(norms(x), torch.tensor([5.0, 1e30], dtype=torch.float64))
     assert norms(x, torch.tensor([3.0, 0.0]))[0] == 4
-    assert [(s.start, s.stop) for s in blocks(10, 7, 30)] == [(0, 3), (3, 6), (6, 7)]
     x = Key(1).normal(3, 10, dtype=torch.float64)
-    assert list(blocks(5, 0)) == [] and torch.allclose(norms(x), x.norm(dim=1))
+    assert torch.allclose(norms(x), x.norm(dim=1)) and torch.allclose(norms(x, x[0]), (x - x[0]).norm(dim=1))
+
+
+def test_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "BLOCK", 30)
+    assert [(s.start, s.stop) for s in blocks(torch.zeros(10, 7))] == [(0, 3), (3, 6), (6, 7)]
+    assert len(list(blocks(torch.zeros(10, 7), times=10))) == 7 and list(blocks(torch.zeros(5, 0))) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.aggregators import geometry
+from holdfast.aggregators import geometry, ordered
 from holdfast.aggregators.trimmed_mean import TrimmedMean
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
@@ -46,8 +46,17 @@ def test_blocks_of_columns_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     x, w = Key(1).normal(6, 50), torch.full((6,), 1 / 6)
     settings = {"median": {}, "trimmed-mean": {"f": 2}, "residual": {}, "bulyan": {}}
     whole = {name: apply(name, x, w, **given) for name, given in settings.items()}
-    monkeypatch.setattr(geometry.blocks, "__defaults__", (90,))
+    monkeypatch.setattr(geometry, "BLOCK", 90)
     for name, given in settings.items():
         got = apply(name, x, w, **given)
         torch.testing.assert_close(got.value, whole[name].value)
         torch.testing.assert_close(got.weights, whole[name].weights)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_quick_sort_keeps_the_order_of_equal_values(ties: bool) -> None:
+    values = Key(1).normal(200, 20)
+    values = values.round() if ties else values
+    wanted = values.sort(dim=1, stable=True)
+    for got in (ordered.sort(values, quick=True), ordered.sort(values, quick=False)):
+        assert torch.equal(got[0], wanted.values) and torch.equal(got[1], wanted.indices)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from holdfast.aggregators.norm_bound import NormBound
+from holdfast.core.errors import ConfigError
 from tests.checks.test_aggregators import apply, context_of
+from tests.helpers import tiny
 
 X = torch.tensor([[3.0, 4.0], [0.0, 10.0], [0.0, 1.0]], dtype=torch.float64)  # lengths 5, 10, 1
 W = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
@@ -33,3 +36,13 @@ def test_the_smallest_are_kept() -> None:
     ctx = type(ctx)(ctx.ids, torch.tensor([0.0, -10.0], dtype=torch.float64), ctx.layout, ctx.key, 1, 2)
     by_model = NormBound(mode="keep-smallest", of="model")(X, W, {}, ctx)  # models: (3, -6), (0, 0), (0, -9)
     assert by_model.weights.tolist() == [0, 1, 0]
+
+
+def test_what_it_needs_depends_on_how_long_is_told() -> None:
+    with pytest.raises(ConfigError, match="needs n > f, but a cohort has n = 5 clients with f = 5"):
+        tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest", "f": 5}).parts()
+    with pytest.raises(ConfigError, match="needs n > 2f, but a cohort has n = 5 clients with f = 3"):
+        tiny(aggregator={"name": "norm-bound", "f": 3}).parts()
+    assert tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest", "f": 4}).parts()
+    with pytest.raises(ConfigError, match="aggregator.f: 'norm-bound' leaves out"):
+        tiny(aggregator={"name": "norm-bound", "mode": "keep-smallest"}).parts()

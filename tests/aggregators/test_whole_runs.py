@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from holdfast.core.errors import ConfigError
+from holdfast.experiment import Experiment
 from holdfast.results import Run
 from holdfast.session import resume
 from holdfast.store import Store
 from tests.checks.test_aggregators import RULES
-from tests.helpers import assert_same, everything, play
+from tests.helpers import assert_same, everything, play, random_samples, tiny
 
 
 def test_every_rule_in_one_run(tmp_path: Path) -> None:
-    runs = play([{"aggregator": name, "data": {"root": 20}} for name in RULES], tmp_path)
+    runs = play([{"aggregator": {"name": name, "f": 0}, "data": {"root": 20}} for name in RULES], tmp_path)
     for name, run in zip(RULES, runs, strict=True):
         end = everything(run)
         assert torch.isfinite(end["server/model"]).all(), name
@@ -50,3 +53,53 @@ def test_what_a_rule_remembers_survives_a_stop(name: str, tmp_path: Path, monkey
     assert_same(whole, everything(Run(tmp_path / "cut")), tolerance=0)
     memory = {"foolsgold": "server/aggregator/history", "centered-clip": "server/aggregator/centre"}[name]
     assert whole[memory].any()
+
+
+def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        "attack": {"name": "sign-flip", "scale": 50.0, "clients": (2,)}, "detectors": ({"name": "norm", "threshold": 5},),
+        "train": {"rounds": 3},
+    }  # fmt: skip
+    whole = play([table], tmp_path / "whole")[0]
+    commit, calls = Store.write_head, itertools.count()
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:  # rounds 0 and 1 are committed
+            raise KeyboardInterrupt
+        return commit(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "write_head", stop)
+        play([table], tmp_path / "cut")
+    resume(tmp_path / "cut")
+    cut = Run(tmp_path / "cut")
+    assert_same(everything(whole), everything(cut), tolerance=0)
+    assert [cut.store.arrays(round)["cohort"].tolist() for round in (1, 2, 3)] == [[0, 1, 2, 3, 4], [0, 1, 3, 4], [0, 1, 3, 4]]
+    assert (cut.final["detection/dacc"], cut.final["detection/fpr"], cut.final["detection/fnr"]) == (1.0, 0.0, 0.0)
+    assert cut.final["detection/rounds"] == 1.0 and cut.final["detection/auc/norm/norm"] == 1.0
+
+
+def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> None:
+    """More samples make a longer way: the cap lets the clients pass, but not the server."""
+    table = {"aggregator": "fltrust", "data": {"root": 400}, "train": {"rounds": 1, "norm_cap": 1.2}}
+    run = play([table], tmp_path)[0]
+    part = run.store.read_json("parts/000001.json")
+    assert part is not None and set(part["refused"]) == {"-1"} and part["fallback"] and part["metrics"]["refused"] == 0
+    assert run.store.arrays(1)["took_part"].tolist() == [0, 1, 2, 3, 4] and run.final["fallback_rounds"] == 1
+    weights = run.store.arrays(1)["verdict/weights"]
+    assert (weights > 0).all() and abs(float(weights.sum()) - 1) < 1e-9
+
+
+def test_when_all_that_was_sent_is_refused_nobody_is_said_to_be_silent(tmp_path: Path) -> None:
+    run = play([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
+    part = run.store.read_json("parts/000001.json")
+    assert part is not None and len(part["refused"]) == 5 and part["notes"] == ["nobody's update was used: the model stays as it was"]
+
+
+def test_a_cohort_whose_size_the_data_tells_is_checked_too(tmp_path: Path) -> None:
+    samples = random_samples(24, (4,))
+    samples = replace(samples, user=torch.arange(24) % 4)
+    data = {"clients": None, "partition": "by-user"}
+    assert Experiment(tiny(data=data, aggregator={"name": "krum", "f": 0}), tmp_path, samples=samples).roster.cohort_size() == 4
+    with pytest.raises(ConfigError, match="'krum' needs .* but a cohort has n = 4 clients with f = 1; lower aggregator.f"):
+        Experiment(tiny(data=data, aggregator={"name": "krum", "f": 1}), tmp_path, samples=samples)

@@ -81,6 +81,15 @@ def test_noise_on_bytes() -> None:
     assert float(real.samples.x[69:].std()) == pytest.approx(2.0, rel=0.25)
 
 
+def test_noise_as_the_model_sees_it() -> None:
+    """By channel, in standard deviations of the dataset."""
+    whole = federation(torch.full((69, 2, 4, 4), 128, dtype=torch.uint8))
+    before = replace(whole, samples=replace(whole.samples, mean=(0.5, 0.5), std=(0.1, 0.4)))
+    _, after = poisoned(before, name="input-noise", clients=(1,), sigma=0.5, scale="normalised")
+    seen = after.samples.batch(after.train.client(1)[0])
+    assert seen.std((0, 2, 3)).tolist() == pytest.approx([0.5, 0.5], rel=0.15)
+
+
 def test_the_patch_and_nothing_else() -> None:
     before = federation()
     _, after = poisoned(before, **PATCHED, ratio=0.25)
@@ -150,6 +159,16 @@ def test_attackers_do_not_depend_on_each_other() -> None:
         assert torch.equal(one.samples.x[one.train.client(1)[0]], both.samples.x[both.train.client(1)[0]])
 
 
+def test_experiments_with_the_same_attack_share_what_it_made_of_the_data() -> None:
+    """Every other defence against it would else have a copy of the dataset, and train alone."""
+    before = federation()
+    (first, one), (second, two) = (poisoned(before, **PATCHED) for _ in range(2))
+    assert one is two and first.triggered is second.triggered and first.triggered is not None
+    assert poisoned(before, **{**PATCHED, "target": 4})[1] is not one and poisoned(federation(), **PATCHED)[1] is not one
+    other_seed = Adversary(build("attack", PATCHED), torch.arange(3), Key(1)).poison_data(before)
+    assert not torch.equal(other_seed.train.row, one.train.row)
+
+
 def test_where_attackers_are_redrawn_the_others_train_on_what_is_theirs() -> None:
     before = federation()
     adversary, after = poisoned(before, name="label-flip", fraction=0.34, redraw=True)
@@ -191,10 +210,17 @@ def test_within_a_run_only_labels_change() -> None:
         def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> Federation:
             return replace(federation, samples=replace(federation.samples, x=federation.samples.x.clone()))
 
-    adversary = Adversary(Painter(clients=(1,)), torch.arange(3), Key(0))
-    after = adversary.poison_data(federation())
-    with pytest.raises(RunError, match="changed samples within a run"):
-        adversary.train(after, 1)
+    class Scribbler(Attack):
+        """Writes into everybody's labels."""
+
+        def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> None:
+            federation.train.label.fill_(0)
+
+    for attack, message in ((Painter(clients=(1,)), "changed samples within a run"), (Scribbler(clients=(1,)), "changed data in place")):
+        adversary = Adversary(attack, torch.arange(3), Key(0))
+        after = adversary.poison_data(federation())
+        with pytest.raises(RunError, match=message):
+            adversary.train(after, 1)
 
 
 def test_a_redrawn_attack_keeps_the_numbers_of_samples() -> None:

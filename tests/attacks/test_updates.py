@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.attacks import Adversary
+from holdfast.attacks import Adversary, Attack, View
+from holdfast.attacks.base import REACH
 from holdfast.attacks.lie import formula
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Field, Schema, Uplink, broadcast
+from tests.helpers import built_in
 
 SCHEMA: Schema = {
     "update": Field("update", (2,)), "buffers": Field("buffer", (1,)), "count": Field("count", low=0), "trust": Field("score"),
@@ -72,7 +74,9 @@ def test_the_clamp_of_lie_is_noted() -> None:
     mean, spread = HONEST[ATTACKERS].mean(0), HONEST[ATTACKERS].std(0)
     torch.testing.assert_close(after["update"], (mean - 2 * spread).expand(2, 2))
     assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, clamped to 2"] and attack.take_notes() == []
-    assert not torch.isfinite(adversary("lie", variant="authors").poison("train", SCHEMA, only, Key(1))["update"]).all()
+    attack = adversary("lie", variant="authors")
+    assert not torch.isfinite(attack.poison("train", SCHEMA, only, Key(1))["update"]).any()  # screening will refuse them
+    assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, so what they send is not finite"]
     alone = adversary("lie").poison("train", SCHEMA, UP.only(torch.tensor([1])), Key(1))  # nothing to take a spread of
     assert alone["update"].tolist() == [[3, 4]]
 
@@ -174,7 +178,9 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
         ({"name": "mimic", "knows": "colluders"}, "set knows = \"everyone\" or more"),
         ({"name": "adaptive", "knows": "everyone"}, "set knows = \"defence\" or more"),
         ({"name": "ipm", "redraw": True, "clients": [1]}, "leave one of the two out"),
+        ({"name": "ipm", "fraction": 0.2, "clients": [1]}, "clients names who attacks, fraction says how many; leave one of the two out"),
         ({"name": "ipm", "lies": {"cuont": 2.0}}, "attack.lies"),
+        ({"name": "label-flip", "skew": 0.25}, "attack: skew is about random labels, but flip is \"next\"; set flip = \"random\""),
     ],
 )
 def test_settings_that_cannot_be(table: dict[str, Any], message: str) -> None:
@@ -198,3 +204,64 @@ def test_the_servers_own_row_is_out_of_sight() -> None:
     with_root = Uplink(ids, {name: torch.cat([100 * value[:1], value]) for name, value in UP.fields.items()})
     for name in ("replacement", "lie", "ipm", "min-max", "mimic"):
         assert torch.equal(sent(name, with_root), sent(name)), name
+
+
+def test_where_there_is_nobody_to_learn_from_it_is_noted() -> None:
+    """An attack that cannot do its work is not to pass for one that was resisted."""
+    alone, partial = UP.only(torch.tensor([1])), {"clients": (2,), "knows": "colluders"}
+    cases: list[tuple[str, Uplink, dict[str, Any]]] = [
+        ("min-max", UP, partial), ("min-sum", UP, partial), ("lie", UP, {**partial, "z": 1.0}), ("mimic", alone, {}),
+    ]  # fmt: skip
+    for name, up, settings in cases:
+        attack = adversary(name, **settings)
+        assert torch.equal(attack.poison("train", SCHEMA, up, Key(1))["update"], up["update"])
+        assert len(attack.take_notes()) == 1, name
+        attack = adversary(name)
+        assert not torch.equal(attack.poison("train", SCHEMA, UP, Key(1))["update"], HONEST) and attack.take_notes() == []
+
+
+def test_replies_are_not_to_be_written_to() -> None:
+    class Vandal(Attack):
+        """Spoils what others send."""
+
+        knows: Any = "everyone"
+
+        def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> dict[str, Tensor]:
+            view.everyone("update")[0] = 9.0
+            return {}
+
+    own = Uplink(UP.ids, {name: value.clone() for name, value in UP.fields.items()})
+    with pytest.raises(RunError, match="changed replies in place"):
+        Adversary(Vandal(clients=(2, 6)), torch.arange(10), Key(0)).poison("train", SCHEMA, own, Key(1))
+
+
+def test_a_share_that_is_nobody() -> None:
+    """Else a run without attackers would pass for one that was resisted."""
+    for redraw in (False, True):
+        with pytest.raises(ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"):
+            Adversary(build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0))
+    assert not len(Adversary(build("attack", {"name": "lie", "fraction": 0.0}), torch.arange(10), Key(0)).malicious)
+
+
+@pytest.mark.parametrize("name", built_in("attack"))
+def test_what_is_not_known_changes_nothing(name: str) -> None:
+    """Other benign updates, the same attackers: what these send stays the same, to the bit, unless they may know everyone."""
+    least = built_in("attack")[name].least
+    others = Uplink(UP.ids, {**UP.fields, "update": torch.where(torch.isin(UP.ids, torch.tensor([2, 6]))[:, None], HONEST, 7 - HONEST)})
+    for knows in [level for level in ("own", "colluders") if REACH[level] >= REACH[least]]:
+        assert torch.equal(sent(name, knows=knows), sent(name, others, knows=knows)), knows
+    if least in ("everyone", "defence"):
+        assert not torch.equal(sent(name), sent(name, others))
+
+
+@pytest.mark.parametrize("name", ["lie", "min-max", "min-sum", "ipm", "adaptive", "mimic"])
+def test_a_client_whose_training_ran_away_does_not_disarm_the_attackers(name: str) -> None:
+    """They send what they would if it were not there: such an update is refused anyway."""
+    settings = {"lie": {"z": 1.0}, "ipm": {"eps": 2.0}, "mimic": {"whom": "spread"}}.get(name, {})
+    ran_away = Uplink(UP.ids, {**UP.fields, "update": HONEST.clone()})
+    ran_away["update"][0, 1] = float("nan")
+    attack = adversary(name, **settings)
+    with_it, without = (attack.poison("train", SCHEMA, up, Key(1))["update"] for up in (ran_away, UP.only(torch.tensor([1, 2, 3]))))
+    assert torch.equal(with_it[ATTACKERS], without[[0, 2]])
+    all_gone = Uplink(UP.ids, {**UP.fields, "update": torch.full_like(HONEST, float("nan"))})
+    assert not torch.isfinite(attack.poison("train", SCHEMA, all_gone, Key(1))["update"]).any()

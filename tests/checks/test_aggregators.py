@@ -187,3 +187,25 @@ def test_the_documentation_states_its_condition(name: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "aggregators.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith(f"| `{name}` |")]
     assert len(rows) == 1 and rows[0][3].strip() == build("aggregator", name).condition
+
+
+@every_rule
+def test_half_a_client_is_no_number_of_them(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"aggregator.f: a number of clients is whole, and a share of them is below 1 \(got 1.5\)"):
+        build("aggregator", {"name": name, "f": 1.5})
+    assert build("aggregator", {"name": name, "f": 1.0}).assumed(9) == 1
+
+
+@every_rule
+def test_without_f_a_rule_that_leaves_out_f_would_quietly_be_the_mean(name: str) -> None:
+    x, w = updates(9)
+    x[3] *= 50
+    rule, plain = build("aggregator", name), x.mean(dim=0)
+    same = rule.name != "mean" and torch.allclose(apply(name, x, w).value, plain)
+    assert rule.idle() == same
+    if same:
+        with pytest.raises(ConfigError, match=f"aggregator.f: '{name}' leaves out as many as are assumed malicious; set f"):
+            tiny(aggregator=name, data={"clients": 9}).parts()
+        with pytest.raises(ConfigError, match=rf"aggregator.f: 'clip\({name}\)' leaves out"):
+            tiny(aggregator={"name": name, "wrap": ["clip"]}, data={"clients": 9}).parts()
+        assert tiny(aggregator={"name": name, "f": 0}, data={"clients": 9}).parts()

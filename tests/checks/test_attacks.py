@@ -11,6 +11,7 @@ import torch
 
 from holdfast import session
 from holdfast.attacks import Adversary
+from holdfast.core.errors import ConfigError
 from holdfast.core.registry import describe, find
 from holdfast.core.types import ROOT, Schema, Uplink
 from holdfast.engine.simulator import Simulator
@@ -92,6 +93,7 @@ def test_workers_change_nothing(attack: dict[str, Any], simulate: Callable[..., 
 
 def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
     tables = [*(table(attack, seed=place) for place, attack in enumerate(HARD)), table({"name": "ipm"}), table(HARD[3], seed=9)]
+    tables.append(table(HARD[0], seed=0, aggregator="median"))  # shares its sample store with the first
     for each, fused in zip(tables, simulate_all(tables), strict=True):
         alone = simulate(**each)
         assert_same(everything(fused), everything(alone), 1e-9)
@@ -129,6 +131,9 @@ def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: list[int]
     sets = [run.store.arrays(round)["malicious"].tolist() for round in range(1, 7)]
     assert all(len(drawn) == 3 for drawn in sets) and len(set(map(tuple, sets))) > 1 and watched == [3] * 6
     assert run.manifest["malicious"] == "redrawn every round"
+    assert run.malicious() == sets[-1] and run.malicious(2) == sets[1]
+    with pytest.raises(ConfigError, match="round 7 was not played"):
+        run.malicious(7)
     last = run.store.arrays(6)
     benign = ~torch.isin(last["evaluate/ids"], last["malicious"]) & (last["evaluate/test/total"] > 0)
     mean = (last["evaluate/test/personal/correct"] / last["evaluate/test/total"])[benign].mean()

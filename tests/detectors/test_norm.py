@@ -6,18 +6,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from holdfast.attacks.base import Attack, View
 from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
 from holdfast.core.registry import build
+from holdfast.core.types import Schema, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
 from holdfast.results import Run
+from tests.helpers import tiny
 
 REFERENCE = torch.tensor([1.0, -2.0])
 
 
 def judged(detector: Norm, *updates: list[float]) -> Judgement:
     models = REFERENCE + torch.tensor(updates)
-    steps = detector.judge({}, SimpleNamespace(reference=REFERENCE), models, torch.arange(len(updates)) + 10)
+    steps = detector.judge({}, SimpleNamespace(reference=REFERENCE, refused={}), models, torch.arange(len(updates)) + 10)
     with pytest.raises(StopIteration) as end:
         next(steps)
     return end.value.value
@@ -67,3 +71,37 @@ def test_in_a_run_the_norm_is_that_of_the_update(simulate: Callable[..., Run]) -
     assert torch.equal(first["verdict/scores/norm/norm"], norms) and (norms > 0).all()
     assert torch.equal(first["verdict/weights"] == 0, norms > middle)
     assert set(strict.store.arrays(2)["cohort"].tolist()).isdisjoint((norms > middle).nonzero().flatten().tolist())  # banned for good
+
+
+def test_two_of_a_kind_keep_their_scores_apart(simulate: Callable[..., Run]) -> None:
+    attack = {"name": "sign-flip", "scale": 50.0, "clients": (2,)}
+    run = simulate(attack=attack, detectors=({"name": "norm", "threshold": 5}, {"name": "norm", "threshold": 3, "unit": "median"}))
+    first, second = (run.store.arrays(1)[f"verdict/scores/{name}/norm"] for name in ("norm", "norm-2"))
+    assert first[2] > 5 and second[2].isnan() and torch.equal(first[[0, 1, 3, 4]], second[[0, 1, 3, 4]])
+    assert run.final["detection/auc/norm/norm"] == 1.0 and run.final["detection/auc/norm-2/norm"] is None
+
+
+def test_one_detector_is_a_list_too() -> None:
+    for given in ("norm", {"name": "norm"}):
+        with pytest.raises(ConfigError, match=r"^detectors: needs a list: detectors = \[\"norm\"\], or \[\[detectors\]\] above"):
+            tiny(detectors=given)
+
+
+class Endless(Attack):
+    """Sends what no model can take."""
+
+    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> dict[str, torch.Tensor]:
+        return {"update": torch.full_like(up["update"], torch.inf)}
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+def test_in_a_run_an_update_that_is_not_finite_is_banned_though_screening_comes_first(simulate: Callable[..., Run], redraw: bool) -> None:
+    attack = Endless(fraction=0.2, redraw=True) if redraw else Endless(clients=(2,))
+    run = simulate(attack=attack, detectors=("norm",), train={"rounds": 2})
+    part, arrays = run.store.read_json("parts/000001.json"), run.store.arrays(1)
+    (bad,) = run.malicious(1)
+    assert part is not None and part["banned"] == part["refused"] == {str(bad): "update is not finite"}
+    assert arrays["verdict/ids"].tolist() == [0, 1, 2, 3, 4] and arrays["verdict/weights"][bad] == 0
+    assert arrays["verdict/scores/norm/norm"].isnan().nonzero().flatten().tolist() == [bad]
+    assert bad not in run.store.arrays(2)["cohort"].tolist()
+    assert (run.final["detection/dacc"], run.final["detection/fpr"], run.final["detection/fnr"]) == (1.0, 0.0, 0.0)

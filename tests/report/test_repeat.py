@@ -47,6 +47,14 @@ def test_other_axes(tmp_path: Path) -> None:
     assert '"train.lr" = [0.01, 0.1]' in text
 
 
+def test_a_grid_with_and_without_an_attack(tmp_path: Path) -> None:
+    """No attack is a value of the axis, and what all attacks were told is told to all of them again."""
+    attack, train = {"name": "lie", "fraction": 0.5, "z": 1.0}, {"rounds": 1, "local_epochs": 1}
+    text = same_runs(sweep(tmp_path / "a", attack=attack, train=train, sweep={"attack.name": ["none", "lie", "ipm"], "seed": [0, 1]}))
+    assert '"attack.name" = ["none", "lie", "ipm"]' in text
+    assert "0.5" in same_runs(sweep(tmp_path / "b", attack=attack, train=train, sweep={"attack.name": ["lie", "ipm"]}))
+
+
 def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
     for name, lr, epochs in (("a", 0.1, 1), ("b", 0.2, 2), ("c", 0.2, 3)):
         sweep(tmp_path / name, train={"rounds": 1, "lr": lr, "local_epochs": epochs})

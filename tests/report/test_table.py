@@ -109,5 +109,13 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
     assert read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None  # alone, it has nothing to be compared with
 
 
+def test_one_experiment_is_not_several_seeds(tmp_path: Path) -> None:
+    """Without an attack its fraction means nothing, so the grid has the same run twice; the spread is over two seeds all the same."""
+    axes = {"attack.name": ["none", "ipm"], "attack.fraction": [0.25, 0.5], "seed": [0, 1]}
+    honest, *attacked = by_setting(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
+    assert honest.seeds == 2 and [line.seeds for line in attacked] == [2, 2]
+    assert all(line.mean("attack/lost") is not None for line in attacked)
+
+
 def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
     assert not {"lost", "ASR", "DAcc"} & set(tabulate(by_setting(read_cells(grid))).titles)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.mean import Mean
+from holdfast.aggregators.multi_krum import MultiKrum
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.types import State
@@ -98,4 +99,15 @@ def test_a_share_of_attackers_that_no_number_of_buckets_can_bear() -> None:
     assert Bucketing()(Majority(f=0.2)).least(2) == 9  # five buckets of two
     with pytest.raises(ConfigError, match=r"aggregator: bucketing\(.*\) needs n > 2f for n buckets of 2 clients, .* with f = 0.3; lower"):
         Bucketing()(Majority(f=0.3))
-    assert Bucketing(variant="authors")(Majority(f=0.3)).least(3) == 9  # of four buckets (a fifth begun) two are bad
+    assert Bucketing(variant="authors")(Majority(f=0.3)).least(3) == 5  # of three buckets (the last one begun) one is bad
+
+
+@pytest.mark.parametrize("s", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["card", "authors"])
+def test_what_counts_as_enough_is_what_does_not_fall_back(variant: str, s: int) -> None:
+    for f in (0, 1, 2, 3):
+        rule = Bucketing(s=s, variant=variant)(MultiKrum(f=f))
+        least = next(n for n in range(1, 99) if rule.enough(n))
+        for n in range(max(1, least - 2), least + 6):
+            x, w = updates(n)
+            assert rule(x, w, {}, context_of(x, assumed=f)).fallback == (n < least), (f, n)

@@ -86,3 +86,10 @@ def test_too_few_clients() -> None:
     x = torch.tensor([[1.0], [3.0]])
     found = GradientSplitting()(Mean(f=2))(x, torch.tensor([0.1, 0.9]), {}, context_of(x, assumed=2))
     assert found.fallback and found.value.tolist() == [2.0] and found.weights.tolist() == [0.5, 0.5]
+
+
+def test_a_row_too_long_to_be_squared_is_farther_than_the_others() -> None:
+    x = updates(10)[0].float()
+    x[[0, 1]] = 1e30
+    found = GradientSplitting(p=3)(Mean(f=2))(x, torch.full((10,), 0.1), {}, context_of(x, assumed=2))
+    assert (found.weights == 0).nonzero().flatten().tolist() == [0, 1]

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from holdfast.aggregators.mean import Mean
+from holdfast.core.errors import ConfigError
 from holdfast.wrappers.nnm import NearestNeighbourMixing
 from tests.checks.test_aggregators import context_of, updates
+from tests.helpers import tiny
 from tests.wrappers.test_bucketing import Look
 
 LINE = torch.tensor([[0.0], [1.0], [3.0], [100.0]])
@@ -49,3 +54,11 @@ def test_a_double_does_not_take_ones_own_place() -> None:
 def test_too_few_clients() -> None:
     found = NearestNeighbourMixing(f=4)(Mean())(LINE, EVEN, {}, context_of(LINE))
     assert found.fallback and found.value.item() == 26.0
+
+
+@pytest.mark.parametrize(("table", "condition"), [
+    ({"name": "mean", "f": 30, "wrap": ["nnm"]}, "n > f"), ({"name": "mean", "wrap": [{"name": "nnm", "f": 30}]}, "n > 30"),
+])  # fmt: skip
+def test_more_than_a_full_cohort_cannot_be_left_out(table: dict[str, Any], condition: str) -> None:
+    with pytest.raises(ConfigError, match=rf"aggregator 'nnm\(mean\)' needs n >= 1 and {condition}, but a cohort has n = 5 clients"):
+        tiny(aggregator=table).parts()
