@@ -147,7 +147,7 @@ def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-@pytest.mark.parametrize("method", ["ditto", "fedavg"])
+@pytest.mark.parametrize("method", ["ditto", "fedavg", pytest.param("fedcap", marks=pytest.mark.slow)])
 def test_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, plan: str, every: bool) -> None:
     """Kill before every call that touches the disk or the clients, in round 2 (or in the whole run), resume, compare."""
     given, seen = config(method, plan), []
