@@ -101,7 +101,7 @@ class Config(Section):
     seed: int = setting(0, "of everything random: data, model, cohorts, batches")
     data: DataSettings = DataSettings()
     model: Chosen = setting("mlp", "`holdfast list models`, or holdfast.Model around a module")
-    method: Chosen = setting("fedavg", "`holdfast list methods`")
+    method: Chosen = setting("fedcap", "`holdfast list methods`")
     aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
     detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
     attack: Chosen = setting(None, "`holdfast list attacks`; none (also as a name): every client is honest")
@@ -288,7 +288,7 @@ _COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_
 
 def _default_of(section: str) -> dict[str, Any]:
     """Setting one key of a part that was not named means the default part."""
-    named = {"method": "fedavg", "model": "mlp", "aggregator": "mean"}
+    named = {"method": "fedcap", "model": "mlp", "aggregator": "mean"}
     if section in named:
         return {"name": named[section]}
     return {"name": "pathological"} if section == "partition" else {}

@@ -68,7 +68,7 @@ def refused(answer: Answer, *fragments: str) -> None:
 def test_run_prints_a_table_and_where_the_run_is(cli: Callable[..., Answer], tmp_path: Path) -> None:
     answer = cli("run", *SMALL, "--out", tmp_path / "a")
     assert answer.code == 0
-    assert "fedavg" in answer.out and "worst 10 %" in answer.out and f"holdfast report {tmp_path / 'a'}" in answer.out
+    assert "fedcap" in answer.out and "worst 10 %" in answer.out and f"holdfast report {tmp_path / 'a'}" in answer.out
     assert "plan loop" in answer.err and "2/2 rounds  accuracy 0." in answer.err
 
 
@@ -80,7 +80,7 @@ def test_without_out_a_new_folder_under_runs(cli: Callable[..., Answer], tmp_pat
 def test_json_of_a_run_is_the_contract(cli: Callable[..., Answer], tmp_path: Path) -> None:
     loud = tmp_path / "loud.py"
     loud.write_text("print('a plug-in that talks')\n")
-    answer = cli("run", *SMALL, "--out", tmp_path / "a", "--plugin", loud, "--json")
+    answer = cli("run", *SMALL, "--set", "method.name=fedavg", "--out", tmp_path / "a", "--plugin", loud, "--json")
     result = json.loads(answer.out)
     assert set(result) == {"run_dir", "rounds", "final", "protocol"}
     assert result["run_dir"] == str(tmp_path / "a") and result["rounds"] == 2
@@ -249,7 +249,7 @@ BAD_SETTINGS = {
     "wrong section": (["trian.lr=0.1"], ["trian", "'train'"]),
     "misspelt method": (["method.name=dito"], ["dito", "did you mean 'ditto'"]),
     "misspelt setting": (["method.name=ditto", "method.lamda=1"], ["method.lamda", "'lam'"]),
-    "a setting where there is none": (["method.lamm=1"], ["method.lamm", "'fedavg' has no settings"]),
+    "a setting where there is none": (["method.name=fedavg", "method.lamm=1"], ["method.lamm", "'fedavg' has no settings"]),
     "infinite": (["method.name=ditto", "method.lam=inf"], ["method.lam", "finite", "inf"]),
     "misspelt data": (["data.name=digit"], ["digit", "did you mean 'digits'"]),
     "impossible partition": (["data.partition.samples_per_client=100000"], ["samples_per_client", "1797"]),

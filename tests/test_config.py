@@ -65,7 +65,7 @@ def test_the_contract_of_the_design_parses(tmp_path: Path) -> None:
 
 def test_no_config_at_all_is_one() -> None:
     parts = make_config(read_config(None)).parts()
-    assert parts.method.name == "fedavg" and parts.attack is None and make_config({}).data.name == "digits"
+    assert parts.method.name == "fedcap" and parts.attack is None and make_config({}).data.name == "digits"
 
 
 def test_a_config_survives_the_manifest() -> None:

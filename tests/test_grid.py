@@ -66,7 +66,7 @@ def test_overrides() -> None:
 
 def test_overrides_know_the_defaults() -> None:
     """What is not written down has a value all the same."""
-    for when in ({"method.name": "fedavg"}, {"train.rounds": 50}, {"data.partition.name": "pathological"}, {"model.name": "mlp"}):
+    for when in ({"method.name": "fedcap"}, {"train.rounds": 50}, {"data.partition.name": "pathological"}, {"model.name": "mlp"}):
         found = cells(sweep={"seed": [0], "override": [{"when": when, "set": {"train.lr": 0.5}}]})
         assert found[0][1]["train"]["lr"] == 0.5, when
     for when in ({"method.lam": 0.1}, {"attack.name": "ipm"}, {"data.partition.classes_per_client": 2}):
