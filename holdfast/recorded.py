@@ -39,7 +39,7 @@ KNOWN = {
     "fim": Known("trace of the Fisher information (t-FIM) that each client reported"),
     "alpha": Known("weight of each client by its t-FIM, before the aggregation rule"),
     "customisation": Known("how much of each pooled model each client was given", "cohort", "customisation/pool", "pairs"),
-    "matches": Known("whose model each client was given for a class; -2: nobody was found", kind="classes"),
+    "matches": Known("whose model each client was given for a class (-2: nobody was found)", kind="classes"),
     "{}/accuracy": Known("the committee's score of each client's model", "{}/ids"),
     "{}/admitted": Known("1 where the committee let a client's model pass", "{}/ids"),
     "{}/votes": Known("what each member (client) scored each model (other)", "{}/members", "{}/ids", "pairs"),

@@ -1,0 +1,122 @@
+"""One diagnosis to look at: figures that can be drawn into a picture or a page, and the numbers behind them."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from holdfast import __version__
+from holdfast.files import write_atomically
+from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report.page import document, header
+from holdfast.report.pen import png_of, stacked, write_image
+from holdfast.report.picture import Map, draw_map
+from holdfast.report.plot import draw_curves
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines with bands over rounds, or over another whole number."""
+
+    title: str
+    note: str
+    series: Sequence[Series]
+    percent: bool = False
+    across: str = "round"
+
+    def drawn(self) -> Image.Image:
+        return draw_curves(self.series, self.title, self.note, self.percent, self.across, self._axis())
+
+    def html(self) -> str:
+        return curves(self.series, self.title, self.percent, self.across, self._axis())
+
+    def _axis(self) -> Axis:
+        return Axis.over([point for one in self.series for point in one.points])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Numbers by column and row; `texts` are written into the cells, and empty ones stay empty."""
+
+    title: str
+    note: str
+    values: Sequence[Sequence[float]]
+    heads: Sequence[str]
+    names: Sequence[str]
+    words: tuple[str, str]
+    texts: Sequence[Sequence[str]]
+    legend: tuple[str, str] | None = None
+
+    @property
+    def most(self) -> float:
+        return max((value for column in self.values for value in column), default=0.0) or 1.0
+
+    def drawn(self) -> Image.Image:
+        return draw_map(Map(self.title, self.note, self.values, self.heads, self.names, self.words, self.texts, self.most, self.legend))
+
+    def html(self) -> str:
+        drawn = heat_map(self.values, self.names, self.title, 0, self.most, self.heads, (*self.words, ""), self.texts)
+        return f'<div class="scroll">{drawn}</div>'
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A picture that is one already."""
+
+    title: str
+    note: str
+    image: Image.Image
+
+    def drawn(self) -> Image.Image:
+        return self.image
+
+    def html(self) -> str:
+        data = b64encode(png_of(self.image)).decode()
+        return f'<img alt="{escape(self.title)}" width="{self.image.width}" src="data:image/png;base64,{data}">'
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`frame` has all numbers, `short` those that one reads in a terminal."""
+
+    title: str
+    frame: pd.DataFrame
+    short: pd.DataFrame
+    figures: Sequence[Curves | Cells | Sheet]
+
+    def write(self, path: Path) -> None:
+        """By its ending: numbers (.csv), a picture (.png) or a page (.html)."""
+        ending = path.suffix.lower()
+        if ending == ".csv":
+            write_atomically(path, self.frame.to_csv(index=False).encode())
+        elif ending == ".png":
+            write_image(stacked([figure.drawn() for figure in self.figures]), path)
+        else:
+            write_atomically(path, self.page().encode())
+
+    def page(self) -> str:
+        sections = [
+            f'<section><h2>{escape(one.title)}</h2><p class="note">{escape(one.note)}</p>{one.html()}</section>' for one in self.figures
+        ]
+        table = self.short.to_html(index=False, border=0, float_format=lambda value: number(value), escape=True)
+        body = [
+            header("diagnosis", self.title, ""),
+            *sections,
+            f"<section><details><summary>In numbers</summary>{table}</details></section>",
+            f"<footer>Page by holdfast {escape(__version__)}.</footer>",
+        ]
+        return document(self.title, body)
+
+
+def number(value: object) -> str:
+    """For a table: four digits are enough to read."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return str(value)
