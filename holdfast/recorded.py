@@ -33,7 +33,7 @@ class Known:
 
 
 KNOWN = {
-    "norms": Known("length of each client's update; with fedcap, of its calibrated update"),
+    "norms": Known("length of each client's update, calibrated where the method calibrates"),
     "norms/sent": Known("length of each client's update as it was sent, before it was calibrated"),
     "weights": Known("weight that the aggregation rule gave each client"),
     "fim": Known("trace of the Fisher information (t-FIM) that each client reported"),

@@ -106,12 +106,12 @@ def _pairs(frame: pd.DataFrame, title: str, note: str, round: int, what: str) ->
     small = 0.005 if share else 0.0  # what would read 0 stays empty
     values = [[float(v) if v > small else 0.0 for v in wide[name]] for name in wide]
     texts = [[f"{100 * v:.0f}" if share else f"{v:.2g}" for v in wide[name]] for name in wide]
-    most = max((v for column in values for v in column), default=0.0)
+    most = max((v for column in values for v in column), default=0.0) or 1.0
     legend = ("0", f"{100 * most:.3g} %" if share else f"{most:.3g}")
     words = ("model of", "member") if what.endswith("/votes") else ("model of", "client")
     unit = " In per cent." if share else ""
     heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
-    cells = Cells(title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend)
+    cells = Cells(title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most)
     return Diagnosis(title, frame, _largest(one), [cells])
 
 

@@ -40,12 +40,13 @@ class Axis:
 
     @staticmethod
     def over(points: Sequence[Point]) -> Axis:
-        """All that there is; by powers of ten where most of it would otherwise lie on the floor."""
+        """All that there is: by powers of ten where most of it would otherwise lie on the floor, and from 0 on where the values are small
+        against the largest, or nearly the same."""
         low, high = min(p[2] for p in points), max(p[3] for p in points)
         if low > 0 and high > 200 * low:
             exponents = range(math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9) + 1)
             return Axis([10.0**e for e in exponents], log=True)
-        return Axis(nice_ticks(min(low, 0.0) if low < 0.3 * high else low, high))
+        return Axis(nice_ticks(min(low, 0.0) if low < 0.3 * high or high - low < 0.2 * high else low, high))
 
 
 def curves(series: Sequence[Series], name: str, percent: bool, across: str = "round", axis: Axis | None = None) -> str:
@@ -160,7 +161,7 @@ def heat_map(
     clients, classes = len(counts), len(names)
     heads = heads or [str(first + place) for place in range(clients)]
     longest = max(len(shorten(name, 16)) for name in names)
-    width, left, top = 1120, max(60, 18 + 7 * longest), 22
+    width, left, top = 1120, max(60, 18 + 7 * longest, 18 + 6 * len(words[0])), 22
     side = min(52.0, (width - left - 12) / max(clients, 1))
     tall = min(side if side >= 14 else 22.0, 30.0, max(8.0, 1200 / classes))
     below = top + tall * classes

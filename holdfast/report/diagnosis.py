@@ -35,7 +35,8 @@ class Curves:
         return draw_curves(self.series, self.title, self.note, self.percent, self.across, self._axis())
 
     def html(self) -> str:
-        return curves(self.series, self.title, self.percent, self.across, self._axis())
+        drawn = curves(self.series, self.title, self.percent, self.across, self._axis())
+        return f'<div style="max-width: 760px">{drawn}</div>'  # wider, its words would be larger than the page's
 
     def _axis(self) -> Axis:
         return Axis.over([point for one in self.series for point in one.points])
@@ -53,10 +54,8 @@ class Cells:
     words: tuple[str, str]
     texts: Sequence[Sequence[str]]
     legend: tuple[str, str] | None = None
-
-    @property
-    def most(self) -> float:
-        return max((value for column in self.values for value in column), default=0.0) or 1.0
+    most: float = 1.0
+    """What has the darkest shade."""
 
     def drawn(self) -> Image.Image:
         return draw_map(Map(self.title, self.note, self.values, self.heads, self.names, self.words, self.texts, self.most, self.legend))
@@ -102,10 +101,10 @@ class Diagnosis:
             write_atomically(path, self.page().encode())
 
     def page(self) -> str:
-        sections = [
-            f'<section><h2>{escape(one.title)}</h2><p class="note">{escape(one.note)}</p>{one.html()}</section>' for one in self.figures
-        ]
-        table = self.short.to_html(index=False, border=0, float_format=lambda value: number(value), escape=True)
+        heads = ["" if one.title == self.title else f"<h2>{escape(one.title)}</h2>" for one in self.figures]
+        notes = [f'<p class="note">{escape(one.note)}</p>' for one in self.figures]
+        sections = [f"<section>{head}{note}{one.html()}</section>" for head, note, one in zip(heads, notes, self.figures, strict=True)]
+        table = self.short.to_html(index=False, border=0, float_format=number, escape=True)
         body = [
             header("diagnosis", self.title, ""),
             *sections,
