@@ -112,7 +112,7 @@ def _pairs(frame: pd.DataFrame, title: str, note: str, round: int, what: str) ->
     unit = " In per cent." if share else ""
     heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
     cells = Cells(title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most)
-    return Diagnosis(title, frame, _largest(one), [cells])
+    return Diagnosis(title, frame, _some(_largest(one), 40), [cells.shown()])
 
 
 def _largest(one: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +132,7 @@ def _matches(frame: pd.DataFrame, title: str, note: str, round: int) -> Diagnosi
     texts = [["" if np.isnan(v) else "none" if v < 0 else f"{v:.0f}" for v in wide[name]] for name in wide]
     heads, names = list(map(str, wide.columns)), _marked(wide.index, bad)
     cells = Cells(title, f"{note} Round {round}.{_stars(bad)}", values, heads, names, ("class", "client"), texts)
-    return Diagnosis(title, frame, one.rename(columns={"value": "peer"}), [cells])
+    return Diagnosis(title, frame, _some(one.rename(columns={"value": "peer"}), 40), [cells.shown()])
 
 
 def _members(run: Run, frame: pd.DataFrame, title: str, note: str) -> Diagnosis:
@@ -154,7 +154,8 @@ def _calendar(run: Run, frame: pd.DataFrame, title: str, note: str, shade: Calla
         values[row.round - 1][clients.index(row.client)] = shade(row)
     texts = [[""] * len(clients) for _ in rounds]
     bad = set(frame.loc[frame["malicious"], "client"])
-    return Cells(title, note + _stars(bad), values, [str(r) for r in rounds], _marked(clients, bad), ("round", "client"), texts)
+    heads, names = [str(round) for round in rounds], _marked(clients, bad)
+    return Cells(title, note + _stars(bad), values, heads, names, ("round", "client"), texts).shown()
 
 
 def _round(frame: pd.DataFrame, asked: int | None) -> int:

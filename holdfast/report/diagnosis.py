@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from holdfast.report.page import document, header
 from holdfast.report.pen import png_of, stacked, write_image
 from holdfast.report.picture import Map, draw_map
 from holdfast.report.plot import draw_curves
+
+_MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Cells:
     legend: tuple[str, str] | None = None
     most: float = 1.0
     """What has the darkest shade."""
+
+    def shown(self) -> Cells:
+        """As much as one can look at: the first rows and columns."""
+        rows, columns = len(self.names), len(self.heads)
+        if rows <= _MOST_ROWS and columns <= _MOST_COLUMNS:
+            return self
+        down, across = min(rows, _MOST_ROWS), min(columns, _MOST_COLUMNS)
+        return replace(
+            self, note=f"{self.note} Drawn are {down:,} of {rows:,} rows and {across:,} of {columns:,} columns.",
+            values=[column[:down] for column in self.values[:across]], texts=[column[:down] for column in self.texts[:across]],
+            heads=self.heads[:across], names=self.names[:down],
+        )  # fmt: skip
 
     def drawn(self) -> Image.Image:
         return draw_map(Map(self.title, self.note, self.values, self.heads, self.names, self.words, self.texts, self.most, self.legend))

@@ -147,6 +147,15 @@ def test_every_figure_is_written_as_numbers_picture_and_page(written: Callable[.
     assert "1 values that are not finite" in diagnose(run, "norms").figures[0].note
 
 
+def test_a_map_that_is_too_large_is_cut_and_says_so(written: Callable[..., Run]) -> None:
+    many = torch.arange(200)
+    arrays = verdict(customisation=torch.eye(200), customisation__pool=many) | {"verdict/ids": many, "cohort": many}
+    found = diagnose(written(arrays), "customisation")
+    cells = found.figures[0]
+    assert len(cells.names) == 150 and len(cells.heads) == 200 and {len(column) for column in cells.values} == {150}
+    assert "Drawn are 150 of 200 rows and 200 of 200 columns." in cells.note and len(found.frame) == 200**2 and len(found.short) == 40
+
+
 def test_axes() -> None:
     def over(low: float, high: float) -> Axis:
         return Axis.over([(1, low, low, low), (2, high, high, high)])
