@@ -42,8 +42,8 @@ def diagnose(
     Examples:
       holdfast diagnose runs/mine
       holdfast diagnose runs/mine norms --out norms.png
-      holdfast diagnose runs/mine customisation --round 5 --out weights.html --open
-      holdfast diagnose runs/attacked grad-cam --beside runs/defended --out looks.png
+      holdfast diagnose runs/mine customisation --round 5 --out map.html
+      holdfast diagnose runs/a grad-cam --beside runs/b --out looks.png
     """
     files = out or []
     for file in files:
