@@ -140,7 +140,7 @@ def of_run(
     out |= detection(malicious, clients, banned)
     for name in ("bytes/up", "bytes/down", "refused", "rejected"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
-    for name in SECONDS:
+    for name in dict.fromkeys((*SECONDS, *(name for p in parts for name in p.get("seconds", {})))):  # a method may time more parts
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
     return out
 

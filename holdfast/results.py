@@ -26,6 +26,7 @@ from holdfast.joining import parameters_of
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import config_of, read_manifest, run_folders
+from holdfast.recorded import table_of, tables_of
 from holdfast.store import RowStore, Store
 from holdfast.tally import METRICS
 
@@ -88,6 +89,15 @@ class Run:
             elif figure in METRICS:
                 frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
         return frame
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """What was recorded of the clients in every round: names for `table`, each with what it is."""
+        return tables_of(self.store, self.round)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also `other`, the column's client."""
+        return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
 
     def malicious(self, round: int | None = None) -> list[int]:
         """Who attacked; where the set is redrawn, in a round, by default the last."""

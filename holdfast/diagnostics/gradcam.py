@@ -5,10 +5,10 @@ positive, the image speaks for the class. A backdoored model looks at the trigge
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.samples import Samples
-from holdfast.files import write_atomically
 from holdfast.report.charts import shorten
+from holdfast.report.pen import write_image
 from holdfast.results import Run
 
 _SIDE, _GAP, _HEAD, _FRAME = 128, 10, 22, 4  # pixels
@@ -58,15 +58,21 @@ def _convolution(module: nn.Module, layer: str | None) -> nn.Module:
     return found[layer or list(found)[-1]]
 
 
-def write_picture(
-    runs: Mapping[str, Run], images: Sequence[int], path: str | Path, triggered: bool = True, client: int | None = None,
-    layer: str | None = None,
-) -> pd.DataFrame:  # fmt: skip
-    """A PNG with a row for each test image (by its place in the test set) and a column for the image and for each run's model, with the
+def write_picture(runs: Mapping[str, Run], images: Sequence[int], path: str | Path, **options: Any) -> pd.DataFrame:
+    """The picture of `picture` as a PNG; returns what every model predicted."""
+    drawn, told = picture(runs, images, **options)
+    write_image(drawn, Path(path))
+    return told
+
+
+def picture(
+    runs: Mapping[str, Run], images: Sequence[int], triggered: bool = True, client: int | None = None, layer: str | None = None
+) -> tuple[Image.Image, pd.DataFrame]:
+    """A picture with a row for each test image (by its place in the test set) and a column for the image and for each run's model, with the
     heat map of what it predicts laid over it; a blue frame: it is right, a red one: it is not.
 
     `triggered`: the images carry the trigger of the attack in the runs. `client`: the models that this client would use; by default the
-    global ones. Returns what every model predicted."""
+    global ones. Beside it, what every model predicted."""
     if not runs or not len(images):
         raise ConfigError("images: name at least one run and one test image")
     shown, labels = _images(runs, images, triggered)
@@ -80,10 +86,7 @@ def write_picture(
             tiles[place].append(_overlaid(tiles[place][0], heat[place].cpu().numpy()))
             frames[place].append(_RIGHT if int(predicted[place]) == label else _WRONG)
             rows.append({"image": index, "model": name, "label": label, "predicted": int(predicted[place])})
-    buffer = io.BytesIO()
-    _sheet(tiles, frames, ["image", *runs]).save(buffer, format="PNG")
-    write_atomically(Path(path), buffer.getvalue())
-    return pd.DataFrame(rows)
+    return _sheet(tiles, frames, ["image", *runs]), pd.DataFrame(rows)
 
 
 def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> tuple[Samples, Tensor]:

@@ -78,13 +78,13 @@ def write_page(frame: pd.DataFrame, path: str | Path, title: str = "Importance-r
     body = [header("diagnostics", title, '<p class="note">Shares of the number of parameters; 0 is the least important one.</p>')]
     for name, figures in groups.items():
         if figures:
-            drawn = curves([_series(means, figure) for figure in figures], name, True, "place in the order by importance, in per cent")
+            drawn = curves([series_of(means, figure) for figure in figures], name, True, "place in the order by importance, in per cent")
             body.append(f"<section><h2>{escape(name)}</h2>{drawn}</section>")
     write_atomically(Path(path), document(title, body).encode())
     return Path(path)
 
 
-def _series(means: pd.DataFrame, figure: str) -> Series:
+def series_of(means: pd.DataFrame, figure: str) -> Series:
     rows = zip(means["place"], means[figure], means[f"{figure}/std"], strict=True)
     return Series(figure, [(round(100 * place), mean, mean - std, mean + std) for place, mean, std in rows])
 

@@ -120,10 +120,11 @@ def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange,
     """Every client that trained hears its score, the threshold and whether its model was used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
     threshold = verdict.tables["committee/threshold"].expand(len(score))
-    used = torch.isin(verdict.ids, passed.ids)
+    scored = verdict.tables["committee/ids"]  # whoever sent nothing of use may have been banned for it, and has no score
+    used = torch.isin(scored, passed.ids)
     said = {"accuracy": score.nan_to_num(nan=UNDEFINED).to(kind), "threshold": threshold.to(kind), "admitted": used.to(kind)}
-    if len(verdict.ids):
-        yield ctx.ask("notify", to=verdict.ids, **said)
+    if len(scored):
+        yield ctx.ask("notify", to=scored, **said)
 
 
 @register("method", "c-pfl", paper=PAPER)

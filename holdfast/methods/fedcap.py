@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from holdfast.aggregators.geometry import cosines_between
+from holdfast.aggregators.geometry import cosines_between, norms
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
@@ -25,7 +25,7 @@ from holdfast.core.types import ROOT, Exchange, Schema, State, Uplink, Verdict, 
 from holdfast.detectors.norm import PAPER, Norm
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
-from holdfast.methods.context import Context
+from holdfast.methods.context import Context, laid_out
 
 POOL = ("pool/ids", "pool/models", "pool/updates", "pool/counts")
 
@@ -99,7 +99,8 @@ class FedCapServer(ServerRule):
         merged = ctx.reduce(state, calibrated.only(kept), reference, verdict)  # with the mean this is Eq. 6: survivors' w~, by samples
         state, verdict = merged.state, merged.verdict
         if self.method.customise:
-            verdict = replace(verdict, tables={**verdict.tables, "customisation": weights, "customisation/pool": state["pool/ids"]})
+            told = {"customisation": weights, "customisation/pool": state["pool/ids"], "norms/sent": _sent(up, verdict)}
+            verdict = replace(verdict, tables={**verdict.tables, **told})
         if "banned" in state:
             state = state | {"banned": torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()}
         people = kept & (up.ids != ROOT)
@@ -190,6 +191,12 @@ def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tenso
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {client: "recovered model is not finite" for client in calibrated.ids[kept & ~finite].tolist() if client != ROOT}
     return kept & finite, replace(verdict, rejected={**verdict.rejected, **rejected})
+
+
+def _sent(up: Uplink, verdict: Verdict) -> Tensor:
+    """The lengths of the updates before they were calibrated, beside those of the verdict."""
+    people = up.only(up.ids != ROOT)
+    return laid_out(norms(people["update"]), people.ids, verdict.ids)
 
 
 def _without(state: State, verdict: Verdict) -> State:

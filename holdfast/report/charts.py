@@ -27,7 +27,31 @@ def line_class(place: int) -> str:
     return f"c{place % COLOURS} d{place // COLOURS % 4}"
 
 
-def curves(series: Sequence[Series], name: str, percent: bool, across: str = "round") -> str:
+@dataclass(frozen=True)
+class Axis:
+    """Where values stand between the bottom (0) and the top (1) of a chart, and which of them are written beside it."""
+
+    ticks: Sequence[float]
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.log:
+            return (math.log10(max(value, low)) - math.log10(low)) / (math.log10(high) - math.log10(low))
+        return (value - low) / (high - low)
+
+    @staticmethod
+    def over(points: Sequence[Point]) -> Axis:
+        """All that there is: by powers of ten where most of it would otherwise lie on the floor, and from 0 on where the values are small
+        against the largest, or nearly the same."""
+        low, high = min(p[2] for p in points), max(p[3] for p in points)
+        if low > 0 and high > 200 * low:
+            exponents = range(math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9) + 1)
+            return Axis([10.0**e for e in exponents], log=True)
+        return Axis(nice_ticks(min(low, 0.0) if low < 0.3 * high or high - low < 0.2 * high else low, high))
+
+
+def curves(series: Sequence[Series], name: str, percent: bool, across: str = "round", axis: Axis | None = None) -> str:
     """Means over rounds (or another whole number) as lines, the range over seeds as a band, labels at the end of the lines."""
     width, height, left, top, bottom = 560, 340, 48, 14, 40
     every = [point for one in series for point in one.points]
@@ -35,22 +59,22 @@ def curves(series: Sequence[Series], name: str, percent: bool, across: str = "ro
         return '<p class="note">Nothing was evaluated yet.</p>'
     right = 24 + 7.5 * max(len(shorten(one.label, 18)) for one in series)
     first, last = min(p[0] for p in every), max(p[0] for p in every)
-    ticks = nice_ticks(*worth_seeing(every, percent))
+    axis = axis or Axis(nice_ticks(*worth_seeing(every, percent)))
     clip = f"clip-{escape(name.replace(' ', '-'))}"
 
     def x(round: float) -> float:
         return left + (round - first) / max(last - first, 1) * (width - left - right)
 
     def y(value: float) -> float:
-        return top + (ticks[-1] - value) / (ticks[-1] - ticks[0]) * (height - top - bottom)
+        return top + (1 - axis.share(value)) * (height - top - bottom)
 
     out = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} by {escape(across)}" '
         f'data-x="{left},{width - right},{first},{last}" data-percent="{int(percent)}">'
         f'<clipPath id="{clip}"><rect x="0" y="{top - 4}" width="{width}" height="{height - top - bottom + 8}"/></clipPath>'
     ]
-    for tick in ticks:
-        text = f"{100 * tick:.3g} %" if percent else f"{tick:.3g}"
+    for tick in axis.ticks:
+        text = tick_text(tick, percent)
         out.append(f'<path class="grid" d="M{left} {y(tick):.1f}H{width - right}"/>')
         out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{text}</text>')
     for tick in round_ticks(first, last):
@@ -61,6 +85,10 @@ def curves(series: Sequence[Series], name: str, percent: bool, across: str = "ro
         out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#{clip})"'))
     out.append(f'<path class="cursor" d="M0 {top}V{height - bottom}" visibility="hidden"/></svg>')
     return "".join(out)
+
+
+def tick_text(value: float, percent: bool) -> str:
+    return f"{100 * value:.3g} %" if percent else f"{value:.3g}"
 
 
 def _curve(one: Series, place: int, x: Scale, y: Scale, end: float, clip: str) -> str:
@@ -125,21 +153,28 @@ def _swarm(dots: Sequence[Dot], x: Scale, row: int) -> list[list[tuple[Dot, floa
     return out
 
 
-def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str], what: str = "Training samples", first: int = 0, most: int = 0) -> str:
+def heat_map(
+    counts: Sequence[Sequence[float]], names: Sequence[str], what: str = "Training samples", first: int = 0, most: float = 0,
+    heads: Sequence[str] = (), words: tuple[str, str, str] = ("client", "class", "samples"), texts: Sequence[Sequence[str]] = (),
+) -> str:  # fmt: skip
     """Clients across, classes down, darker for more samples; numbers where there is room. A map that shows only some clients, from
-    `first` on, is as dark as the others when all are given the same `most`."""
+    `first` on, is as dark as the others when all are given the same `most`. Other things than clients and classes have `heads`, `words`
+    for what is across, down and inside, and `texts` in place of the numbers."""
     clients, classes = len(counts), len(names)
+    heads = heads or [str(first + place) for place in range(clients)]
     longest = max(len(shorten(name, 16)) for name in names)
-    width, left, top = 1120, max(60, 18 + 7 * longest), 22
+    width, left, top = 1120, max(60, 18 + 7 * longest, 18 + 6 * len(words[0])), 22
     side = min(52.0, (width - left - 12) / max(clients, 1))
     tall = min(side if side >= 14 else 22.0, 30.0, max(8.0, 1200 / classes))
     below = top + tall * classes
     most = most or max((count for row in counts for count in row), default=0) or 1
-    roomy = side >= 7 * len(str(most)) + 4 and tall >= 14
+    letters = max((len(text) for row in texts for text in row), default=len(str(most)))
+    texts = texts or [[str(count) for count in row] for row in counts]
+    roomy = side >= 7 * letters + 4 and tall >= 14
     gap = 1.5 if side >= 8 else 0.5
     box = f'width="{side - gap:.1f}" height="{tall - gap:.1f}" rx="{min(2, side / 6):.1f}"'
     out = [
-        f'<svg class="chart wide" viewBox="0 0 {width} {below + 22:.0f}" role="img" aria-label="{what} of every client by class">'
+        f'<svg class="chart wide" viewBox="0 0 {width} {below + 22:.0f}" role="img" aria-label="{what} of every {words[0]} by {words[1]}">'
         f'<pattern id="cells-{first}" x="{left}" y="{top}" width="{side:.3f}" height="{tall:.3f}" patternUnits="userSpaceOnUse">'
         f'<rect class="cell" {box}/></pattern>'
         f'<rect fill="url(#cells-{first})" x="{left}" y="{top}" width="{side * clients:.1f}" height="{tall * classes:.1f}"/>'
@@ -150,18 +185,18 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str], what: str = 
                 continue
             share = math.sqrt(count / most)  # a square root keeps small counts visible
             at, down = left + side * place, top + tall * kind
-            about = escape(f"client {first + place}, class {names[kind]}: {count} samples")
+            about = escape(f"{words[0]} {heads[place]}, {words[1]} {names[kind]}: {texts[place][kind]} {words[2]}".rstrip())
             out.append(f'<rect class="heat" fill-opacity="{share:.2f}" x="{at:.1f}" y="{down:.1f}" {box}><title>{about}</title></rect>')
             if roomy:
                 shade = "bright" if share > 0.6 else ""
                 at, down = at + (side - gap) / 2, down + tall / 2 + 3.5
-                out.append(f'<text class="count {shade}" x="{at:.1f}" y="{down:.1f}">{count}</text>')
+                out.append(f'<text class="count {shade}" x="{at:.1f}" y="{down:.1f}">{escape(texts[place][kind])}</text>')
     for kind in range(0, classes, round_step(12 / tall)):
         name = escape(shorten(names[kind], 16))
         out.append(f'<text class="tick end" x="{left - 10}" y="{top + tall * (kind + 0.5) + 3.5:.1f}">{name}</text>')
-    for place in range(0, clients, round_step(8 * len(str(first + clients)) / side)):
-        out.append(f'<text class="tick middle" x="{left + side * (place + 0.5):.1f}" y="{below + 15:.1f}">{first + place}</text>')
-    for word, at, down in (("class", left - 10, 12), ("client", left - 16, below + 15)):
+    for place in range(0, clients, round_step(8 * max(map(len, heads), default=1) / side)):
+        out.append(f'<text class="tick middle" x="{left + side * (place + 0.5):.1f}" y="{below + 15:.1f}">{escape(heads[place])}</text>')
+    for word, at, down in ((words[1], left - 10, 12), (words[0], left - 16, below + 15)):
         out.append(f'<text class="tick end" x="{at}" y="{down:.1f}">{word}</text>')
     return "".join(out) + "</svg>"
 

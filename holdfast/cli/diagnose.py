@@ -1,0 +1,133 @@
+"""`holdfast diagnose`: what a run recorded of its clients, as numbers and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stdout
+from holdfast.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.report.diagnosis import Diagnosis
+    from holdfast.results import Run
+
+_ENDINGS = (".csv", ".png", ".html")
+
+
+@app.command()
+def diagnose(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    what: Annotated[str | None, typer.Argument(metavar="[WHAT]", show_default=False)] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", metavar="FILE", help="All numbers (.csv), a picture (.png) or a page (.html); repeatable.")
+    ] = None,
+    round: Annotated[int | None, typer.Option("--round", metavar="N", help="Of a matrix: which round; default: the last.")] = None,
+    beside: Annotated[list[Path] | None, typer.Option("--beside", metavar="RUN", help="grad-cam: further runs to compare.")] = None,
+    image: Annotated[list[int] | None, typer.Option("--image", metavar="N", help="grad-cam: test images by place; default: 0 1 2.")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="grad-cam: without the attack's trigger.")] = False,
+    share: Annotated[float, typer.Option("--share", help="top-fim: part of the parameters that is replaced.")] = 0.05,
+    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="rank-change: play only so many rounds again.")] = None,
+    plugin: Plugins = None,
+    opened: Opened = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run recorded of its clients in every round: norms, weights, scores, matches and what else its method has.
+
+    Without WHAT, list what there is. Numbers of benign and malicious clients stand apart; of a matrix, one round is shown.
+
+    \b
+    Examples:
+      holdfast diagnose runs/mine
+      holdfast diagnose runs/mine norms --out norms.png
+      holdfast diagnose runs/mine customisation --round 5 --out map.html
+      holdfast diagnose runs/a grad-cam --beside runs/b --out looks.png
+    """
+    files = out or []
+    for file in files:
+        if file.suffix.lower() not in _ENDINGS:
+            raise ConfigError(f"--out: {file} must end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}")
+        if not file.absolute().parent.is_dir():
+            raise ConfigError(f"--out: there is no folder {file.parent}")
+    pages = [file for file in files if file.suffix.lower() == ".html"]
+    if opened and not pages:
+        raise ConfigError("--open: name the page with --out FILE.html")
+    if what is None and files:
+        raise ConfigError("WHAT: say what to write; `holdfast diagnose RUN` lists what there is")
+    with only_json(as_json):
+        from holdfast.results import Run
+
+        load_plugins(plugin)
+        run = Run(folder)
+        found = None if what is None else _found(run, what, round, [folder, *(beside or [])], image or [0, 1, 2], clean, share, rounds)
+        for file in files:
+            assert found is not None
+            found.write(file)
+    if found is None:
+        _list(run, as_json)
+    elif as_json:
+        print_json(found.frame.to_dict(orient="records"))
+    else:
+        _print(found)
+        for file in files:
+            print(file)
+    if opened:
+        open_page(pages[0])
+
+
+def _found(
+    run: Run, what: str, round: int | None, folders: list[Path], images: list[int], clean: bool, share: float, rounds: int | None
+) -> Diagnosis:
+    from holdfast.diagnostics import computed
+    from holdfast.diagnostics.recorded import diagnose as recorded
+    from holdfast.results import Run
+
+    if what == "rank-change":
+        return computed.rank_change(run, rounds)
+    if what == "top-fim":
+        return computed.top_fim(run, share)
+    if what == "grad-cam":
+        runs = {path.resolve().name: Run(path) for path in folders}
+        if len(runs) < len(folders):
+            raise ConfigError("--beside: runs are told apart by the names of their folders, and two are the same")
+        return computed.grad_cam(runs, images, False if clean else None)
+    if what not in (there := run.tables):
+        raise ConfigError(f"{run.path} has no '{what}'; it has {', '.join([*there, *computed.COMPUTED])}")
+    return recorded(run, what, round)
+
+
+def _list(run: Run, as_json: bool) -> None:
+    from rich.table import Table
+
+    from holdfast.diagnostics.computed import COMPUTED
+
+    there = {**run.tables, **COMPUTED}
+    if as_json:
+        return print_json(there)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, about in there.items():
+        table.add_row(name, about)
+    console = to_stdout()
+    console.print(table)
+    first = next(iter(there))
+    console.print(f"\ndrawn by   holdfast diagnose {run.path} {first} --out {first}.png", markup=False, soft_wrap=True)
+
+
+def _print(found: Diagnosis) -> None:
+    from rich.table import Table
+
+    from holdfast.report.diagnosis import number
+
+    console = to_stdout()
+    console.print(found.title, style="bold", markup=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, column in enumerate(found.short.columns):
+        numeric = found.short[column].dtype.kind in "if"
+        table.add_column(str(column).replace("[", r"\["), justify="right" if numeric else "left", no_wrap=not place)
+    for row in found.short.itertuples(index=False):
+        table.add_row(*(number(value).replace("[", r"\[") for value in row))
+    console.print(table)

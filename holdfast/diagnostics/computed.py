@@ -1,0 +1,64 @@
+"""Diagnoses that take more than reading: they train, test or look again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from holdfast.diagnostics.fisher import most_informative_replaced
+from holdfast.diagnostics.gradcam import picture
+from holdfast.diagnostics.importance import by_place, rank_changes, series_of
+from holdfast.diagnostics.recorded import name_of_run
+from holdfast.report.charts import Series
+from holdfast.report.diagnosis import Curves, Diagnosis, Sheet
+from holdfast.results import Run
+
+COMPUTED = {
+    "rank-change": "plays the run again: how far training, honest and poisoned, moves parameters in the order by importance",
+    "top-fim": "tests again: accuracy after the parameters with the most Fisher information are replaced",
+    "grad-cam": "a picture: where the model looks in test images, with the trigger where the attack has one",
+}
+
+
+def rank_change(run: Run, rounds: int | None = None) -> Diagnosis:
+    """FedCPA, Fig. 1 and 4."""
+    frame = rank_changes(run, rounds)
+    means = by_place(frame)
+    title = f"rank-change: {name_of_run(run)}"
+    note = "Mean over clients and rounds, in per cent of all parameters; bands are one standard deviation."
+    across = "place in the order by importance, in per cent (0: the least important)"
+    groups = {title: ("benign", "poisoned"), "disparity: poisoned less benign": ("disparity",)}
+    figures = [
+        Curves(name, note, [series_of(means, one) for one in wanted if one in means], True, across)
+        for name, wanted in groups.items() if wanted[0] in means
+    ]  # fmt: skip
+    return Diagnosis(title, frame, means.iloc[:: max(1, len(means) // 10)], figures)
+
+
+def top_fim(run: Run, share: float = 0.05) -> Diagnosis:
+    """FedAS, Fig. 3a."""
+    frame = most_informative_replaced(run, share)
+    bad = run.malicious()
+    frame.insert(1, "malicious", frame["client"].isin(bad))
+    shown = frame.sort_values(["before", "top"], ascending=False, ignore_index=True)
+    percent = f"{100 * share:g} %"
+    names = {"before": "as trained", "random": f"{percent} at random", "top": f"top {percent} by FIM"}
+    series = [Series(words, [(place + 1, v, v, v) for place, v in enumerate(shown[name])]) for name, words in names.items()]
+    title = f"top-fim: {name_of_run(run)}"
+    note = f"Test accuracy of each client's model after {percent} of its parameters are those of a fresh network."
+    mean = {"client": "mean", "malicious": "", "samples": frame["samples"].sum(), **frame[["before", "top", "random"]].mean()}
+    short = pd.concat([frame, pd.DataFrame([mean])], ignore_index=True)
+    return Diagnosis(title, frame, short, [Curves(title, note, series, True, "clients, the most accurate first")])
+
+
+def grad_cam(runs: Mapping[str, Run], images: Sequence[int], triggered: bool | None = None, client: int | None = None) -> Diagnosis:
+    """FedCPA, Fig. 3. Without a word on it, images carry the trigger where there is one."""
+    if triggered is None:
+        attacks = [(run._experiment.adversary.attack, run._experiment.federation.samples) for run in runs.values()]
+        triggered = any(attack is not None and attack.trigger(samples) is not None for attack, samples in attacks)
+    drawn, frame = picture(runs, images, triggered, client)
+    title = "grad-cam: " + ", ".join(runs)
+    note = "Red: what speaks for the predicted class. Blue frame: right, red frame: wrong."
+    note += " The images carry the trigger." if triggered else ""
+    return Diagnosis(title, frame, frame, [Sheet(title, note, drawn)])

@@ -1,0 +1,135 @@
+"""One diagnosis to look at: figures that can be drawn into a picture or a page, and the numbers behind them."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from holdfast import __version__
+from holdfast.files import write_atomically
+from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report.page import document, header
+from holdfast.report.pen import png_of, stacked, write_image
+from holdfast.report.picture import Map, draw_map
+from holdfast.report.plot import draw_curves
+
+_MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines with bands over rounds, or over another whole number."""
+
+    title: str
+    note: str
+    series: Sequence[Series]
+    percent: bool = False
+    across: str = "round"
+
+    def drawn(self) -> Image.Image:
+        return draw_curves(self.series, self.title, self.note, self.percent, self.across, self._axis())
+
+    def html(self) -> str:
+        drawn = curves(self.series, self.title, self.percent, self.across, self._axis())
+        return f'<div style="max-width: 760px">{drawn}</div>'  # wider, its words would be larger than the page's
+
+    def _axis(self) -> Axis:
+        return Axis.over([point for one in self.series for point in one.points])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Numbers by column and row; `texts` are written into the cells, and empty ones stay empty."""
+
+    title: str
+    note: str
+    values: Sequence[Sequence[float]]
+    heads: Sequence[str]
+    names: Sequence[str]
+    words: tuple[str, str]
+    texts: Sequence[Sequence[str]]
+    legend: tuple[str, str] | None = None
+    most: float = 1.0
+    """What has the darkest shade."""
+
+    def shown(self) -> Cells:
+        """As much as one can look at: the first rows and columns."""
+        rows, columns = len(self.names), len(self.heads)
+        if rows <= _MOST_ROWS and columns <= _MOST_COLUMNS:
+            return self
+        down, across = min(rows, _MOST_ROWS), min(columns, _MOST_COLUMNS)
+        return replace(
+            self, note=f"{self.note} Drawn are {down:,} of {rows:,} rows and {across:,} of {columns:,} columns.",
+            values=[column[:down] for column in self.values[:across]], texts=[column[:down] for column in self.texts[:across]],
+            heads=self.heads[:across], names=self.names[:down],
+        )  # fmt: skip
+
+    def drawn(self) -> Image.Image:
+        return draw_map(Map(self.title, self.note, self.values, self.heads, self.names, self.words, self.texts, self.most, self.legend))
+
+    def html(self) -> str:
+        drawn = heat_map(self.values, self.names, self.title, 0, self.most, self.heads, (*self.words, ""), self.texts)
+        return f'<div class="scroll">{drawn}</div>'
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A picture that is one already."""
+
+    title: str
+    note: str
+    image: Image.Image
+
+    def drawn(self) -> Image.Image:
+        return self.image
+
+    def html(self) -> str:
+        data = b64encode(png_of(self.image)).decode()
+        return f'<img alt="{escape(self.title)}" width="{self.image.width}" src="data:image/png;base64,{data}">'
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`frame` has all numbers, `short` those that one reads in a terminal."""
+
+    title: str
+    frame: pd.DataFrame
+    short: pd.DataFrame
+    figures: Sequence[Curves | Cells | Sheet]
+
+    def write(self, path: Path) -> None:
+        """By its ending: numbers (.csv), a picture (.png) or a page (.html)."""
+        ending = path.suffix.lower()
+        if ending == ".csv":
+            write_atomically(path, self.frame.to_csv(index=False).encode())
+        elif ending == ".png":
+            write_image(stacked([figure.drawn() for figure in self.figures]), path)
+        else:
+            write_atomically(path, self.page().encode())
+
+    def page(self) -> str:
+        heads = ["" if one.title == self.title else f"<h2>{escape(one.title)}</h2>" for one in self.figures]
+        notes = [f'<p class="note">{escape(one.note)}</p>' for one in self.figures]
+        sections = [f"<section>{head}{note}{one.html()}</section>" for head, note, one in zip(heads, notes, self.figures, strict=True)]
+        table = self.short.to_html(index=False, border=0, float_format=number, escape=True)
+        body = [
+            header("diagnosis", self.title, ""),
+            *sections,
+            f"<section><details><summary>In numbers</summary>{table}</details></section>",
+            f"<footer>Page by holdfast {escape(__version__)}.</footer>",
+        ]
+        return document(self.title, body)
+
+
+def number(value: object) -> str:
+    """For a table: four digits are enough to read."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return str(value)
