@@ -113,6 +113,9 @@ class Method(Part):
     reduces: ClassVar[bool] = True
     """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
 
+    search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Settings worth trying, and the values that the literature tries."""
+
     def row_settings(self) -> dict[str, float]:
         """Settings that may differ between fused experiments: the real numbers."""
         return {k: float(v) for k, v in self.settings().items() if type(v) is float}

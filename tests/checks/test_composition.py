@@ -85,7 +85,7 @@ def test_only_what_makes_no_sense_is_refused() -> None:
 
 def check(choices: list[Choice], out: Path) -> None:
     for choice, run in zip(choices, play([table_of(choice) for choice in choices], out), strict=True):
-        assert run.round == 2 and run.final["accuracy"] is not None, choice
+        assert run.round in (2, 3) and run.final["accuracy"] is not None, choice
         assert all(torch.isfinite(value.double()).all() for value in run.state().values()), choice
 
 

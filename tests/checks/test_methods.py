@@ -126,7 +126,7 @@ def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) ->
 )
 def test_poor_rounds_are_survived(name: str, changes: dict[str, Any], simulate: Callable[..., Run]) -> None:
     run = simulate(**hard(name, **changes))
-    assert run.round == 3
+    assert run.round in (3, 4)  # a method may have something to do after the last round
     assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
 
 

@@ -53,5 +53,5 @@ def test_scores_are_accuracies_on_the_members_own_samples(split: dict[str, float
 @pytest.mark.parametrize("name", [name for name, method in built_in("method").items() if method.reduces])
 def test_every_method_can_have_one(name: str, simulate: Callable[..., Run]) -> None:
     run = simulate(method=name, detectors=["test-committee"])
-    assert run.round == 2 and (run.store.arrays(2)["verdict/weights"] == 0).sum() == 2
-    assert run.final["bytes/down"] > 2 * 5 * run._experiment.network.layout.size * 8  # each member's copies are counted
+    assert run.round in (2, 3) and (run.store.arrays(2)["verdict/weights"] == 0).sum() == 2
+    assert run.final["bytes/down"] > 2 * 5 * run._experiment.cell.wire().size * 8  # each member's copies are counted
