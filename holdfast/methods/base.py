@@ -36,6 +36,14 @@ class ClientRule:
         """The network that is trained: the model itself, or one built around it."""
         return module
 
+    def head(self, name: str) -> str:
+        """What the model's head is called in that network."""
+        return name
+
+    def unwrapped(self, network: nn.Module) -> nn.Module:
+        """What is handed out of such a network: where it was built around the model, the model."""
+        return network
+
     def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
         """Logits of one client."""
         return net(x)

@@ -47,7 +47,7 @@ def test_everybody_who_is_there_tunes_at_the_end() -> None:
 
 
 def test_a_run(simulate: Callable[..., Run]) -> None:
-    """The head never moves before the end; whoever is away then stays with the common model; the tuning is one more round with its bytes."""
+    """Before the end the head never moves; whoever is away then keeps the common model; the tuning is one more round with its bytes."""
     table = {"model": NORMALISED, "train": {"rounds": 2, "participation": 0.6, "availability": {"4": [[9, 10]]}}}
     run = simulate(method={"name": "fedbabu", "tune": "head"}, **table)
     head, initial = run._experiment.network.head, run._experiment.initial

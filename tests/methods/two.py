@@ -54,13 +54,14 @@ class World:
     def __init__(self, plan: Plan, start: tuple[float, float] = (1.0, 2.0), epochs: int = 1, lr: float = 0.1, **method: Any):
         self.method = build("method", method)
         self.rule: ClientRule = self.method.Client(self.method)
-        self.network = Network(lambda: self.rule.network(body_and_head()), "head", f"two {method}", torch.float64)
+        self.network = Network(lambda: self.rule.network(body_and_head()), self.rule.head("head"), f"two {method}", torch.float64)
         self.wire = Wire.of(self.network.layout, self.rule.shared(self.network, 1))
         settings = {name: torch.full((2,), value, dtype=torch.float64) for name, value in self.method.row_settings().items()}
-        times = self.network.layout.parameters // 2
+        first = self.network.layout.mask(lambda slot: "backbone" in slot.name)
+        initial = torch.where(first, start[0], torch.where(self.network.layout.mask(lambda slot: "head" in slot.name), start[1], 0.0))
         self.local = Local(
             network=self.network, wire=self.wire, ids=IDS, key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [1, 1]),
-            validation=deal(SAMPLES, [0, 0]), initial=numbers(start, start).repeat(1, times), plan=plan,
+            validation=deal(SAMPLES, [0, 0]), initial=initial.double().repeat(2, 1), plan=plan,
             recipe=Recipe(lr=lr, epochs=epochs, batch_size=2, loss=squared), settings=SimpleNamespace(**settings),
             selected=torch.tensor([True, True]),
         )  # fmt: skip
