@@ -1,11 +1,11 @@
 """APFL. Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020.
 
-Beside the w of the federation, client i keeps v_i; what it uses is the mixture v-bar_i = alpha_i v_i + (1 - alpha_i) w_i (Eq. 2). In each
+Beside the w of the federation, client i keeps v_i; what it uses is the mixture v-bar_i = alpha_i v_i + (1 - alpha_i) w_i. In each
 local step, w_i follows its own gradient and v_i that of the loss of the mixture (Algorithm 1):
 
     w_i <- w_i - eta grad f(w_i)        v_i <- v_i - eta alpha_i grad f(v-bar_i), where w_i stands still
 
-alpha_i is fixed, or moves at the start of each round by one step along <v_i - w_i, grad f(v-bar_i)>, within [0, 1] (Eq. 10)."""
+alpha_i is fixed, or moves at the start of each round by one step along <v_i - w_i, grad f(v-bar_i)>, within [0, 1]."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class ApflClient(ClientRule):
         start, loss = received.into(state["own"]), partial(both, loss=local.recipe.loss)
         start = torch.where(state["seen"][:, None], start, filled(start, v, taken(start, w)))  # v_i begins as the first w it was sent
         alpha = local.network.layout.under(ALPHA)
-        if self.method.adaptive:  # Eq. 10
+        if self.method.adaptive:
             moved = fit_part(local, start, alpha, purpose=ALPHA, loss=loss, steps=1, momentum=0.0, weight_decay=0.0).model
             start = torch.where(alpha.to(moved.device), moved.clamp(0, 1), moved)
         fitted = local.fit(start, trainable=~alpha, loss=loss)
         return {"own": fitted.model, "seen": torch.ones_like(state["seen"])}, local.report(fitted.model, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """Eq. 2 with the newest w, in the place of w, which is the one that predicts; running statistics are mixed alike."""
+        """The mixture with the newest w, in the place of w, which is the one that predicts; running statistics are mixed alike."""
         (w, v), whole = halves(local.network), received.into(state["own"])
         alpha = taken(whole, _alpha(local.network))
         return filled(whole, w, alpha * taken(whole, v) + (1 - alpha) * taken(whole, w))
@@ -104,4 +104,4 @@ class Apfl(Method):
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"alpha": (0.25, 0.5, 0.75)}
     alpha: float = setting(0.5, "share of the own model in the mixture (paper: 0.25, 0.5, 0.75), or where it starts from", ge=0, le=1)
-    adaptive: bool = setting(True, "whether each client moves its alpha by one gradient step a round (Eq. 10)")
+    adaptive: bool = setting(True, "whether each client moves its alpha by one gradient step a round")

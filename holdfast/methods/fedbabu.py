@@ -1,7 +1,7 @@
 """FedBABU. Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022.
 
 Algorithm 1: the head stays as it was drawn, the same for all, and only the body is trained and averaged. After the last round every
-client tunes the common model on its own data (Section 5)."""
+client tunes the common model on its own data."""
 
 from __future__ import annotations
 

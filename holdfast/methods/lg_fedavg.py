@@ -1,7 +1,7 @@
 """LG-FedAvg. Liang, Liu, Ziyin, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning with Local and Global
 Representations, NeurIPS 2019 workshop on federated learning (arXiv 2001.01523).
 
-Section 3: client k keeps its representation l_k (the lower layers) for itself; the global model g on top, the head, is averaged. Both are
+Client k keeps its representation l_k (the lower layers) for itself; the global model g on top, the head, is averaged. Both are
 trained at once, from the g that was sent and the own l_k."""
 
 from __future__ import annotations

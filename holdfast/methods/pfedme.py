@@ -1,6 +1,6 @@
 """pFedMe. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
-Client i's own model is theta_i(w) = argmin f_i(theta) + lambda/2 ||theta - w||^2 (Eq. 3), and w follows the gradient of the value of
+Client i's own model is theta_i(w) = argmin f_i(theta) + lambda/2 ||theta - w||^2, and w follows the gradient of the value of
 that, lambda (w - theta_i(w)). Algorithm 1: on each batch, theta is found by K gradient steps; then w_i <- w_i - eta lambda (w_i - theta);
 the server mixes: w <- (1 - beta) w + beta mean of w_i."""
 
@@ -33,7 +33,7 @@ def of_theta(net: Pair, batch: Batch, *, loss: Loss) -> Tensor:
 def envelope_step(
     gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor, *, names: tuple[str, ...], inner: int
 ) -> Tensors:
-    """One batch of Algorithm 1: theta from w by `inner` steps (Eq. 7), then w towards theta (line 8)."""
+    """One batch of Algorithm 1: theta from w by `inner` steps, then w towards theta."""
     lam, rate = batch.aux["lam"], batch.aux["inner_lr"]
     w = {name: params[f"{SHARED}.{name}"] for name in names}
     theta = w
@@ -86,7 +86,7 @@ class PFedMeClient(ClientRule):
 
 
 class PFedMeServer(ServerRule):
-    """Averaging with a step of beta (Algorithm 1, line 11)."""
+    """Averaging with a step of beta."""
 
     method: PFedMe
 
@@ -104,8 +104,8 @@ class PFedMe(Method):
     """A common model that is good to start from, and private ones that are found within reach of it.
 
     Only the common model travels. Each local step solves a small problem by `inner_steps` passes over one batch, so a round costs that
-    many times FedAvg's; `train.lr` times `lam` should stay below 1, and `inner_lr` times `lam` below 2. The steps are the paper's: momentum
-    and weight decay of [train] play no part. theta starts from w on every batch; the authors' code goes on from the last batch's theta.
+    many times FedAvg's; `inner_lr` times `lam`, and `train.lr` times `lam`, should stay below 2. The steps are the paper's: momentum and
+    weight decay of [train] play no part. theta starts from w on every batch; the authors' code goes on from the last batch's theta.
     One inner step with inner_lr = 1 / lam and beta = 1 is FedAvg."""
 
     Client = PFedMeClient
@@ -114,6 +114,6 @@ class PFedMe(Method):
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lam": (5.0, 15.0, 30.0), "beta": (1.0, 2.0)}
     lam: float = setting(15.0, "how strongly the private model is held near the common one (paper: 15 to 30)", gt=0)
-    inner_lr: float = setting(0.05, "learning rate of the private model", gt=0)
+    inner_lr: float = setting(0.01, "learning rate of the private model (PFLlib: 0.01)", gt=0)
     inner_steps: int = setting(5, "K: gradient steps for the private model on each batch (paper: 5)", ge=1)
     beta: float = setting(1.0, "how far the server moves to the average; more than 1 goes beyond it (paper: 1 or 2)", gt=0)
