@@ -137,3 +137,14 @@ def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Ca
     assert nodes > 1 and set(server(run, "at").tolist()) & set(leaves)
     assert all(torch.isfinite(run.vector(client)).all() for client in range(8))
     assert run.final["accuracy"] == run.final["accuracy/customised"]
+
+
+def test_it_finds_the_groups(simulate: Callable[..., Run]) -> None:
+    """Two groups of clients with classes of their own, and whoever was away at the cut comes in by its update."""
+    data = {"clients": 10, "partition": {"name": "grouped", "groups": 2, "share": 0.9}}
+    train = {"rounds": 5, "local_epochs": 3, "batch_size": 10, "participation": 0.7}
+    run = simulate(method={"name": "clustered-fl", "eps1": 1.4, "eps2": 1.3}, data=data, train=train, model={"name": "mlp", "hidden": 16})
+    group = run._experiment.federation.facts["group"]
+    at = server(run, "at")
+    assert server(run, "ids").tolist() == list(range(10)) and len(at.unique()) == 2
+    assert len({(int(a), int(b)) for a, b in zip(at, group, strict=True)}) == 2

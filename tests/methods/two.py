@@ -77,7 +77,8 @@ class World:
 
 def reply(*updates: list[float], ids: tuple[int, ...] = (4, 7), count: tuple[float, ...] = (1, 1)) -> Uplink:
     n = len(ids)
-    fields = {"update": numbers(*updates).reshape(n, -1) if n else torch.zeros(0, 2, dtype=torch.float64), "buffers": torch.zeros(n, 0, dtype=torch.float64), "count": numbers(*count)}
+    update = numbers(*updates).reshape(n, -1) if n else torch.zeros(0, 2, dtype=torch.float64)
+    fields = {"update": update, "buffers": torch.zeros(n, 0, dtype=torch.float64), "count": numbers(*count)}
     return Uplink(torch.tensor(ids, dtype=torch.int64), {**fields, "loss": torch.zeros(n, dtype=torch.float64)})
 
 
