@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 
 from holdfast.core.types import Exchange, Uplink, Verdict
+from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
+from holdfast.session import resume
+from tests.helpers import assert_same, everything
+from tests.helpers import play as run_all
 from tests.methods.two import World, close, numbers, reply, server
 
 
@@ -137,6 +142,33 @@ def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Ca
     assert nodes > 1 and set(server(run, "at").tolist()) & set(leaves)
     assert all(torch.isfinite(run.vector(client)).all() for client in range(8))
     assert run.final["accuracy"] == run.final["accuracy/customised"]
+
+
+CUTS: dict[str, Any] = {
+    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0}, "data": {"clients": 8}, "aggregator": "foolsgold",
+    "train": {"rounds": 4, "participation": 0.7},
+}  # fmt: skip
+
+
+def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = everything(simulate(**CUTS))
+    assert len(whole["server/models"]) > 3 and any(name.startswith("server/node") for name in whole)
+    assert_same(everything(simulate(**CUTS, engine={"plan": "loop"})), whole)
+    assert_same(everything(simulate_all([CUTS, {**CUTS, "seed": 1}])[0]), whole)
+    honest = Simulator.exchange
+
+    def exchange(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 3:
+            raise KeyboardInterrupt
+        return honest(self, calls)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulator, "exchange", exchange)
+        run_all([CUTS], tmp_path / "cut")
+    resume(tmp_path / "cut")
+    assert_same(everything(Run(tmp_path / "cut")), whole, 0)
 
 
 def test_it_finds_the_groups(simulate: Callable[..., Run]) -> None:
