@@ -70,7 +70,7 @@ class Tree:
     def grow(self, node: int, update: Tensor, part: Tensor) -> list[int]:
         """Two children under a leaf, for the updates in `part` and the others; they share its model and memory."""
         first = len(self.models)
-        way = update / norms(update)[:, None].clamp(min=torch.finfo(torch.float64).tiny).to(update.dtype)
+        way = update / norms(update)[:, None].clamp(min=1e-30).to(update.dtype)  # who did not move points nowhere
         self.models = torch.cat([self.models, self.models[[node, node]]])
         self.directions = torch.cat([self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])])
         self.children = torch.cat([self.children, torch.full((2, 2), -1)])

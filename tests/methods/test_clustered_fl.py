@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,19 @@ def test_who_does_not_answer_stays_where_it_was() -> None:
     silent, verdict, asked = play(where, state, lambda ex: reply(ids=(), count=()), [5])
     assert len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
     close(silent["models"], state["models"])
+
+
+def test_who_did_not_move_points_nowhere() -> None:
+    """In float32, where the smallest number of float64 is 0."""
+    where = world(eps1=9.0)
+    begun = {name: value.float() if value.is_floating_point() else value for name, value in start(where).items()}
+
+    def answer(ex: Exchange) -> Uplink:
+        up = reply([2.0, 0.0], [-2.0, 0.0], [0.0, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
+        return replace(up, fields={name: value.float() for name, value in up.fields.items()})
+
+    state, _, _ = play(where, begun, answer, [1, 2, 3])
+    assert len(state["models"]) == 3 and all(bool(torch.isfinite(value.double()).all()) for value in state.values())
 
 
 def test_a_cut_cluster_is_cut_again() -> None:
