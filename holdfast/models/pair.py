@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -33,8 +32,13 @@ def halves(network: Network) -> tuple[Tensor, Tensor]:
     return network.layout.under(SHARED).nonzero().flatten(), network.layout.under(OWN).nonzero().flatten()
 
 
+def taken(vectors: Tensor, where: Tensor) -> Tensor:
+    """The values [..., k] in these places."""
+    return vectors.index_select(-1, where.to(vectors.device))
+
+
 def filled(vectors: Tensor, where: Tensor, values: Tensor) -> Tensor:
-    """A copy of the vectors [n, size] with other values in these places."""
+    """A copy of the vectors with other values in these places."""
     return vectors.index_copy(-1, where.to(vectors.device), values)
 
 
@@ -52,7 +56,3 @@ class _Lossy(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self.loss(self.net, batch)
-
-
-def taken(vectors: Tensor, where: Tensor) -> Tensor:
-    return vectors.index_select(-1, where.to(vectors.device)) if len(where) else torch.zeros_like(vectors[..., :0])
