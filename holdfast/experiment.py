@@ -332,7 +332,7 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
         raise ConfigError(f"model '{model.name}' cannot be built")
     kind = torch.float64 if dtype == "float64" else torch.float32
     begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
-    return Network(lambda: rule.network(make()), head, f"{about} {built_by}", kind, begin)
+    return Network(lambda: rule.network(make()), head and rule.head(head), f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

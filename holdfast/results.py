@@ -184,7 +184,8 @@ class Run:
 
     def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
         """The same as an ordinary module, ready to use."""
-        return self._experiment.network.load(self.vector(client, model)).eval()
+        experiment = self._experiment
+        return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
 
 
     def reference(self) -> nn.Module:

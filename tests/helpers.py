@@ -38,11 +38,16 @@ TINY: dict[str, Any] = {
     "engine": {"plan": "vmap", "threads": 1},
 }
 """A run of a tenth of a second."""
+NORMALISED: dict[str, Any] = {"name": "mlp", "hidden": 6, "batch_norm": True}
+MODELS = {"fedbn": NORMALISED}
+"""For methods that can do nothing with TINY's model."""
 
 
 def tiny(**sections: Any) -> Config:
     """TINY with changes: tables are merged one level deep, anything else replaces."""
     table: dict[str, Any] = dict(TINY)
+    method = sections.get("method")
+    table["model"] = MODELS.get(method["name"] if isinstance(method, Mapping) else str(method), table["model"])
     for name, value in sections.items():
         both = isinstance(value, Mapping) and isinstance(table.get(name), Mapping) and name != "model"
         table[name] = {**table[name], **value} if both else value

@@ -1,6 +1,24 @@
 """Published methods, one file each: a client half and a server half."""
 
-from holdfast.methods import c_pfl, ditto, fedas, fedavg, fedavg_ft, fedcap, fedcom, fedprox, local
+from holdfast.methods import (
+    apfl,
+    c_pfl,
+    clustered_fl,
+    ditto,
+    fedas,
+    fedavg,
+    fedavg_ft,
+    fedbabu,
+    fedbn,
+    fedcap,
+    fedcom,
+    fedper,
+    fedprox,
+    fedrep,
+    lg_fedavg,
+    local,
+    pfedme,
+)
 from holdfast.methods.base import ClientRule, Method, ServerRule
 from holdfast.methods.context import Context
 
@@ -9,13 +27,21 @@ __all__ = [
     "Context",
     "Method",
     "ServerRule",
+    "apfl",
     "c_pfl",
+    "clustered_fl",
     "ditto",
     "fedas",
     "fedavg",
     "fedavg_ft",
+    "fedbabu",
+    "fedbn",
     "fedcap",
     "fedcom",
+    "fedper",
     "fedprox",
+    "fedrep",
+    "lg_fedavg",
     "local",
+    "pfedme",
 ]

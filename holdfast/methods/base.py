@@ -38,6 +38,14 @@ class ClientRule:
         """The network that is trained: the model itself, or one built around it."""
         return module
 
+    def head(self, name: str) -> str:
+        """What the model's head is called in that network."""
+        return name
+
+    def unwrapped(self, network: nn.Module) -> nn.Module:
+        """What is handed out of such a network: where it was built around the model, the model."""
+        return network
+
     def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
         """Logits of one client."""
         return net(x)
@@ -118,6 +126,8 @@ class Method(Part):
     """The model its users would run: the headline accuracy."""
     reduces: ClassVar[bool] = True
     """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
+    search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Settings worth trying, and the values that the literature tries."""
 
     @property
     def draws_banned(self) -> bool:

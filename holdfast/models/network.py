@@ -74,6 +74,11 @@ class Network:
             raise ConfigError("model: this method needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
         return self.layout.under(self.head_name)
 
+    @property
+    def normalisation(self) -> Tensor:
+        """bool[size]: the entries of BatchNorm layers, their running statistics included."""
+        return self.layout.mask(lambda slot: slot.name.rpartition(".")[0] in self.masked)
+
     def ordered(self, x: Tensor) -> Tensor:
         """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
         quick = self.innermost and x.ndim == 4 and x.device.type == "cpu"

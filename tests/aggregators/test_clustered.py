@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.clustered import two_parts
+from holdfast.aggregators.bipartition import two_parts
 from holdfast.aggregators.geometry import cosines
 from holdfast.core.keys import Key
 from tests.aggregators import slow

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from holdfast.core.registry import describe, find
+from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
-from tests.helpers import RAGGED, assert_same, built_in, everything
+from holdfast.session import resume
+from tests.helpers import RAGGED, assert_same, built_in, everything, play
 
 METHODS = list(built_in("method"))
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -94,6 +97,26 @@ def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(torch.nan_to_num(first[key]), torch.nan_to_num(second[key])), key
+
+
+@every_method
+def test_a_run_that_was_cut_goes_on_to_the_same_bits(
+    name: str, simulate: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """All that a server half and its clients remember is in their states."""
+    honest = Simulator.exchange
+
+    def exchange(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 3:
+            raise KeyboardInterrupt
+        return honest(self, calls)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulator, "exchange", exchange)
+        play([hard(name)], tmp_path / "cut")
+    assert Run(tmp_path / "cut").round == 2
+    resume(tmp_path / "cut")
+    assert_same(everything(Run(tmp_path / "cut")), everything(simulate(**hard(name))), 0)
 
 
 @every_method

@@ -34,7 +34,10 @@ from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 
-METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl"]
+METHODS = [
+    "fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl",
+    "fedrep", "fedbabu", "apfl", "pfedme", "clustered-fl",
+]  # fmt: skip
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, mon
         assert (round, asked.task, asked.step) == (round_there, asked_there.task, asked_there.step)
         assert torch.equal(asked.bank, asked_there.bank) and torch.equal(up.ids, up_there.ids)
         assert same_bits(dict(up.fields), dict(up_there.fields)), (round, asked.task)
-    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=4 if method == "c-pfl" else 3)  # which tunes after the last
+    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=4 if method in ("c-pfl", "fedbabu") else 3)  # which tune after the last
 
 
 def test_a_committee_of_real_clients(tmp_path: Path) -> None:

@@ -55,4 +55,4 @@ def test_every_method_can_have_one(name: str, simulate: Callable[..., Run]) -> N
     alone = {"name": name, "committee": False} if name == "c-pfl" else name  # else its own committee has its say first
     run = simulate(method=alone, detectors=["test-committee"])
     assert run.round in (2, 3) and (run.store.arrays(2)["verdict/weights"] == 0).sum() == 2
-    assert run.final["bytes/down"] > 2 * 5 * run._experiment.network.layout.size * 8  # each member's copies are counted
+    assert run.final["bytes/down"] > 2 * 5 * run._experiment.cell.wire().size * 8  # each member's copies are counted

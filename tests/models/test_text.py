@@ -133,7 +133,7 @@ def of_texts(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @every_text
-@pytest.mark.parametrize("method", list(built_in("method")))
+@pytest.mark.parametrize("method", [name for name in built_in("method") if name != "fedbn"])  # which needs BatchNorm
 def test_every_method_trains_on_texts(name: str, method: str, texts: None, simulate: Callable[..., Run]) -> None:
     plans = ("loop", "vmap", "compiled-vmap")
     loop, vmap, compiled = (everything(simulate(**of_texts(name, method=method, engine={"plan": plan}))) for plan in plans)

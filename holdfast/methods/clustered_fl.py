@@ -1,0 +1,203 @@
+"""Clustered federated learning. Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
+under Privacy Constraints, IEEE TNNLS 2020.
+
+Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel, so that their mean is shorter
+than eps1, while somebody's is still longer than eps2, no model suits all of them: the cluster is cut in two by the cosines of the
+updates, and both parts go on by themselves from the model they had (the recursive bi-partitioning). The clusters are the leaves of a tree
+that remembers every cut; a client that was away walks down from where it stands, by the direction its own update takes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.aggregators.bipartition import at_odds, bipartition
+from holdfast.aggregators.geometry import norms
+from holdfast.core.registry import register, setting
+from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
+from holdfast.methods.base import Method, ServerRule
+from holdfast.methods.context import Context, Merged
+from holdfast.methods.fedavg import FedAvgClient
+
+PAPER = "Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, IEEE TNNLS 2020"
+_TREE = ("models", "children", "directions", "ids", "at")
+
+
+@dataclass
+class Tree:
+    """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had in common. `children`
+    [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose clients made this node. `at[i]` is the node of
+    client `ids[i]`. `memory` is what the aggregator and the detectors remember of each leaf."""
+
+    models: Tensor
+    children: Tensor
+    directions: Tensor
+    ids: Tensor
+    at: Tensor
+    memory: dict[int, State]
+
+    @classmethod
+    def of(cls, state: State) -> Tree:
+        """Before the first round, the memories still lie beside the tree, as the run put them there: they are the root's."""
+        memory: dict[int, State] = {}
+        for name, value in state.items():
+            if name not in _TREE:
+                node, inner = name.split("/", 1) if name.startswith("node") else ("node0", name)
+                memory.setdefault(int(node.removeprefix("node")), {})[inner] = value
+        return cls(state["models"], state["children"], state["directions"], state["ids"], state["at"], memory)
+
+    def state(self) -> State:
+        memories = {f"node{node}/{name}": value for node, own in self.memory.items() for name, value in own.items()}
+        return {**{name: getattr(self, name) for name in _TREE}, **memories}
+
+    def places(self, ids: Tensor) -> Tensor:
+        """The node of each client; the root for those that nobody knows."""
+        known = torch.isin(ids, self.ids)
+        out = torch.zeros_like(ids)
+        out[known] = self.at[torch.searchsorted(self.ids, ids[known])]
+        return out
+
+    def put(self, ids: Tensor, node: int | Tensor) -> None:
+        """Clients to a node, or each to its own."""
+        stays = ~torch.isin(self.ids, ids)
+        every, order = torch.cat([self.ids[stays], ids]).sort()
+        self.ids, self.at = every, torch.cat([self.at[stays], torch.as_tensor(node).expand(len(ids))])[order]
+
+    def grow(self, node: int, update: Tensor, part: Tensor) -> list[int]:
+        """Two children under a leaf, for the updates in `part` and the others; they share its model and memory."""
+        first = len(self.models)
+        way = update / norms(update)[:, None].clamp(min=1e-30).to(update.dtype)  # who did not move points nowhere
+        self.models = torch.cat([self.models, self.models[[node, node]]])
+        self.directions = torch.cat([self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])])
+        self.children = torch.cat([self.children, torch.full((2, 2), -1)])
+        self.children[node] = torch.tensor([first, first + 1])
+        self.memory[first] = self.memory[first + 1] = self.memory.pop(node, {})
+        return [first, first + 1]
+
+
+class ClusteredServer(ServerRule):
+    """FedAvg in each cluster, and cuts."""
+
+    method: ClusteredFl
+
+    def init(self, ctx: Context) -> State:
+        nobody, none = torch.zeros(0, dtype=torch.int64), torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype)
+        return Tree(ctx.initial[None].clone(), torch.full((1, 2), -1), none, nobody, nobody, {}).state()
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        tree = Tree.of(state)
+        yield from self._walk_down(tree, ctx)
+        places, done = tree.places(ctx.cohort), []
+        for leaf in places.unique().tolist():
+            if bool(tree.children[leaf, 0] < 0):  # else they did not say where to go
+                done.append((yield from self._train(tree, leaf, ctx.cohort[places == leaf], ctx)))
+        return tree.state(), _together(done, ctx)
+
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+        yield from ()
+        return Exchange("deliver", ids, state["models"], Tree.of(state).places(ids)[:, None])
+
+    def _walk_down(self, tree: Tree, ctx: Context) -> Generator[Exchange, Uplink, None]:
+        """Clients of the cohort at a node that was cut without them train its model and go where their update points, down to a leaf."""
+        people = ctx.cohort
+        while True:
+            places = tree.places(people)
+            inner = tree.children[places, 0] >= 0
+            people, places = people[inner], places[inner]
+            if not len(people):
+                return
+            up = yield Exchange("train", people, tree.models, places[:, None])
+            people = up.ids  # who does not answer stays where it is
+            if len(people):
+                below = tree.children[tree.places(people)]
+                tree.put(people, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0])
+
+    def _train(self, tree: Tree, leaf: int, members: Tensor, ctx: Context) -> Generator[Exchange, Uplink, Verdict]:
+        """One cluster's round. A cut comes before averaging, so that each part moves by its own updates."""
+        model = tree.models[leaf]
+        up = yield ctx.ask("train", model, members)
+        tree.memory[leaf], up, verdict = yield from ctx.judge(tree.memory.get(leaf, {}), up, model)
+        people = up.only(up.ids != ROOT)
+        parts, leaves = [up], [leaf]
+        mean = longest = torch.nan
+        if len(people):
+            weights = ctx.priors(people)
+            mean, longest = (float(norms(rows).max()) for rows in ((weights @ people["update"])[None], people["update"]))
+            if len(people) > 2 and at_odds(people["update"], weights, self.method.eps1, self.method.eps2):
+                with ctx.timer.part("cluster"):
+                    part = bipartition(people["update"], people.ids)
+                    leaves = tree.grow(leaf, people["update"], part)
+                sides = [people.ids[part], people.ids[~part]]
+                parts = [up.only(torch.isin(up.ids, side) | (up.ids == ROOT)) for side in sides]
+        moved = []
+        for node, replies in zip(leaves, parts, strict=True):
+            tree.put(replies.ids[replies.ids != ROOT], node)
+            merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
+            tree.models, tree.memory[node] = tree.models.clone(), merged.state
+            tree.models[node] = merged.model
+            moved.append(merged)
+        numbers = {"mean_norm": mean, "max_norm": longest, "split": float(len(leaves) > 1), "cluster": float(leaf)}
+        told = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
+        return replace(_of_both(moved), tables={**verdict.tables, **told})
+
+
+def _nearer(update: Tensor, directions: Tensor) -> Tensor:
+    """Which of two directions [n, 2, p] each update is closer to, by the cosine; the first of equal ones."""
+    lengths = directions.norm(dim=2).clamp(min=torch.finfo(update.dtype).tiny)
+    cosine = (directions @ update[:, :, None])[:, :, 0] / lengths
+    return (cosine[:, 1] > cosine[:, 0]).long()
+
+
+def _of_both(moved: list[Merged]) -> Verdict:
+    """The verdict on a cluster that may have been cut: whoever is in one part has no weight in the other."""
+    first = moved[0].verdict
+    weights = torch.stack([m.verdict.weights for m in moved if m.verdict.weights is not None]).sum(0)
+    notes = tuple(dict.fromkeys(note for m in moved for note in m.verdict.notes))
+    return replace(first, weights=weights, notes=notes, fallback=any(m.verdict.fallback for m in moved))
+
+
+def _together(verdicts: list[Verdict], ctx: Context) -> Verdict:
+    """All clusters' verdicts as one, by client; other tables end to end, cluster after cluster."""
+    if not verdicts:
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return Verdict(ctx.cohort[:0], nothing, tables={"norms": nothing}, notes=("nobody answered: the models stay as they were",))
+    ids, order = torch.cat([v.ids for v in verdicts]).sort()
+    weights = torch.cat([v.weights for v in verdicts if v.weights is not None])[order]
+
+    def joined(of: str, name: str) -> Tensor:
+        return torch.cat([getattr(v, of).get(name, torch.full((len(v.ids),), torch.nan, dtype=torch.float64)) for v in verdicts])
+
+    scores = {name: joined("scores", name)[order] for name in dict.fromkeys(name for v in verdicts for name in v.scores)}
+    tables = {"norms": joined("tables", "norms")[order]}
+    for name in ("mean_norm", "max_norm", "split", "cluster"):
+        tables[name] = torch.cat([v.tables[name] for v in verdicts])
+    for verdict in verdicts:  # a detector's own tables, whatever their shape
+        place = f"/node{int(verdict.tables['cluster'])}" if len(verdicts) > 1 else ""
+        tables |= {name + place: value for name, value in verdict.tables.items() if name not in tables}
+    banned, rejected = ({client: why for v in verdicts for client, why in getattr(v, field).items()} for field in ("banned", "rejected"))
+    return Verdict(
+        ids, weights, scores, banned, rejected, tables,
+        tuple(dict.fromkeys(note for v in verdicts for note in v.notes)), any(v.fallback for v in verdicts),
+    )  # fmt: skip
+
+
+@register("method", "clustered-fl", paper=PAPER)
+class ClusteredFl(Method):
+    """One model for each group of clients that agree: clusters are cut in two when their members' updates cancel.
+
+    What suits `eps1` and `eps2` depends on the network and the local training: every round records each cluster's `mean_norm` and
+    `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was cut trains the last common
+    model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts: FedAvg. The aggregator
+    and the detectors work inside each cluster."""
+
+    Client = FedAvgClient
+    Server = ClusteredServer
+    models = ("customised",)
+    deploys = "customised"
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.1, 0.2, 0.4), "eps2": (0.8, 1.6)}
+    eps1: float = setting(0.4, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0)
+    eps2: float = setting(1.6, "cut only when a member's update is longer than this", ge=0)

@@ -1,0 +1,36 @@
+"""Training one part of a model while the other stands still, and the tuning of a common model after the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.core.types import Exchange, State, Uplink
+from holdfast.local.client import Local
+from holdfast.local.fit import Fitted
+from holdfast.methods.context import Context
+
+Tuned = Literal["head", "all"]
+
+
+def fit_part(local: Local, model: Tensor, part: Tensor, **options: Any) -> Fitted:
+    """Train the entries in `part` (bool[size]). The rest stays to the last number, running statistics included: those change by being
+    looked through, not by gradients, so freezing the parameters alone would not keep them."""
+    fitted = local.fit(model, trainable=part, **options)
+    return replace(fitted, model=torch.where(part.to(model.device), fitted.model, model))
+
+
+def tune(local: Local, model: Tensor, what: Tuned, epochs: int) -> Fitted:
+    """A client's own tuning of the model that all have in common."""
+    return local.fit(model, epochs=epochs) if what == "all" else fit_part(local, model, local.network.head, epochs=epochs)
+
+
+def ask_to_tune(state: State, ctx: Context, epochs: int) -> Generator[Exchange, Uplink, State]:
+    """The end of a run: everybody who is there tunes the last model, not only a cohort."""
+    if epochs:
+        yield ctx.ask("tune", state["model"], ctx.available)
+    return state

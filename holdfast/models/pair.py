@@ -1,0 +1,58 @@
+"""A network beside a second one of the same shape, for methods that train a shared and a private model step by step against each other.
+
+As far as anybody else can see, the pair is the first: it predicts by that, and that is what is handed out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from holdfast.models.network import Network
+
+SHARED, OWN = "shared", "own"
+
+
+class Pair(nn.Module):
+    """`shared` is the model as it was built, `own` starts as a copy of it."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.shared, self.own = module, copy.deepcopy(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(x)
+
+
+def halves(network: Network) -> tuple[Tensor, Tensor]:
+    """Where the two models lie in the vector of a pair, each in the same order: parameters, then buffers."""
+    return network.layout.under(SHARED).nonzero().flatten(), network.layout.under(OWN).nonzero().flatten()
+
+
+def taken(vectors: Tensor, where: Tensor) -> Tensor:
+    """The values [..., k] in these places."""
+    return vectors.index_select(-1, where.to(vectors.device))
+
+
+def filled(vectors: Tensor, where: Tensor, values: Tensor) -> Tensor:
+    """A copy of the vectors with other values in these places."""
+    return vectors.index_copy(-1, where.to(vectors.device), values)
+
+
+def loss_with(net: nn.Module, parameters: Mapping[str, Tensor], loss: Callable[[Any, Any], Tensor], batch: Any) -> Tensor:
+    """A loss of a module that holds other parameters than its own; its running statistics are its own."""
+    return functional_call(_Lossy(net, loss), {f"net.{name}": value for name, value in parameters.items()}, (batch,))
+
+
+class _Lossy(nn.Module):
+    """The loss as a module, so that parameters are swapped for all that it does with the network."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[Any, Any], Tensor]):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.net, batch)

@@ -1,0 +1,196 @@
+"""Clustered federated learning: groups that pull in different directions part; each has a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.types import Exchange, Uplink, Verdict
+from holdfast.engine.simulator import Simulator
+from holdfast.results import Run
+from holdfast.session import resume
+from tests.helpers import assert_same, everything
+from tests.helpers import play as run_all
+from tests.methods.two import World, close, numbers, reply, server
+
+
+def world(**settings: float) -> World:
+    return World(plan=None, name="clustered-fl", **{"eps1": 0.4, "eps2": 1.6, **settings})  # type: ignore[arg-type]
+
+
+Answer = Callable[[Exchange], Uplink]
+
+
+def play(where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
+    half = where.method.Server(where.method)
+    steps: Generator[Exchange, Uplink, Any] = half.round(state, where.ctx(cohort=torch.tensor(cohort)))
+    asked: list[Exchange] = []
+    try:
+        asked.append(next(steps))
+        while True:
+            asked.append(steps.send(answer(asked[-1])))
+    except StopIteration as end:
+        state, verdict = end.value
+        return state, verdict, asked
+
+
+PULLS = {1: [2.0, 0.1], 2: [1.8, 0.0], 3: [-2.0, 0.0], 4: [-1.8, 0.1], 5: [-2.0, 0.1]}
+"""Clients 1 and 2 pull one way, the others the other. Their mean is (-2 / 5, 0.3 / 5), of length 0.4045."""
+
+
+def pulls(ex: Exchange) -> Uplink:
+    ids = tuple(ex.to.tolist())
+    return reply(*(PULLS[c] for c in ids), ids=ids, count=(1,) * len(ids)) if ids else reply(ids=ids, count=())
+
+
+def start(where: World) -> dict[str, Tensor]:
+    return where.method.Server(where.method).init(where.ctx())
+
+
+def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> None:
+    where = world(eps1=0.41)
+    state, verdict, asked = play(where, start(where), pulls, [1, 2, 3, 4, 5])
+    assert [ex.bank.tolist() for ex in asked] == [[[1.0, 2.0]]]
+    assert state["children"].tolist() == [[1, 2], [-1, -1], [-1, -1]] and state["ids"].tolist() == [1, 2, 3, 4, 5]
+    first, second = int(state["at"][0]), int(state["at"][4])
+    assert state["at"].tolist() == [first, first, second, second, second] and {first, second} == {1, 2}
+    close(state["models"][0], [1, 2])  # the last they had in common
+    close(state["models"][first], [2.9, 2.05])
+    close(state["models"][second], [1 - 5.8 / 3, 2 + 0.2 / 3])
+    assert verdict.weights is not None
+    close(verdict.weights, [1 / 2] * 2 + [1 / 3] * 3)
+    close(verdict.tables["mean_norm"], [(0.4**2 + 0.06**2) ** 0.5])
+    close(verdict.tables["max_norm"], [(4 + 0.01) ** 0.5])
+    assert verdict.tables["split"].tolist() == [1.0] and verdict.ids.tolist() == [1, 2, 3, 4, 5]
+    state, verdict, asked = play(where, state, pulls, [1, 3, 4])
+    assert sorted(ex.to.tolist() for ex in asked) == [[1], [3, 4]]
+    close(state["models"][first], [4.9, 2.15])
+    assert verdict.ids.tolist() == [1, 3, 4] and verdict.tables["split"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cohort"),
+    [({"eps1": 0.4}, [1, 2, 3, 4, 5]), ({"eps1": 9.0, "eps2": 2.1}, [1, 2, 3, 4, 5]), ({"eps1": 9.0}, [1, 3]), ({"eps1": 0.0}, [1, 3])],
+    ids=["they still move together", "nobody wants to move far", "two are no cluster to cut", "never"],
+)
+def test_when_a_cluster_stays_one(changes: dict[str, float], cohort: list[int]) -> None:
+    where = world(**changes)
+    state, verdict, _ = play(where, start(where), pulls, cohort)
+    assert len(state["models"]) == 1 and verdict.tables["split"].tolist() == [0.0]
+    close(state["models"][0], numbers(1, 2) + numbers(*(PULLS[c] for c in cohort)).mean(0))
+
+
+def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> None:
+    where = world(eps1=0.9)
+    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
+    half = where.method.Server(where.method)
+    with pytest.raises(StopIteration) as end:
+        next(half.deliver(state, where.ctx(), torch.tensor([1, 4, 5])))
+    told = end.value.value
+    assert told.pick[:, 0].tolist() == [int(state["at"][0]), int(state["at"][3]), 0]
+    state, verdict, asked = play(where, state, pulls, [1, 5])
+    probe = asked[0]
+    assert probe.to.tolist() == [5] and probe.bank[probe.pick[0, 0]].tolist() == [1.0, 2.0]
+    assert int(state["at"][4]) == int(state["at"][3]) and state["ids"].tolist() == [1, 2, 3, 4, 5]
+    assert sorted(ex.to.tolist() for ex in asked[1:]) == [[1], [5]] and verdict.ids.tolist() == [1, 5]
+
+
+def test_who_does_not_answer_stays_where_it_was() -> None:
+    where = world(eps1=0.9)
+    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
+    silent, verdict, asked = play(where, state, lambda ex: reply(ids=(), count=()), [5])
+    assert len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
+    close(silent["models"], state["models"])
+
+
+def test_who_did_not_move_points_nowhere() -> None:
+    """In float32, where the smallest number of float64 is 0."""
+    where = world(eps1=9.0)
+    begun = {name: value.float() if value.is_floating_point() else value for name, value in start(where).items()}
+
+    def answer(ex: Exchange) -> Uplink:
+        up = reply([2.0, 0.0], [-2.0, 0.0], [0.0, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
+        return replace(up, fields={name: value.float() for name, value in up.fields.items()})
+
+    state, _, _ = play(where, begun, answer, [1, 2, 3])
+    assert len(state["models"]) == 3 and all(bool(torch.isfinite(value.double()).all()) for value in state.values())
+
+
+def test_a_cut_cluster_is_cut_again() -> None:
+    where = world(eps1=0.9, eps2=0.1)
+    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
+    ways = {1: [2.0, 0.0], 2: [2.0, 0.0], 3: [0.0, 1.0], 4: [0.0, 1.0], 5: [0.0, -1.0]}
+
+    def turned(ex: Exchange) -> Uplink:
+        ids = tuple(ex.to.tolist())
+        return reply(*(ways[c] for c in ids), ids=ids, count=(1,) * len(ids))
+
+    state["ids"], state["at"] = torch.tensor([1, 2, 3, 4, 5]), torch.cat([state["at"], state["at"][-1:]])
+    state, _, _ = play(where, state, turned, [1, 2, 3, 4, 5])
+    at = state["at"].tolist()
+    assert len(state["models"]) == 5 and at[0] == at[1] and at[2] == at[3] != at[4] and len(set(at)) == 3
+
+
+def test_without_cuts_it_is_fedavg(simulate: Callable[..., Run]) -> None:
+    train = {"rounds": 3, "participation": 0.6}
+    average, mine = (simulate(method=method, train=train) for method in ("fedavg", {"name": "clustered-fl", "eps1": 0.0}))
+    for client in range(5):
+        close(mine.vector(client), average.vector())
+    assert mine.metrics["bytes/up"].tolist() == average.metrics["bytes/up"].tolist()
+    assert mine.metrics["bytes/down"].tolist() == average.metrics["bytes/down"].tolist()
+
+
+@pytest.mark.parametrize("aggregator", ["foolsgold", "fltrust", {"name": "trimmed-mean", "f": 1}, {"name": "centered-clip"}])
+def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Callable[..., Run]) -> None:
+    method = {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0}
+    data = {"clients": 8, "root": 20}
+    run = simulate(method=method, aggregator=aggregator, data=data, train={"rounds": 4, "participation": 0.7}, detectors=["norm"])
+    nodes = len(server(run, "models"))
+    leaves = (server(run, "children")[:, 0] < 0).nonzero().flatten().tolist()
+    assert nodes > 1 and set(server(run, "at").tolist()) & set(leaves)
+    assert all(torch.isfinite(run.vector(client)).all() for client in range(8))
+    assert run.final["accuracy"] == run.final["accuracy/customised"]
+
+
+CUTS: dict[str, Any] = {
+    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0}, "data": {"clients": 8}, "aggregator": "foolsgold",
+    "train": {"rounds": 4, "participation": 0.7},
+}  # fmt: skip
+
+
+def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = everything(simulate(**CUTS))
+    assert len(whole["server/models"]) > 3 and any(name.startswith("server/node") for name in whole)
+    assert_same(everything(simulate(**CUTS, engine={"plan": "loop"})), whole)
+    assert_same(everything(simulate_all([CUTS, {**CUTS, "seed": 1}])[0]), whole)
+    honest = Simulator.exchange
+
+    def exchange(self: Simulator, calls: Any) -> Any:
+        if calls[0].cell.round == 3:
+            raise KeyboardInterrupt
+        return honest(self, calls)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulator, "exchange", exchange)
+        run_all([CUTS], tmp_path / "cut")
+    resume(tmp_path / "cut")
+    assert_same(everything(Run(tmp_path / "cut")), whole, 0)
+
+
+def test_it_finds_the_groups(simulate: Callable[..., Run]) -> None:
+    """Two groups of clients with classes of their own, and whoever was away at the cut comes in by its update."""
+    data = {"clients": 10, "partition": {"name": "grouped", "groups": 2, "share": 0.9}}
+    train = {"rounds": 5, "local_epochs": 3, "batch_size": 10, "participation": 0.7}
+    run = simulate(method={"name": "clustered-fl", "eps1": 1.4, "eps2": 1.3}, data=data, train=train, model={"name": "mlp", "hidden": 16})
+    group = run._experiment.federation.facts["group"]
+    at = server(run, "at")
+    assert server(run, "ids").tolist() == list(range(10)) and len(at.unique()) == 2
+    assert len({(int(a), int(b)) for a, b in zip(at, group, strict=True)}) == 2
