@@ -28,6 +28,8 @@ class ClientRule:
     """What it cannot do without, for example {"validation"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
+    head_name: str | None = None
+    """What the model calls its head; known before `network` is asked for."""
 
     def __init__(self, method: Method):
         self.method = method
