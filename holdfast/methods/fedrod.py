@@ -50,7 +50,8 @@ def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tenso
 
 def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
     """What each head says, of one pass."""
-    heads, said = net.get_submodule(head), {}
+    heads = net.get_submodule(head)
+    said: dict[str, Tensor] = {}
     handles = [
         getattr(heads, name).register_forward_hook(lambda module, inputs, answer, name=name: said.__setitem__(name, answer))
         for name in ("generic", "personal")
@@ -83,7 +84,7 @@ class FedRodClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = torch.where(_voice(local.network).to(local.initial.device), 1.0, received.into(state["own"]))
-        loss = partial(both_losses, loss=local.recipe.loss, head=local.network.head_name)
+        loss = partial(both_losses, loss=local.recipe.loss, head=local.network.head_name or "")
         fitted = local.fit(start, loss=loss, aux={"log_counts": log_counts(local)})
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
