@@ -31,7 +31,7 @@ from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 
-METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local"]
+METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedamp", "fedfomo", "cd2-pfed"]
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
