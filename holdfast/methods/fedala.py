@@ -1,7 +1,7 @@
 """FedALA. Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023.
 
 FedAvg, except that a client does not simply overwrite its model theta_i by the received theta_g. The top p parameter tensors begin at
-theta_i + (theta_g - theta_i) * W (Eq. 4), with a weight in [0, 1] for every number, learned on a share of the client's own data (Eq. 5):
+theta_i + (theta_g - theta_i) * W, with a weight in [0, 1] for every number, learned on a share of the client's own data:
 W <- clip(W - eta * gradient * (theta_g - theta_i)). Lower layers, and all buffers, are overwritten. The first time a client learns W, it
 goes on until the loss has settled; later, W has only to follow, and one epoch does."""
 
@@ -28,7 +28,7 @@ OWN, APART = "own.", "apart."
 
 
 def learn(gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor) -> Tensors:
-    """One step of Eq. 5. Where a tensor is mixed, `params` holds its weights W; the model is only put together to be differentiated."""
+    """One step of W. Where a tensor is mixed, `params` holds its weights W; the model is only put together to be differentiated."""
     own, apart = ({name.removeprefix(of): value for name, value in batch.aux.items() if name.startswith(of)} for of in (OWN, APART))
     grads = gradient({**params, **{name: own[name] + apart[name] * params[name] for name in own}}, batch)
     return {**params, **{name: (params[name] - lr * grads[name] * apart[name]).clamp(0, 1) for name in own}}
@@ -60,7 +60,7 @@ class FedAlaClient(ClientRule):
         return slice([*starts, end][max(0, len(starts) - self.method.layers)], end)
 
     def _mixed(self, local: Local, state: State, received: Received) -> tuple[Tensor, State]:
-        """Eq. 4. A client that has not trained yet has nothing of its own to mix in, and one whose model is the received one no choice."""
+        """The model to begin with. A client that has not trained has nothing of its own to mix in; one that has the received model no choice."""
         top, start = self._top(local.network), received.into(state["own"])
         own, apart = state["own"][:, top], start[:, top] - state["own"][:, top]
         mixing = state["trained"] & (apart != 0).any(1)
@@ -113,9 +113,9 @@ class FedAlaClient(ClientRule):
 class FedAla(Method):
     """FedAvg whose clients learn, number by number, how much of the received top layers to take in place of their own.
 
-    What travels is FedAvg's: one model down, one up; the weights W and the own model are private. Defaults are the paper's. A client that
-    takes part for the first time, in whatever round, has nothing of its own and takes the received model as it is. With `layers = 0` this
-    is fedavg-ft. Three differences from the authors' code: whether anything is to be mixed is told by all top tensors, not by the sum of
+    What travels is FedAvg's: one model down, one up; the weights W and the own model are private. Defaults are the authors' code's. A
+    client that takes part for the first time, in whatever round, has nothing of its own and takes the received model as it is. With
+    `layers = 0` this is fedavg-ft. Three differences from the authors' code: whether anything is to be mixed is told by all top tensors, not by the sum of
     the first one; "settled" looks at the mean loss of an epoch, not at its last batch; learning ends after `most_epochs` at the latest."""
 
     Client = FedAlaClient

@@ -83,7 +83,8 @@ class FedAmp(Method):
     not is taken to stand where everybody began. Nothing is reduced to one model, so an aggregator or a detector has no place here: the
     attention itself is what keeps strangers, and attackers, at a distance. Where alpha is so large that the others would count more than
     1 together (many clients that are alike), the paper's weights leave the mixture it asks for and the own model would count less than 0;
-    here the others are scaled down instead. The defaults are PFLlib's; each round's attention is recorded in the verdict's tables."""
+    here the others are scaled down instead. Defaults are PFLlib's, which mixes only what was sent in the round before, not every
+    client's last model. Each round's attention is recorded in the verdict's tables."""
 
     Client = FedAmpClient
     Server = FedAmpServer

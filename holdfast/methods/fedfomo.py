@@ -1,7 +1,7 @@
 """FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
 There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tries
-them on validation data of its own and takes what helps (Eq. 5, 6). Against w_old, from which its own last training began, model j counts
+them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
     omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,   what is below 0 as 0, the rest divided by its sum:   w = sum_j omega_j w_j.
 If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: who served whom."""
 
@@ -155,7 +155,7 @@ class FedFomo(Method):
     back a part of its training samples. Nothing is reduced to one model, so an aggregator or a detector has no place here: a model that
     hurts is weighed with 0 by whoever tries it. A client first seen late tries M models at random; one that never trained is scored with
     the mean of all models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib the own model takes one of the M
-    places, equals are sent in the order of ids, and models that nobody sent may be; FedCAP's port never mixes anything."""
+    places, luck does not decide among equals, and models that nobody sent may be; FedCAP's port never mixes anything."""
 
     Client = FedFomoClient
     Server = FedFomoServer

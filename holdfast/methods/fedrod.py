@@ -1,8 +1,8 @@
 """FedRoD. Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
 
-One body, two heads. Body and generic head are trained as if all classes were equally frequent (balanced softmax, Eq. 6: log n_c is added to
+One body, two heads. Body and generic head are trained as if all classes were equally frequent (balanced softmax: log n_c is added to
 the logits) and averaged: together they are the global model. The personal head never leaves its client and learns, on features that it
-does not change, what to add to the generic logits: the plain loss of their sum (Eq. 7). That sum is the personal prediction."""
+does not change, what to add to the generic logits: the plain loss of their sum. That sum is the personal prediction."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TwoHeads(nn.Module):
 
 
 def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
-    """The experiment's loss twice: of the generic logits with the classes' shares (Eq. 6), and of the sum, which reaches the personal head
-    alone (Eq. 7). It is asked about logits that are there already, so it may only call the network."""
+    """The experiment's loss twice: of the generic logits with the classes' counts, and of the sum, which reaches the personal head
+    alone. It is asked about logits that are there already, so it may only call the network."""
     generic, personal = _logits(net, batch.x, head)
     balanced, summed = generic + batch.aux["log_counts"], generic.detach() + personal
     return loss(lambda x: balanced, batch) + loss(lambda x: summed, batch)
