@@ -60,7 +60,7 @@ class FedAlaClient(ClientRule):
         return slice([*starts, end][max(0, len(starts) - self.method.layers)], end)
 
     def _mixed(self, local: Local, state: State, received: Received) -> tuple[Tensor, State]:
-        """The model to begin with. A client that has not trained has nothing of its own to mix in; one that has the received model no choice."""
+        """The model to begin with. Whoever has not trained has nothing of its own to mix in; whoever has the received model, no choice."""
         top, start = self._top(local.network), received.into(state["own"])
         own, apart = state["own"][:, top], start[:, top] - state["own"][:, top]
         mixing = state["trained"] & (apart != 0).any(1)
@@ -115,8 +115,8 @@ class FedAla(Method):
 
     What travels is FedAvg's: one model down, one up; the weights W and the own model are private. Defaults are the authors' code's. A
     client that takes part for the first time, in whatever round, has nothing of its own and takes the received model as it is. With
-    `layers = 0` this is fedavg-ft. Three differences from the authors' code: whether anything is to be mixed is told by all top tensors, not by the sum of
-    the first one; "settled" looks at the mean loss of an epoch, not at its last batch; learning ends after `most_epochs` at the latest."""
+    `layers = 0` this is fedavg-ft. Three differences from that code: whether anything is to be mixed is told by all top tensors, not by
+    the sum of the first one; "settled" looks at the mean loss of an epoch, not at its last batch; learning ends after `most_epochs`."""
 
     Client = FedAlaClient
     Server = Averaging
