@@ -293,7 +293,7 @@ class RowStore:
                 del mapped
         except (OSError, ValueError) as error:
             raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
-        return {name: torch.from_numpy(out[name]).view(c.dtype).view(-1, *c.shape) for name, c in columns.items()}
+        return {name: torch.from_numpy(out[name].reshape(-1)).view(c.dtype).view(len(records), *c.shape) for name, c in columns.items()}
 
     def stage(self, ids: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write new rows; they are read from now on and become permanent with the next commit."""

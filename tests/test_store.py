@@ -94,6 +94,13 @@ def test_nothing_is_stored_of_clients_without_state(tmp_path: Path) -> None:
     assert rows.index().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
 
 
+def test_a_row_may_hold_nothing_under_a_name(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    rows.stage(torch.tensor([3, 5]), {"a": torch.tensor([[1.0], [2.0]]), "none": torch.zeros(2, 0, dtype=torch.float64)})
+    found = rows.read(torch.tensor([5, 3]))
+    assert found["a"].tolist() == [[2.0], [1.0]] and found["none"].shape == (2, 0)
+
+
 def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1]), {"own": torch.zeros(1, 4)})

@@ -23,6 +23,23 @@ class Padded:
         """[n, m]: which places hold a sample."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.count.to(self.rows.device)[:, None]
 
+    def drawn(self, luck: Tensor, first: Tensor, count: Tensor) -> Padded:
+        """A part of each client's samples: those from the first-th on, `count` of them, when they are sorted by `luck` [n, m]."""
+        luck = torch.where(self.mask, luck.to(self.rows.device), torch.iinfo(torch.int64).max)
+        place = first[:, None] + torch.arange(max(1, int(count.max()) if len(count) else 0))
+        order = luck.argsort(dim=1, stable=True).gather(1, place.clamp(max=self.rows.shape[1] - 1).to(luck.device))
+        return Padded(self.rows.gather(1, order), self.labels.gather(1, order), count)
+
+
+def either(first: Padded, second: Padded) -> Padded:
+    """The first table's samples of each client, or the second's where it has none."""
+    width = max(first.rows.shape[1], second.rows.shape[1])
+    wide = [[torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)] for p in (first, second)]
+    has = first.count > 0
+    mask = has.to(first.rows.device)[:, None]
+    rows, labels = (torch.where(mask, a, b) for a, b in zip(*wide, strict=True))
+    return Padded(rows, labels, torch.where(has, first.count, second.count))
+
 
 @dataclass(frozen=True, eq=False)
 class Table:

@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
 from holdfast.core.types import SCORE, Exchange, Field, Schema, State
-from holdfast.data.federation import Padded
+from holdfast.data.table import Padded, either
 from holdfast.engine.cell import Measure
 from holdfast.evaluate import score
 from holdfast.local.client import Local, Received, rows_of, stack_states
@@ -110,7 +110,7 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
 def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:
     """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its training samples where it has no
     others); undefined for one that it was not sent, or where it has no samples at all."""
-    data = local.validation if bool((local.validation.count > 0).all()) else _either(local.validation, local.data)
+    data = local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
     out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
     for j in range(received.pick.shape[1]):  # one model per client at a time: a committee may be sent a whole cohort
         one = replace(received, pick=received.pick[:, j : j + 1])
@@ -121,16 +121,6 @@ def _scored(rule: ClientRule, local: Local, state: State, received: Received) ->
         known = one.has & (found.total > 0)
         out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
     return out
-
-
-def _either(first: Padded, second: Padded) -> Padded:
-    """The first table's samples of each client, or the second's where it has none."""
-    width = max(first.rows.shape[1], second.rows.shape[1])
-    wide = [[torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)] for p in (first, second)]
-    has = first.count > 0
-    mask = has.to(first.rows.device)[:, None]
-    rows, labels = (torch.where(mask, a, b) for a, b in zip(*wide, strict=True))
-    return Padded(rows, labels, torch.where(has, first.count, second.count))
 
 
 def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:

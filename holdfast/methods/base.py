@@ -30,6 +30,8 @@ class ClientRule:
     """Facts that the partition states of a client's data and that the client itself may read in `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
+    head_name: str | None = None
+    """What the model calls its head; known before `network` is asked for."""
 
     def __init__(self, method: Method):
         self.method = method

@@ -25,6 +25,7 @@ from holdfast.local.fit import Fitted
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context, laid_out
+from holdfast.models.channels import channels
 from holdfast.models.features import catching, features
 from holdfast.models.network import Network
 from holdfast.prototypes import prototypes
@@ -237,15 +238,6 @@ def _capped(weights: Tensor, cap: float) -> Tensor:
         rest = torch.where(full, torch.zeros_like(weights), weights)
         rest = rest if bool(rest.sum() > 0) else (~full).to(weights.dtype)
         out = torch.where(full, most, rest / rest.sum() * (1 - cap * int(full.sum())))
-    return out
-
-
-def channels(network: Network, share: float) -> Tensor:
-    """bool[size]: the first `share` of every layer's output channels; a single number, as a counter is, goes with them."""
-    out = torch.zeros(network.layout.size, dtype=torch.bool)
-    for slot in network.layout.slots:
-        each = (slot.stop - slot.start) // (slot.shape[0] if slot.shape else 1)
-        out[slot.start : slot.start + each * (round(share * slot.shape[0]) if slot.shape else 1)] = True
     return out
 
 

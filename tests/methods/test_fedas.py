@@ -32,7 +32,8 @@ from holdfast.local.losses import cross_entropy
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget, refusals
 from holdfast.methods.context import Context
-from holdfast.methods.fedas import FedAS, channels, jointly, misaligned, shares
+from holdfast.methods.fedas import FedAS, jointly, misaligned, shares
+from holdfast.models.channels import channels
 from holdfast.models.network import Network
 from holdfast.results import Run
 from tests.checks.test_methods import hard

@@ -1,0 +1,167 @@
+"""FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tries
+them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
+    omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,   what is below 0 as 0, the rest divided by its sum:   w = sum_j omega_j w_j.
+If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: who served whom."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.core.flat import Wire
+from holdfast.core.keys import mix
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.data.table import Padded, either
+from holdfast.evaluate import score
+from holdfast.local.client import Local, Received
+from holdfast.methods import kept
+from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
+from holdfast.methods.context import Context
+
+MOST = 1e6
+"""How much a model can serve or hurt: one whose loss is not finite hurts this much, and a liar can claim no more."""
+
+
+class FedFomoClient(ClientRule):
+    """Try the models of others, take what helps, train.
+
+    The first place among the received models is for a client that has none of its own yet; the M others stand behind it."""
+
+    method: FedFomo
+
+    def init(self, local: Local) -> State:
+        return {"own": local.initial, "old": local.initial}
+
+    def schema(self, task: str, wire: Wire) -> Schema:
+        return {**super().schema(task, wire), "affinity": Field("score", (self.method.others,), low=-MOST, high=MOST)}
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        local, held = self._held_back(local)
+        own, old = received.into(state["own"]), received.into(state["old"])
+        start, omega = self._mixed(local, held, own, old, received)
+        fitted = local.fit(start)
+        base = replace(received, bank=local.wire.pack(local.initial), pick=torch.arange(local.n)[:, None])  # all that the server knows too
+        reply = {**local.report(fitted.model, base, fitted), "affinity": omega}
+        return {"own": fitted.model, "old": start}, reply
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        return received.into(state["own"])
+
+    def _mixed(self, local: Local, held: Padded, own: Tensor, old: Tensor, received: Received) -> tuple[Tensor, Tensor]:
+        """The model to begin with, and omega [n, M] of the models of others, below 0 where they hurt. The own model is a candidate too."""
+        there = (received.pick[:, 1:] >= 0).to(own.device)
+        if not bool(there.any()):  # nobody has sent anything yet, or M = 0
+            return own, own.new_zeros(local.n, self.method.others)
+        before = self._loss(local, held, old)
+        candidates = [received.models(1 + j) for j in range(received.pick.shape[1] - 1)]
+        served = [self._served(local, held, before, old, model) for model in (own, *candidates)]
+        omega = torch.stack(served, 1)
+        omega[:, 1:] *= there
+        share = omega.clamp(min=0)
+        total = share.sum(1, keepdim=True)
+        share = share / torch.where(total > 0, total, torch.ones_like(total))
+        mixed = sum((share[:, j : j + 1] * model for j, model in enumerate((own, *candidates))), torch.zeros_like(own))
+        return torch.where(total > 0, mixed, own), omega[:, 1:]
+
+    def _served(self, local: Local, held: Padded, before: Tensor, old: Tensor, model: Tensor) -> Tensor:
+        """omega_j. How far two models are apart is a matter of their parameters; counters of BatchNorm have no say."""
+        p = local.network.layout.parameters
+        apart = (model[:, :p] - old[:, :p]).double().norm(dim=1)
+        omega = (before - self._loss(local, held, model)) / torch.where(apart > 0, apart, torch.ones_like(apart))
+        return torch.where(apart > 0, omega, 0.0).nan_to_num(nan=0.0).clamp(-MOST, MOST).to(old.dtype)
+
+    def _loss(self, local: Local, held: Padded, model: Tensor) -> Tensor:
+        """Each client's mean cross-entropy on what it holds back; 0 for any model where that is nothing, infinite instead of no number."""
+        found = score(local.network, self.predict, model, torch.arange(local.n), local.samples, held, local.plan)
+        return (found.loss / found.total.to(found.loss.device).clamp(min=1)).nan_to_num(nan=torch.inf)
+
+    def _held_back(self, local: Local) -> tuple[Local, Padded]:
+        """Validation samples. A client that has none holds back a part of its training samples, the same in every round and for every
+        model; one with a single sample has nothing to hold back."""
+        count = local.data.count
+        wanted = (count * local.settings.held_back.cpu().double() + 1e-9).floor().long().clamp(min=1).minimum((count - 1).clamp(min=0))
+        back = torch.where((local.validation.count > 0) | (self.method.others == 0), 0, wanted)
+        if not bool((back > 0).any()):
+            return local, local.validation
+        rows = local.data.rows
+        in_place = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+        luck = torch.where((back > 0).to(rows.device)[:, None], mix(rows), in_place)  # as dealt, classes may lie in order
+        held = local.data.drawn(luck, count - back, back)
+        return replace(local, data=local.data.drawn(luck, torch.zeros_like(count), count - back)), either(local.validation, held)
+
+
+class FedFomoServer(ServerRule):
+    """Keep the last models and who served whom."""
+
+    method: FedFomo
+
+    def init(self, ctx: Context) -> State:
+        return {**kept.empty(ctx), "affinity": ctx.initial.new_zeros(0, 0)}
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        best = self._best(state, ctx, ctx.cohort)
+        up = yield Exchange("train", ctx.cohort, state["models"], torch.cat([torch.full_like(ctx.cohort, -1)[:, None], best], 1))
+        best = best[torch.isin(ctx.cohort, up.ids)]
+        trained = torch.cat([ctx.initial[: ctx.wire.parameters] + up["update"], up["buffers"]], 1)
+        fresh = kept.with_sent(state, up.ids, trained)
+        place = torch.searchsorted(fresh["ids"], state["ids"])
+        affinity = ctx.initial.new_zeros(len(fresh["ids"]), len(fresh["ids"]))
+        affinity[place[:, None], place] = state["affinity"]
+        row, column = torch.searchsorted(fresh["ids"], up.ids)[:, None].expand_as(best), best >= 0
+        affinity[row[column], place[best[column]]] += up["affinity"][column]
+        tables = {"affinity": up["affinity"].double(), "sent": torch.where(column, _at(state["ids"], best), -1)}
+        return {**fresh, "affinity": affinity}, Verdict(up.ids, tables=tables)
+
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+        """A client that has never sent anything has no model and no friends: it is given the mean of all that there are."""
+        yield from ()
+        models = state["models"]
+        mean = models.mean(0) if len(models) else ctx.initial
+        first = torch.where(torch.isin(ids, state["ids"]), -1, len(models))[:, None]
+        return Exchange("deliver", ids, torch.cat([models, mean[None]]), torch.cat([first, self._best(state, ctx, ids)], 1))
+
+    def _best(self, state: State, ctx: Context, ids: Tensor) -> Tensor:
+        """[n, M]: places of the models that have served these clients best, never their own; among equals luck decides. -1: no more."""
+        n, known, wanted = len(ids), len(state["ids"]), self.method.others
+        affinity = torch.zeros(n, known, dtype=torch.float64)
+        seen = torch.isin(ids, state["ids"])
+        affinity[seen] = state["affinity"][torch.searchsorted(state["ids"], ids[seen])].double()
+        affinity[ids[:, None] == state["ids"]] = -torch.inf
+        order = ctx.key.fold("friends").fold(ids).hash(known).argsort(1)
+        ranked = affinity.gather(1, order)
+        by_rank = ranked.argsort(dim=1, descending=True, stable=True)
+        order, ranked = order.gather(1, by_rank), ranked.gather(1, by_rank)
+        best = torch.where(ranked > -torch.inf, order, -1)[:, :wanted]
+        return torch.nn.functional.pad(best, (0, wanted - best.shape[1]), value=-1)
+
+
+def _at(ids: Tensor, places: Tensor) -> Tensor:
+    return ids[places.clamp(min=0)] if len(ids) else torch.full_like(places, -1)
+
+
+@register("method", "fedfomo", paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021")
+class FedFomo(Method):
+    """No global model: a client tries the models that have served it best on validation data of its own, and mixes what helps.
+
+    What travels: up to M models of others down, one model and M numbers up; a client's own model is always among those it tries, but is
+    not sent to it. Models that nobody has sent are never handed on. Validation data is `data.split.validation`; a client without it holds
+    back a part of its training samples. Nothing is reduced to one model, so an aggregator or a detector has no place here: a model that
+    hurts is weighed with 0 by whoever tries it. A client first seen late tries M models at random; one that never trained is scored with
+    the mean of all models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib the own model takes one of the M
+    places, luck does not decide among equals, and models that nobody sent may be; FedCAP's port never mixes anything."""
+
+    Client = FedFomoClient
+    Server = FedFomoServer
+    models = ("personal",)
+    deploys = "personal"
+    reduces = False
+    search: ClassVar[dict[str, tuple[float, ...]]] = {"others": (2, 5, 10)}
+    others: int = setting(5, "M: how many models of others a client is sent (0: local training)", ge=0)
+    held_back: float = setting(0.2, "share of the training samples that a client without validation samples tries models on", gt=0, lt=1)

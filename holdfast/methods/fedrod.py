@@ -1,0 +1,118 @@
+"""FedRoD. Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
+
+One body, two heads. Body and generic head are trained as if all classes were equally frequent (balanced softmax: log n_c is added to
+the logits) and averaged: together they are the global model. The personal head never leaves its client and learns, on features that it
+does not change, what to add to the generic logits: the plain loss of their sum. That sum is the personal prediction."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import register
+from holdfast.core.types import State
+from holdfast.local.client import Local, Received
+from holdfast.local.losses import Batch, Loss
+from holdfast.methods.averaging import Averaging
+from holdfast.methods.base import ClientRule, Fields, Method
+from holdfast.models.network import Network
+
+NOBODY = 1e-30
+"""In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity gets into a loss."""
+
+
+class TwoHeads(nn.Module):
+    """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common start, and with it every
+    global model, has 0: there only the generic one is heard."""
+
+    voice: Tensor
+
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        self.generic, self.personal = head, copy.deepcopy(head)
+        self.register_buffer("voice", torch.zeros(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.generic(features) + self.voice * self.personal(features.detach())
+
+
+def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
+    """The experiment's loss twice: of the generic logits with the classes' counts, and of the sum, which reaches the personal head
+    alone. It is asked about logits that are there already, so it may only call the network."""
+    generic, personal = _logits(net, batch.x, head)
+    balanced, summed = generic + batch.aux["log_counts"], generic.detach() + personal
+    return loss(lambda x: balanced, batch) + loss(lambda x: summed, batch)
+
+
+def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
+    """What each head says, of one pass."""
+    heads = net.get_submodule(head)
+    said: dict[str, Tensor] = {}
+    handles = [
+        getattr(heads, name).register_forward_hook(lambda module, inputs, answer, name=name: said.__setitem__(name, answer))
+        for name in ("generic", "personal")
+    ]
+    try:
+        net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not said:
+        raise ConfigError(f"model: the forward pass never calls the head '{head}' as a module, as in self.{head}(features)")
+    return said["generic"], said["personal"]
+
+
+class FedRodClient(ClientRule):
+    """Train the body under both heads, send all but the personal one."""
+
+    def network(self, module: nn.Module) -> nn.Module:
+        if not self.head_name:
+            raise ConfigError("model: fedrod needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+        parent, _, name = self.head_name.rpartition(".")
+        setattr(module.get_submodule(parent), name, TwoHeads(module.get_submodule(self.head_name)))
+        return module
+
+    def shared(self, network: Network, round: int) -> Tensor:
+        return ~(network.layout.under(f"{network.head_name}.personal") | _voice(network))
+
+    def init(self, local: Local) -> State:
+        return {"own": local.initial}
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        start = torch.where(_voice(local.network).to(local.initial.device), 1.0, received.into(state["own"]))
+        loss = partial(both_losses, loss=local.recipe.loss, head=local.network.head_name or "")
+        fitted = local.fit(start, loss=loss, aux={"log_counts": log_counts(local)})
+        return {"own": fitted.model}, local.report(fitted.model, received, fitted)
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        return received.into(state["own"])
+
+
+def _voice(network: Network) -> Tensor:
+    return network.layout.under(f"{network.head_name}.voice")
+
+
+def log_counts(local: Local) -> Tensor:
+    """[n, classes]: log n_c of the labels that a client trains on, flipped ones as they are."""
+    data, classes = local.data, local.samples.classes
+    count = local.initial.new_zeros(local.n, classes).scatter_add_(1, data.labels, data.mask.to(local.initial.dtype))
+    return count.clamp(min=NOBODY).log()
+
+
+@register("method", "fedrod", paper="Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, ICLR 2022")
+class FedRod(Method):
+    """One body with two heads: a generic one for all classes alike, which is averaged, and a private one for what the client has.
+
+    Body and generic head travel, one model down and one up; the personal head starts as a copy of the generic one, is built around any
+    model whose head is named, and never leaves. `global` is the generic prediction, `personal` the sum of both heads (FedCAP's tables
+    take the better of the two); a client that never trained has no voice of its own yet and predicts by the generic head. A class that a
+    client does not have is left out of its balanced softmax. This is the paper's linear version, without the hypernetwork."""
+
+    Client = FedRodClient
+    Server = Averaging
+    models = ("global", "personal")
+    deploys = "personal"
