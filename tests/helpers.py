@@ -33,7 +33,7 @@ RAGGED: dict[str, Any] = {"name": "dirichlet", "beta": 0.5, "min_samples": 4, "s
 TINY: dict[str, Any] = {
     "data": {"clients": 5, "partition": RAGGED},
     "model": {"name": "mlp", "hidden": 6},
-    "method": "fedavg",
+    "method": {"name": "fedavg"},
     "train": {"rounds": 2, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": "float64"},
     "engine": {"plan": "vmap", "threads": 1},
 }
