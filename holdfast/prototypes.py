@@ -22,12 +22,14 @@ class Prototypes(NamedTuple):
     counts: Tensor
 
 
-def prototypes(network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None) -> Prototypes:
+def prototypes(
+    network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None, classes: int | None = None
+) -> Prototypes:
     """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
-    kept. Without a head, the features are the model's answers."""
+    kept. Without a head, the features are the model's answers. `classes`: as many as the model tells apart, if not those of the data."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
     width = _width(network, model, samples, head)
-    begin = partial(_Sums, classes=samples.classes, width=width, dtype=network.dtype)
+    begin = partial(_Sums, classes=classes or samples.classes, width=width, dtype=network.dtype)
     sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
     return Prototypes(sums.total / sums.count.clamp(min=1)[..., None], sums.count)
 

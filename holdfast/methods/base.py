@@ -28,14 +28,16 @@ class ClientRule:
     """What it cannot do without, for example {"validation"}."""
     knows: ClassVar[frozenset[str]] = frozenset()
     """Facts that the partition states of a client's data and that the client itself may read in `local.facts`, for example {"target"}."""
+    inside: ClassVar[str] = ""
+    """Where the user's model lies in the network that `network` builds: what its names begin with there, for example "net."."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
 
     def __init__(self, method: Method):
         self.method = method
 
-    def network(self, module: nn.Module) -> nn.Module:
-        """The network that is trained: the model itself, or one built around it."""
+    def network(self, module: nn.Module, head: str | None) -> nn.Module:
+        """The network that is trained: the model itself, or one built around it (see `inside`). `head` names a submodule of the model."""
         return module
 
     def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:
