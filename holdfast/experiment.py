@@ -332,9 +332,10 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
         about = f"{model.name} {architecture(model)} {samples.sample_shape} {samples.classes}"
     else:
         raise ConfigError(f"model '{model.name}' cannot be built")
+    rule.head_name = head
     kind = torch.float64 if dtype == "float64" else torch.float32
-    begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)), head)
-    return Network(lambda: rule.network(make(), head), head and rule.inside + head, f"{about} {built_by}", kind, begin)
+    begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
+    return Network(lambda: rule.network(make()), head and rule.inside + head, f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

@@ -48,9 +48,9 @@ class Received:
 
     def into(self, own: Tensor) -> Tensor:
         """Each client's whole model: what was sent in its place, the client's own for the rest and where nothing was sent."""
-        if self.pick.shape[1] == 0:
-            return own
         has = self.has.to(own.device)
+        if not bool(has.any()):
+            return own
         whole = self.wire.unpack(self.model, own)
         return whole if bool(has.all()) else torch.where(has[:, None], whole, own)
 

@@ -32,12 +32,14 @@ class ClientRule:
     """Where the user's model lies in the network that `network` builds: what its names begin with there, for example "net."."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
+    head_name: str | None = None
+    """What the model calls its head; known before `network` is asked for."""
 
     def __init__(self, method: Method):
         self.method = method
 
-    def network(self, module: nn.Module, head: str | None) -> nn.Module:
-        """The network that is trained: the model itself, or one built around it (see `inside`). `head` names a submodule of the model."""
+    def network(self, module: nn.Module) -> nn.Module:
+        """The network that is trained: the model itself, or one built around it."""
         return module
 
     def predict(self, net: nn.Module, x: Tensor, aux: Mapping[str, Tensor]) -> Tensor:

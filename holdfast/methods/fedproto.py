@@ -66,8 +66,8 @@ class FedProtoClient(ClientRule):
     method: FedProto
     inside = "net."
 
-    def network(self, module: nn.Module, head: str | None) -> nn.Module:
-        return Nearest(module, head, self.method.predict == "prototype")
+    def network(self, module: nn.Module) -> nn.Module:
+        return Nearest(module, self.head_name, self.method.predict == "prototype")
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.layout.mask(lambda slot: slot.name in ("prototypes", "known"))

@@ -35,7 +35,8 @@ def line() -> nn.Module:
 def parts(**settings: Any) -> tuple[FedProto, Network]:
     method = build("method", {"name": "fedproto", **settings})
     rule = method.Client(method)
-    return method, Network(lambda: rule.network(line(), "head"), "net.head", f"test fedproto {settings}", torch.float64)
+    rule.head_name = "head"
+    return method, Network(lambda: rule.network(line()), "net.head", f"test fedproto {settings}", torch.float64)
 
 
 METHOD, NETWORK = parts()

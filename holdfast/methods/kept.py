@@ -1,0 +1,31 @@
+"""A server's memory of the clients' last models, for methods that send clients each other's models instead of one average.
+
+It is two tensors of the server's state: `ids`, sorted, and `models`, one row for each. Only what a client has sent is ever in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.core.types import State
+from holdfast.methods.context import Context
+
+
+def empty(ctx: Context) -> State:
+    return {"ids": torch.zeros(0, dtype=torch.int64), "models": ctx.initial.new_zeros(0, len(ctx.initial))}
+
+
+def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
+    """The state after these clients have sent these models: in place of their earlier ones, or as new rows."""
+    everybody = torch.cat([state["ids"], ids]).unique()
+    fresh = models.new_zeros(len(everybody), models.shape[1])
+    fresh[torch.searchsorted(everybody, state["ids"])] = state["models"]
+    fresh[torch.searchsorted(everybody, ids)] = models
+    return {**state, "ids": everybody, "models": fresh}
+
+
+def last(state: State, ids: Tensor, otherwise: Tensor) -> Tensor:
+    """[n, size]: these clients' last models; `otherwise` for those that have sent none."""
+    known, rows = torch.isin(ids, state["ids"]), otherwise.expand(len(ids), -1).clone()
+    rows[known] = state["models"][torch.searchsorted(state["ids"], ids[known])]
+    return rows
