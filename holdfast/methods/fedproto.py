@@ -22,7 +22,7 @@ from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, Serv
 from holdfast.methods.context import Context
 from holdfast.models.features import catching, features_and_logits, head_sizes
 from holdfast.models.network import Network
-from holdfast.prototypes import prototypes
+from holdfast.prototypes import apart, averaged, prototypes
 
 FAR = 50.0
 """How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""
@@ -57,7 +57,7 @@ def pulled(net: Nearest, batch: Batch, *, loss: Loss) -> Tensor:
     has none pulls nothing."""
     with catching(net.net, net.head) as found:
         values = loss(net, batch)
-    return values + batch.aux["lam"] * net.known[batch.y] * (found[0] - net.prototypes[batch.y]).square().mean(1)
+    return values + batch.aux["lam"] * apart(found[0], net.prototypes, net.known, batch.y)
 
 
 class FedProtoClient(ClientRule):
@@ -104,12 +104,8 @@ class FedProtoServer(ServerRule):
         shape = ctx.layout.slot("prototypes").shape
         old, known = _parts(state["model"], shape)
         up = yield self._sent("train", state, ctx, ctx.cohort)
-        share = up["held"] if self.method.weighting == "samples" else (up["held"] > 0).to(old)
-        total = share.sum(0)
-        mean = torch.einsum("kc,kcd->cd", share, up["prototypes"]) / total.clamp(min=torch.finfo(total.dtype).tiny)[:, None]  # Eq. 6
-        fresh = total > 0
-        # a class that nobody of the cohort holds keeps the prototype it had
-        model = torch.cat([torch.where(fresh[:, None], mean, old).flatten(), torch.where(fresh, torch.ones_like(known), known)])
+        mean, known = averaged(up["prototypes"], up["held"], self.method.weighting, old, known)  # Eq. 6
+        model = torch.cat([mean.flatten(), known])
         verdict = Verdict(up.ids, tables={"held": up["held"].double(), "holders": (up["held"] > 0).sum(0).double()})
         return {**state, "model": model}, verdict
 
