@@ -23,7 +23,6 @@ from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
-from holdfast.local.losses import Within
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
@@ -259,8 +258,7 @@ class Experiment:
         train, evaluate = self.config.train, self.config.evaluate
         recipe = Recipe(
             lr=train.lr, epochs=train.local_epochs, steps=train.local_steps, batch_size=train.batch_size, momentum=train.momentum,
-            weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment,
-            loss=Within(self.parts.loss, self.rule.inside.rstrip(".")) if self.rule.inside else self.parts.loss,
+            weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment, loss=self.parts.loss,
         )  # fmt: skip
         poisoned = self.adversary.poison_data(self.federation, "test" if evaluate.test == "per-client" else "global_test")
         validates, triggers = self.config.data.split.validation > 0, self.adversary.triggered is not None
@@ -335,7 +333,7 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
     rule.head_name = head
     kind = torch.float64 if dtype == "float64" else torch.float32
     begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
-    return Network(lambda: rule.network(make()), head and rule.inside + head, f"{about} {built_by}", kind, begin)
+    return Network(lambda: rule.network(make()), head, f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

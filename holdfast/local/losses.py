@@ -8,7 +8,6 @@ A term for the whole batch is simply added: the mean of (value + term) is the me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -40,14 +39,3 @@ class CrossEntropy(Part):
 
 
 cross_entropy = CrossEntropy()
-
-
-@dataclass(frozen=True)
-class Within:
-    """A loss is written for the user's model. Where a method trains a network built around it, the loss still sees the model."""
-
-    loss: Loss
-    inside: str
-
-    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
-        return self.loss(net.get_submodule(self.inside), batch)

@@ -28,8 +28,6 @@ class ClientRule:
     """What it cannot do without, for example {"validation"}."""
     knows: ClassVar[frozenset[str]] = frozenset()
     """Facts that the partition states of a client's data and that the client itself may read in `local.facts`, for example {"target"}."""
-    inside: ClassVar[str] = ""
-    """Where the user's model lies in the network that `network` builds: what its names begin with there, for example "net."."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
     head_name: str | None = None

@@ -20,7 +20,8 @@ from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.models.features import catching, features_and_logits, head_sizes
+from holdfast.models.features import catching
+from holdfast.models.heads import Around, around
 from holdfast.models.network import Network
 from holdfast.prototypes import apart, averaged, prototypes
 
@@ -28,62 +29,62 @@ FAR = 50.0
 """How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""
 
 
-class Nearest(nn.Module):
-    """A user's model with prototypes in hand. In training it is the model; then it answers by the nearest prototype."""
+class Nearest(Around):
+    """A head with prototypes in hand. In training it is the head; then it answers by the nearest prototype."""
 
     prototypes: Tensor
     known: Tensor
 
-    def __init__(self, net: nn.Module, head: str | None, by_prototype: bool):
-        super().__init__()
-        self.net, self.head, self.by_prototype = net, head, by_prototype
-        classes, width = head_sizes(Layout.of(net, head))
-        self.register_buffer("prototypes", torch.zeros(classes, width))
+    def __init__(self, head: nn.Module, classes: int, features: int, by_prototype: bool):
+        super().__init__(head)
+        self.by_prototype = by_prototype
+        self.register_buffer("prototypes", torch.zeros(classes, features))
         self.register_buffer("known", torch.zeros(classes))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
+        logits, known = self.inner(features), self.known > 0
         if self.training or not self.by_prototype:
-            return self.net(x)
-        found, logits = features_and_logits(self.net, x, self.head)
-        known = self.known > 0
+            return logits
         # -|f - p|^2 without |f|^2, which is the same for all classes and so changes no softmax
-        near = 2 * found @ self.prototypes.T - self.prototypes.square().sum(1)
+        near = 2 * features.flatten(1) @ self.prototypes.T - self.prototypes.square().sum(1)
         least = torch.where(known, near, near.new_full((), float("inf"))).amin(1, keepdim=True)
         return torch.where(known.any(), torch.where(known, near, least - FAR), logits)
 
 
-def pulled(net: Nearest, batch: Batch, *, loss: Loss) -> Tensor:
+def pulled(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
     """The usual loss, plus lambda * the mean squared distance of the features to the prototype of the sample's class (Eq. 7); a class that
     has none pulls nothing."""
-    with catching(net.net, net.head) as found:
+    with catching(net, head) as found:
         values = loss(net, batch)
-    return values + batch.aux["lam"] * apart(found[0], net.prototypes, net.known, batch.y)
+    aim = net.get_submodule(head)
+    assert isinstance(aim, Nearest)
+    return values + batch.aux["lam"] * apart(found[0], aim.prototypes, aim.known, batch.y)
 
 
 class FedProtoClient(ClientRule):
     """Train the own model towards the common prototypes; send one's own."""
 
     method: FedProto
-    inside = "net."
 
     def network(self, module: nn.Module) -> nn.Module:
-        return Nearest(module, self.head_name, self.method.predict == "prototype")
+        return around(module, self.head_name, partial(Nearest, by_prototype=self.method.predict == "prototype"))
 
     def shared(self, network: Network, round: int) -> Tensor:
-        return network.layout.mask(lambda slot: slot.name in ("prototypes", "known"))
+        return network.layout.mask(lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known"))
 
     def init(self, local: Local) -> State:
         return {"own": local.initial}
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        shape = wire.model.slot("prototypes").shape
+        shape = _shape(wire.model)
         held = Field("count", shape[:1], low=0, high=MOST_SAMPLES)
         return {"prototypes": Field("feature", shape), "held": held, "loss": Field("scalar")}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         network, start = local.network, received.into(state["own"])
-        fitted = local.fit(start, loss=partial(pulled, loss=local.recipe.loss), aux={"lam": local.settings.lam.to(start)})
-        classes = network.layout.slot("prototypes").shape[0]
+        loss = partial(pulled, loss=local.recipe.loss, head=network.head_name or "")
+        fitted = local.fit(start, loss=loss, aux={"lam": local.settings.lam.to(start)})
+        classes = _shape(network.layout)[0]
         own = prototypes(network, fitted.model, local.samples, local.data, local.plan, network.head_name, classes)  # Eq. 3
         kind = fitted.model.dtype
         return {"own": fitted.model}, {"prototypes": own.means, "held": own.counts.to(kind), "loss": fitted.loss.to(kind)}
@@ -101,7 +102,7 @@ class FedProtoServer(ServerRule):
     method: FedProto
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        shape = ctx.layout.slot("prototypes").shape
+        shape = _shape(ctx.layout)
         old, known = _parts(state["model"], shape)
         up = yield self._sent("train", state, ctx, ctx.cohort)
         mean, known = averaged(up["prototypes"], up["held"], self.method.weighting, old, known)  # Eq. 6
@@ -115,11 +116,16 @@ class FedProtoServer(ServerRule):
 
     def _sent(self, task: str, state: State, ctx: Context, ids: Tensor) -> Exchange:
         """The prototypes; before there are any, nothing."""
-        known = _parts(state["model"], ctx.layout.slot("prototypes").shape)[1]
+        known = _parts(state["model"], _shape(ctx.layout))[1]
         return broadcast(task, state["model"], ids) if bool(known.any()) else nothing(task, ids, ctx.initial.dtype)
 
     def global_model(self, state: State) -> None:
         return None
+
+
+def _shape(layout: Layout) -> tuple[int, ...]:
+    """Classes and features."""
+    return layout.slot(f"{layout.head}.prototypes").shape
 
 
 def _parts(model: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from holdfast.core.registry import build
 from holdfast.core.screen import screen
 from holdfast.core.types import Uplink
 from holdfast.local.plan import Plan
-from holdfast.methods.fedproto import FedProto, Nearest
+from holdfast.methods.fedproto import FedProto
 from holdfast.models.network import Network
 from holdfast.models.split import Split
 from holdfast.results import Run
@@ -36,7 +36,7 @@ def parts(**settings: Any) -> tuple[FedProto, Network]:
     method = build("method", {"name": "fedproto", **settings})
     rule = method.Client(method)
     rule.head_name = "head"
-    return method, Network(lambda: rule.network(line()), "net.head", f"test fedproto {settings}", torch.float64)
+    return method, Network(lambda: rule.network(line()), "head", f"test fedproto {settings}", torch.float64)
 
 
 METHOD, NETWORK = parts()
@@ -129,10 +129,12 @@ def test_poisoned_prototypes_reach_the_mean_and_absurd_ones_are_refused(simulate
 
 
 def test_a_model_without_a_head_is_refused() -> None:
+    rule = METHOD.Client(METHOD)
     with pytest.raises(ConfigError, match="needs a head"):
-        Nearest(line(), None, True)
+        rule.network(line())
+    rule.head_name = "1"
     with pytest.raises(ConfigError, match="no linear layer"):
-        Nearest(nn.Sequential(nn.Linear(1, 1), nn.Tanh()), "1", True)
+        rule.network(nn.Sequential(nn.Linear(1, 1), nn.Tanh()))
 
 
 def test_plans_agree_on_a_user_module(simulate: Callable[..., Run]) -> None:
