@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
 from holdfast.core.simplex import least
@@ -24,8 +23,9 @@ from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.methods.kept import last, with_sent
-from holdfast.models.features import NO_HEAD, catching, head_sizes
+from holdfast.methods.kept import with_sent
+from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
+from holdfast.models.features import catching, head_sizes
 from holdfast.prototypes import Prototypes, apart, averaged, prototypes
 
 
@@ -114,18 +114,15 @@ class FedPACServer(ServerRule):
     def init(self, ctx: Context) -> State:
         classes, width = head_sizes(ctx.layout)
         zeros = ctx.initial.new_zeros
-        heads = {"ids": torch.zeros(0, dtype=torch.int64), "models": zeros(0, int(_head(ctx).sum()))}
+        heads = {"ids": torch.zeros(0, dtype=torch.int64), "models": zeros(0, int(head_of(ctx).sum()))}
         return {"model": ctx.initial, **heads, "prototypes": zeros(classes, width), "known": zeros(classes)}
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        model, p = state["model"], ctx.wire.parameters
+        model = state["model"]
         told = {name: state[name].expand(len(ctx.cohort), *state[name].shape) for name in ("prototypes", "known")}
         asked = self._sent(state, ctx, ctx.ask("train", model, **told))
         up = yield asked
-        # updates as of one common model, although each client came from a head of its own
-        ahead = asked.bank[asked.pick[torch.isin(asked.to, up.ids), 0], :p] - model[:p]
-        up = replace(up, fields={**up.fields, "update": up["update"] + ahead})
-        state, up, verdict = yield from ctx.judge(state, up, model)
+        state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model), model)
         merged = ctx.reduce(state, up, model, verdict)
         heard = up.only(up.ids != ROOT)
         heard = heard.only(heard["held"].sum(1) > 0)  # whoever has no sample knows nothing of features
@@ -136,10 +133,10 @@ class FedPACServer(ServerRule):
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
         yield from ()
-        return self._sent(state, ctx, replace(ctx.ask("deliver", state["model"], ids)))
+        return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
     def _mixed(self, state: State, ctx: Context, heard: Uplink, model: Tensor, verdict: Verdict) -> tuple[State, Verdict]:
-        head = _head(ctx)
+        head = head_of(ctx)
         sent = heard["update"][:, head] + model[: ctx.wire.parameters][head]
         alpha, alone = mixtures(heard["variance"], heard["h"], self.method.smallest)
         place, table = torch.isin(verdict.ids, heard.ids), torch.zeros(len(verdict.ids), len(verdict.ids), dtype=torch.float64)
@@ -149,19 +146,7 @@ class FedPACServer(ServerRule):
         return with_sent(state, heard.ids, alpha.to(sent.dtype) @ sent), verdict
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
-        """The common model under each client's own head; under the common one for those that have none yet."""
-        known, place = torch.isin(asked.to, state["ids"]), torch.zeros(len(asked.to), dtype=torch.int64)
-        place[known] = torch.arange(1, int(known.sum()) + 1)
-        bank = state["model"].repeat(int(known.sum()) + 1, 1)
-        head = _head(ctx).nonzero().flatten()
-        bank[1:, head] = last(state, asked.to[known], bank[0, head])
-        return replace(asked, bank=bank, pick=place[:, None])
-
-
-def _head(ctx: Context) -> Tensor:
-    if ctx.head is None:
-        raise ConfigError(NO_HEAD)
-    return ctx.head
+        return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])
 
 
 @register("method", "fedpac", paper="Xu, Tong, Huang, Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023")
