@@ -121,7 +121,7 @@ class GPFL(Method):
     Server = Averaging
     models = ("personal",)
     deploys = "personal"
-    search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.01, 0.1, 1.0), "mu": (0.0, 0.001, 0.1)}
+    search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.001, 0.01, 0.1, 1.0), "mu": (0.0, 0.001, 0.1)}
     lam: float = setting(1.0, "strength of the guidance in length: distance of generic features to the label's embedding", ge=0)
     mu: float = setting(0.0, "weight decay of valve and embeddings, beside the usual one", ge=0)
     length: Literal["batch", "sample"] = setting("batch", "that distance: of a batch as one long vector (code), or the mean over samples")
