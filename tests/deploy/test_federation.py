@@ -34,7 +34,7 @@ from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 
-METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl"]
+METHODS = ["fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl", "fedproto", "fedpac", "gpfl"]
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
