@@ -16,20 +16,40 @@ from holdfast.models.network import Network
 
 
 class Prototypes(NamedTuple):
-    """means [n, classes, d], zeros where a client has nothing of the class; counts [n, classes]."""
+    """means [n, classes, d], zeros where a client has nothing of the class; counts [n, classes]; squares [n, classes], the mean squared
+    length of the features."""
 
     means: Tensor
     counts: Tensor
+    squares: Tensor
 
 
-def prototypes(network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None) -> Prototypes:
+def prototypes(
+    network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None, classes: int | None = None
+) -> Prototypes:
     """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
-    kept. Without a head, the features are the model's answers."""
+    kept. Without a head, the features are the model's answers. `classes`: as many as the model tells apart, if not those of the data."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
     width = _width(network, model, samples, head)
-    begin = partial(_Sums, classes=samples.classes, width=width, dtype=network.dtype)
+    begin = partial(_Sums, classes=classes or samples.classes, width=width, dtype=network.dtype)
     sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
-    return Prototypes(sums.total / sums.count.clamp(min=1)[..., None], sums.count)
+    count = sums.count.clamp(min=1)
+    return Prototypes(sums.total / count[..., None], sums.count, sums.squares / count)
+
+
+def apart(found: Tensor, means: Tensor, known: Tensor, y: Tensor) -> Tensor:
+    """For losses: the mean squared distance of each sample's features to the prototype of its class, 0 where that is not known."""
+    return known[y] * (found - means[y]).square().mean(1)
+
+
+def averaged(means: Tensor, held: Tensor, weighting: str, old: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """The prototypes of a server from those of n clients, [classes, d] and which are known: each class over the clients that hold it, all
+    alike ("equal") or by their samples of it. A class that none of them holds keeps the prototype it had."""
+    share = held if weighting == "samples" else (held > 0).to(means.dtype)
+    total = share.sum(0)
+    mean = torch.einsum("kc,kcd->cd", share, means) / total.clamp(min=torch.finfo(total.dtype).tiny)[:, None]
+    fresh = total > 0
+    return torch.where(fresh[:, None], mean, old), torch.where(fresh, torch.ones_like(known), known)
 
 
 def _width(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
@@ -55,6 +75,7 @@ class _Sums:
         self.data, self.real, self.classes = data, data.mask, classes
         self.owner = torch.arange(n, device=device)[:, None].expand_as(self.real)
         self.total = torch.zeros(n, classes, width, dtype=dtype, device=device)
+        self.squares = torch.zeros(n, classes, dtype=dtype, device=device)
         at = (self.owner * classes + data.labels)[self.real]
         self.count = torch.bincount(at, minlength=n * classes).view(n, classes)
 
@@ -62,4 +83,6 @@ class _Sums:
         real = self.real[clients, places].flatten()
         at = (self.owner[clients, places] * self.classes + self.data.labels[clients, places]).flatten()
         found = answers.flatten(0, -2)
-        self.total.view(-1, found.shape[1]).index_add_(0, at, torch.where(real[:, None], found, torch.zeros_like(found)))
+        found = torch.where(real[:, None], found, torch.zeros_like(found))
+        self.total.view(-1, found.shape[1]).index_add_(0, at, found)
+        self.squares.view(-1).index_add_(0, at, found.square().sum(1))

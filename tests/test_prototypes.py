@@ -39,6 +39,7 @@ def test_every_plan_equals_a_slow_reference(plan: Plan, at_once: int, head: str 
             assert int(got.counts[i, c]) == len(mine)
             expected = mine.mean(0) if len(mine) else torch.zeros(found.shape[1], dtype=torch.float64)
             torch.testing.assert_close(got.means[i, c], expected, rtol=0, atol=1e-12)
+            assert float(got.squares[i, c]) == pytest.approx(float(mine.square().sum()) / max(1, len(mine)), abs=1e-12)
     assert NETWORK.module.training  # as it was found
 
 

@@ -28,9 +28,11 @@ class Layout:
     """The places of all tensors of a module; two modules of the same architecture have equal layouts."""
 
     slots: tuple[Slot, ...]
+    head: str | None = None
+    """Which submodule is the head, where there is one."""
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, head: str | None = None) -> Layout:
         slots, start = [], 0
         named: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
         saved = module.state_dict().keys()  # what a module does not save is a constant of its own: it is neither trained nor sent
@@ -39,7 +41,7 @@ class Layout:
             stop = start + tensor.numel()
             slots.append(Slot(name, tuple(tensor.shape), start, stop, tensor.dtype, buffer, not buffer and not tensor.requires_grad))
             start = stop
-        return cls(tuple(slots))
+        return cls(tuple(slots), head)
 
     @cached_property
     def size(self) -> int:
@@ -65,6 +67,9 @@ class Layout:
     def under(self, prefix: str) -> Tensor:
         """bool[size] of one submodule's tensors (or one tensor)."""
         return self.mask(lambda slot: slot.name == prefix or slot.name.startswith(prefix + "."))
+
+    def slot(self, name: str) -> Slot:
+        return next(slot for slot in self.slots if slot.name == name)
 
     def flatten(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """Named tensors, each with the same leading axes, as [..., size]."""
@@ -118,7 +123,7 @@ class Wire:
                 shape = slot.shape if size == slot.stop - slot.start else (size, *(1 for _ in slot.shape[1:]))  # still a matrix, say
                 slots.append(replace(slot, shape=shape, start=start, stop=start + size))
                 start += size
-        return Layout(tuple(slots))
+        return replace(whole, slots=tuple(slots))
 
     def pack(self, model: Tensor) -> Tensor:
         """[..., size of the model] to [..., what travels]."""

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout, Slot
+
+NO_HEAD = "model: this method needs a head; name the submodule, as in holdfast.Model(module, head='fc')"
 
 
 @contextmanager
@@ -41,3 +44,25 @@ def features_and_logits(net: nn.Module, x: Tensor, head: str | None, tensors: Ma
 
 def features(net: nn.Module, x: Tensor, head: str | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
     return features_and_logits(net, x, head, tensors)[0]
+
+
+def head_sizes(layout: Layout) -> tuple[int, int]:
+    """How many classes the head tells apart and how many features it is given: what its last matrix makes, and its first one takes."""
+    matrices = [slot for slot in _head(layout) if len(slot.shape) == 2]
+    if not matrices:
+        raise ConfigError(f"model: the head '{layout.head}' has no linear layer, so nobody knows how many features it is given")
+    return matrices[-1].shape[0], matrices[0].shape[1]
+
+
+def linear_head(layout: Layout) -> tuple[Slot, Slot | None]:
+    """The matrix and the bias of a head that is one linear layer: for a server half, which has no module to ask."""
+    matrix, *bias = _head(layout) or (None,)
+    if matrix is None or len(matrix.shape) != 2 or len(bias) > 1 or any(slot.shape != matrix.shape[:1] for slot in bias):
+        raise ConfigError(f"model: this method needs a head that is one linear layer, and '{layout.head}' is none; choose another model")
+    return matrix, bias[0] if bias else None
+
+
+def _head(layout: Layout) -> list[Slot]:
+    if not layout.head:
+        raise ConfigError(NO_HEAD)
+    return [slot for slot in layout.slots if not slot.buffer and slot.name.startswith(layout.head + ".")]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
+from holdfast.models.features import NO_HEAD
 from holdfast.models.folded import batch_norm, folded, unfolded
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Network:
     ):  # fmt: skip
         self._make, self._begin, self.head_name, self.dtype = make, begin or make, head, dtype
         original = make()
-        self.layout = Layout.of(original)
+        self.layout = Layout.of(original, head)
         if not self.layout.parameters:
             raise ConfigError("model: the module has no parameters")
         if head and not any(name == head for name, _ in original.named_modules()):
@@ -71,7 +72,7 @@ class Network:
     def head(self) -> Tensor:
         """bool[size]: the entries of the head; the rest is the backbone."""
         if not self.head_name:
-            raise ConfigError("model: this method needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+            raise ConfigError(NO_HEAD)
         return self.layout.under(self.head_name)
 
     @property

@@ -36,7 +36,7 @@ from tests.deploy.worlds import assert_same_runs, node_states, private_rows, sam
 
 METHODS = [
     "fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl",
-    "fedrep", "fedbabu", "apfl", "pfedme", "clustered-fl", "fedamp", "fedfomo", "cd2-pfed",
+    "fedrep", "fedbabu", "apfl", "pfedme", "clustered-fl", "fedamp", "fedfomo", "cd2-pfed", "fedproto", "fedpac", "gpfl",
 ]  # fmt: skip
 
 

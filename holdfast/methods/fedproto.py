@@ -1,0 +1,153 @@
+"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+
+No model travels, only what clients think a class looks like: the mean of its samples' features. The server averages these over the clients
+that hold the class, and clients train with a pull of every sample's features to the common prototype of its class. A sample is then taken
+for the class whose prototype is nearest. As long as nobody has sent any prototype, a client answers with its own head."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.flat import Layout, Wire
+from holdfast.core.registry import register, setting
+from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast, nothing
+from holdfast.local.client import Local, Received
+from holdfast.local.losses import Batch, Loss
+from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
+from holdfast.methods.context import Context
+from holdfast.models.features import catching
+from holdfast.models.heads import Around, around
+from holdfast.models.network import Network
+from holdfast.prototypes import apart, averaged, prototypes
+
+FAR = 50.0
+"""How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""
+
+
+class Nearest(Around):
+    """A head with prototypes in hand. In training it is the head; then it answers by the nearest prototype."""
+
+    prototypes: Tensor
+    known: Tensor
+
+    def __init__(self, head: nn.Module, classes: int, features: int, by_prototype: bool):
+        super().__init__(head)
+        self.by_prototype = by_prototype
+        self.register_buffer("prototypes", torch.zeros(classes, features))
+        self.register_buffer("known", torch.zeros(classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits, known = self.inner(features), self.known > 0
+        if self.training or not self.by_prototype:
+            return logits
+        # -|f - p|^2 without |f|^2, which is the same for all classes and so changes no softmax
+        near = 2 * features.flatten(1) @ self.prototypes.T - self.prototypes.square().sum(1)
+        least = torch.where(known, near, near.new_full((), float("inf"))).amin(1, keepdim=True)
+        return torch.where(known.any(), torch.where(known, near, least - FAR), logits)
+
+
+def pulled(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
+    """The usual loss, plus lambda * the mean squared distance of the features to the prototype of the sample's class (Eq. 7); a class that
+    has none pulls nothing."""
+    with catching(net, head) as found:
+        values = loss(net, batch)
+    aim = net.get_submodule(head)
+    assert isinstance(aim, Nearest)
+    return values + batch.aux["lam"] * apart(found[0], aim.prototypes, aim.known, batch.y)
+
+
+class FedProtoClient(ClientRule):
+    """Train the own model towards the common prototypes; send one's own."""
+
+    method: FedProto
+
+    def network(self, module: nn.Module) -> nn.Module:
+        return around(module, self.head_name, partial(Nearest, by_prototype=self.method.predict == "prototype"))
+
+    def shared(self, network: Network, round: int) -> Tensor:
+        return network.layout.mask(lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known"))
+
+    def init(self, local: Local) -> State:
+        return {"own": local.initial}
+
+    def schema(self, task: str, wire: Wire) -> Schema:
+        shape = _shape(wire.model)
+        held = Field("count", shape[:1], low=0, high=MOST_SAMPLES)
+        return {"prototypes": Field("feature", shape), "held": held, "loss": Field("scalar")}
+
+    def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        network, start = local.network, received.into(state["own"])
+        loss = partial(pulled, loss=local.recipe.loss, head=network.head_name or "")
+        fitted = local.fit(start, loss=loss, aux={"lam": local.settings.lam.to(start)})
+        classes = _shape(network.layout)[0]
+        own = prototypes(network, fitted.model, local.samples, local.data, local.plan, network.head_name, classes)  # Eq. 3
+        kind = fitted.model.dtype
+        return {"own": fitted.model}, {"prototypes": own.means, "held": own.counts.to(kind), "loss": fitted.loss.to(kind)}
+
+    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+        return received.into(state["own"])
+
+    def personal(self, local: Local, state: State, received: Received) -> Tensor:
+        return received.into(state["own"])
+
+
+class FedProtoServer(ServerRule):
+    """Average prototypes, class by class, over those who hold the class."""
+
+    method: FedProto
+
+    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        shape = _shape(ctx.layout)
+        old, known = _parts(state["model"], shape)
+        up = yield self._sent("train", state, ctx, ctx.cohort)
+        mean, known = averaged(up["prototypes"], up["held"], self.method.weighting, old, known)  # Eq. 6
+        model = torch.cat([mean.flatten(), known])
+        verdict = Verdict(up.ids, tables={"held": up["held"].double(), "holders": (up["held"] > 0).sum(0).double()})
+        return {**state, "model": model}, verdict
+
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+        yield from ()
+        return self._sent("deliver", state, ctx, ids)
+
+    def _sent(self, task: str, state: State, ctx: Context, ids: Tensor) -> Exchange:
+        """The prototypes; before there are any, nothing."""
+        known = _parts(state["model"], _shape(ctx.layout))[1]
+        return broadcast(task, state["model"], ids) if bool(known.any()) else nothing(task, ids, ctx.initial.dtype)
+
+    def global_model(self, state: State) -> None:
+        return None
+
+
+def _shape(layout: Layout) -> tuple[int, ...]:
+    """Classes and features."""
+    return layout.slot(f"{layout.head}.prototypes").shape
+
+
+def _parts(model: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """What travels, apart: prototypes [classes, d] and which of them are known [classes]."""
+    prototypes, known = model.split([shape[0] * shape[1], shape[0]])
+    return prototypes.view(shape), known
+
+
+@register("method", "fedproto", paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022")
+class FedProto(Method):
+    """Only class prototypes travel: mean features, averaged over those who hold the class, that everybody's features are pulled to.
+
+    A sample is taken for the class with the nearest common prototype (`predict = "head"`: for what the client's own head says). Before any
+    prototype exists, the head decides; a class without a prototype is never chosen. A client outside the cohort goes by the prototypes it
+    was sent last. The pull is a mean over features, as in the common code, so `lam` does not depend on their number."""
+
+    Client = FedProtoClient
+    Server = FedProtoServer
+    models = ("personal",)
+    deploys = "personal"
+    reduces = False
+    search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}
+    lam: float = setting(1.0, "strength of the pull of features to the common prototype of their class (0: local training)", ge=0)
+    predict: Literal["prototype", "head"] = setting("prototype", "what answers: the nearest common prototype, or the client's own head")
+    weighting: Literal["equal", "samples"] = setting("equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)")

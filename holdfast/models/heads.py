@@ -1,0 +1,35 @@
+"""A method's own module in the place of a model's head, with the head inside it: it sees what the head is given and says what it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Layout
+from holdfast.models.features import NO_HEAD, head_sizes
+
+
+class Around(nn.Module):
+    """Whoever asks it for the head's own tensors finds them, so that a user's loss may go on to say `net.fc.weight`."""
+
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        self.inner = head
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
+def around(module: nn.Module, head: str | None, make: Callable[[nn.Module, int, int], Around]) -> nn.Module:
+    """The module with make(head, classes, features) where its head was; all other names stay as they were."""
+    if not head:
+        raise ConfigError(NO_HEAD)
+    parent, _, name = head.rpartition(".")
+    setattr(module.get_submodule(parent), name, make(module.get_submodule(head), *head_sizes(Layout.of(module, head))))
+    return module

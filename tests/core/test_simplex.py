@@ -1,0 +1,69 @@
+"""The quadratic programme on the simplex against trying every set of entries."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.simplex import FLOOR, least
+
+
+def tried(m: Tensor) -> float:
+    """The least a^T M a: on every set of entries, where all have the same gradient."""
+    best = float("inf")
+    for size in range(1, len(m) + 1):
+        for chosen in itertools.combinations(range(len(m)), size):
+            a = torch.linalg.lstsq(m[list(chosen)][:, list(chosen)], torch.ones(size, 1, dtype=torch.float64)).solution[:, 0]
+            if float(a.sum().abs()) > 1e-12 and bool((a / a.sum() >= -1e-12).all()):
+                whole = torch.zeros(len(m), dtype=torch.float64)
+                whole[list(chosen)] = a / a.sum()
+                best = min(best, float(whole @ m @ whole))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_brute_force(seed: int) -> None:
+    torch.manual_seed(seed)
+    n = 1 + seed % 6
+    x = torch.randn(n, 1 + (seed * 7) % 8, dtype=torch.float64)  # also fewer columns than rows: a singular matrix
+    m = x @ x.T + torch.diag(torch.rand(n, dtype=torch.float64) * (seed % 3))
+    a = least(m)
+    assert a is not None and bool((a >= 0).all()) and float(a.sum()) == pytest.approx(1)
+    values, vectors = torch.linalg.eigh(m)
+    lifted = (vectors * values.clamp(min=FLOOR * values.max())) @ vectors.T
+    assert float(a @ lifted @ a) == pytest.approx(tried(lifted), abs=1e-10 * float(values.max()))
+
+
+def test_by_hand() -> None:
+    """Independent errors: weights as 1 / variance. One that can only do harm has none."""
+    torch.testing.assert_close(least(torch.diag(torch.tensor([1.0, 2.0, 4.0]))), torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64) / 7)
+    torch.testing.assert_close(least(torch.tensor([[1.0, 2.0], [2.0, 5.0]])), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert least(torch.tensor([[3.0]])).tolist() == [1.0]  # type: ignore[union-attr]
+
+
+def test_a_matrix_that_is_not_positive_is_made_so() -> None:
+    """(1, 2; 2, 1) has the eigenvalues 3 and -1: along (1, -1) it falls for ever, but by the clipped one both are alike."""
+    a = least(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+    assert a is not None and a.tolist() == pytest.approx([0.5, 0.5])
+    torch.manual_seed(0)
+    wild = torch.randn(9, 9, dtype=torch.float64)
+    a = least(wild + wild.T)
+    assert a is not None and bool((a >= 0).all()) and float(a.sum()) == pytest.approx(1)
+
+
+def test_nothing_to_choose_by() -> None:
+    assert least(torch.zeros(4, 4)).tolist() == [0.25] * 4  # type: ignore[union-attr]
+    assert least(-torch.eye(2)).tolist() == [0.5] * 2  # type: ignore[union-attr]
+    assert least(torch.tensor([[float("nan")]])) is None and least(torch.tensor([[float("inf")]])) is None
+    assert least(torch.zeros(0, 0)).tolist() == []  # type: ignore[union-attr]
+
+
+def test_it_moves_only_a_little_when_the_numbers_do() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(30, 5, dtype=torch.float64)  # singular
+    a, b = least(x @ x.T), least(x @ x.T + 1e-14 * torch.randn(30, 30, dtype=torch.float64))
+    assert a is not None and b is not None
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
