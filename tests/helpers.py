@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -160,6 +161,15 @@ def train(
     network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, seed: int = 0, **options: Any
 ) -> Fitted:
     return fit(network, model, samples, data, client_keys(len(data.count), seed), recipe, plan, **options)
+
+
+OFTEN = ("fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "c-pfl", "fedcom")
+
+
+def methods_in_turn() -> list[Any]:
+    """All methods, for checks that take seconds each: the five systems and what they build on in every run of the tests, the others with
+    the slow ones."""
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")]
 
 
 def built_in(kind: str) -> dict[str, Any]:

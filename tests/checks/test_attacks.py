@@ -16,10 +16,9 @@ from holdfast.core.registry import describe, find
 from holdfast.core.types import ROOT, Schema, Uplink
 from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
-from tests.helpers import assert_same, built_in, everything, tiny
+from tests.helpers import assert_same, built_in, everything, methods_in_turn, tiny
 
 ATTACKS = list(built_in("attack"))
-METHODS = list(built_in("method"))
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 HARD: list[dict[str, Any]] = [
     {"name": "backdoor", "size": 3, "fraction": 0.4},
@@ -62,7 +61,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @every_attack
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods_in_turn())
 def test_every_attack_on_every_method(name: str, method: str, simulate: Callable[..., Run], watched: list[int]) -> None:
     settings = {"size": 3} if name == "backdoor" else {}
     lenient = {"detect": False} if "detect" in built_in("method")[method].model_fields else {}  # whoever is banned attacks only once

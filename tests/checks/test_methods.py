@@ -13,7 +13,7 @@ from holdfast.core.registry import describe, find
 from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
 from holdfast.session import resume
-from tests.helpers import RAGGED, assert_same, built_in, everything, play
+from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, play
 
 METHODS = list(built_in("method"))
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2},
 }
 every_method = pytest.mark.parametrize("name", METHODS)
+in_turn = pytest.mark.parametrize("name", methods_in_turn())
 
 
 def hard(name: str, **changes: Any) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run])
     assert any(key.startswith(("server/", "rows/")) and value.numel() > 1 for key, value in loop.items())
 
 
-@every_method
+@in_turn
 @pytest.mark.parametrize("plan", ["captured-loop", "compiled-vmap"])
 def test_replayed_plans_equal_loop(name: str, plan: str, simulate: Callable[..., Run]) -> None:
     """On a CPU a program runs uncompiled; that its rows, masks and batches are the loop's is the same everywhere."""
@@ -65,7 +66,7 @@ def test_one_float32_step_of_both_plans(name: str, simulate: Callable[..., Run])
             torch.testing.assert_close(loop[key], vmap[key], rtol=0, atol=1e-5)
 
 
-@every_method
+@in_turn
 def test_fused_equals_alone(name: str, simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
     """Cells that differ in seed, learning rate, decay, epochs, partition, participation and every real setting of the method."""
     tables = [
@@ -83,7 +84,7 @@ def test_fused_equals_alone(name: str, simulate: Callable[..., Run], simulate_al
         assert fused.final["accuracy"] == alone.final["accuracy"]
 
 
-@every_method
+@in_turn
 def test_chunks_change_nothing(name: str, simulate: Callable[..., Run]) -> None:
     """A memory bound of a few kilobytes trains client by client."""
     tight = simulate(**hard(name, engine={"plan": "vmap", "memory": "1kB"}))
@@ -91,7 +92,7 @@ def test_chunks_change_nothing(name: str, simulate: Callable[..., Run]) -> None:
     assert_same(everything(tight), everything(simulate(**hard(name))), 1e-10)
 
 
-@every_method
+@in_turn
 def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable[..., Run]) -> None:
     first, second = (everything(simulate(**hard(name))) for _ in range(2))
     assert first.keys() == second.keys()
@@ -99,7 +100,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable
         assert torch.equal(torch.nan_to_num(first[key]), torch.nan_to_num(second[key])), key
 
 
-@every_method
+@in_turn
 def test_a_run_that_was_cut_goes_on_to_the_same_bits(
     name: str, simulate: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -119,7 +120,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(
     assert_same(everything(Run(tmp_path / "cut")), everything(simulate(**hard(name))), 0)
 
 
-@every_method
+@in_turn
 def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) -> None:
     first, second = (simulate(**hard(name, seed=seed, train={"participation": 1.0})).vector(client=0) for seed in (0, 1))
     assert not torch.equal(first, second)
@@ -153,7 +154,7 @@ def test_poor_rounds_are_survived(name: str, changes: dict[str, Any], simulate: 
     assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
 
 
-@every_method
+@in_turn
 @pytest.mark.parametrize(
     ("clients", "unselected"),
     [("all", "finetune"), ("benign", "deliver"), ("cohort", "keep_own"), ("held-out", "keep_own"), ("held-out", "finetune")],

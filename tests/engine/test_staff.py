@@ -27,10 +27,9 @@ from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.results import Run
 from holdfast.session import Watch
-from tests.helpers import assert_same, built_in, everything, play, tiny
+from tests.helpers import assert_same, everything, methods_in_turn, play, tiny
 
 PARENT = os.getpid()
-METHODS = list(built_in("method"))
 
 
 class Plain(ClientRule):
@@ -103,7 +102,7 @@ def same_bits(a: Run, b: Run) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods_in_turn())
 @pytest.mark.parametrize("workers", [2, 3])
 def test_on_plan_loop_workers_change_no_bit(method: str, workers: int, simulate: Callable[..., Run]) -> None:
     data = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
