@@ -126,7 +126,7 @@ def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) ->
     assert not torch.equal(first, second)
 
 
-@every_method
+@in_turn
 @pytest.mark.parametrize(
     "changes",
     [

@@ -33,11 +33,11 @@ from holdfast.results import Run  # noqa: E402
 from holdfast.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
+from tests.helpers import methods_in_turn  # noqa: E402
 
-METHODS = [
-    "fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", "fedcom", "c-pfl",
+METHODS = [name for name in methods_in_turn() if isinstance(name, str) or name.values[0] in (
     "fedrep", "fedbabu", "apfl", "pfedme", "clustered-fl", "fedamp", "fedfomo", "cd2-pfed", "fedproto", "fedpac", "gpfl",
-]  # fmt: skip
+)]  # fmt: skip
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:

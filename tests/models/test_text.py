@@ -19,7 +19,7 @@ from holdfast.experiment import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.models.words import Words
 from holdfast.results import Run
-from tests.helpers import LOOP, PLANS, assert_same, built_in, deal, everything, network_of, starts, tiny, train
+from tests.helpers import LOOP, PLANS, assert_same, deal, everything, methods_in_turn, network_of, starts, tiny, train
 
 HASHES = torch.tensor([[7, 2**31 - 1, 12, 0, 0], [4, 4, 4, 4, 4], [0, 0, 0, 0, 0]])
 TEXTS: dict[str, dict[str, Any]] = {
@@ -133,7 +133,7 @@ def of_texts(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @every_text
-@pytest.mark.parametrize("method", [name for name in built_in("method") if name != "fedbn"])  # which needs BatchNorm
+@pytest.mark.parametrize("method", [name for name in methods_in_turn() if getattr(name, "values", None) != ("fedbn",)])  # needs BatchNorm
 def test_every_method_trains_on_texts(name: str, method: str, texts: None, simulate: Callable[..., Run]) -> None:
     plans = ("loop", "vmap", "compiled-vmap")
     loop, vmap, compiled = (everything(simulate(**of_texts(name, method=method, engine={"plan": plan}))) for plan in plans)
