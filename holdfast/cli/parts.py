@@ -94,6 +94,8 @@ def _print_card(card: dict[str, Any]) -> None:
     console.print("\n[bold]Settings[/bold]" if card["settings"] else "\nNo settings.")
     if card["settings"]:
         _print_settings(card["settings"])
+    for place, (name, values) in enumerate(card["search"].items()):
+        console.print(f"{'' if place else chr(10)}`holdfast tune` tries {name} = {', '.join(map(str, values))}", markup=False)
     console.print("\n[bold]Example[/bold]")
     console.print(card["example"], markup=False, highlight=False, soft_wrap=True)  # to be copied
 
