@@ -80,12 +80,11 @@ def tune(
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         tuning = Tuning(table, budget, folder, under_attack)
         with _continued(folder):
-            lines = len(tuning.search.contenders)
-            to_stderr().print(f"{len(tuning.cells)} trials, at most {budget} for each of {lines} {'lines' if lines > 1 else 'line'}", style="dim")
             with Follow(to_stderr()) as follow:
+                follow.say(f"{len(tuning.cells)} trials, at most {budget} for each line of the table")
                 choices = tuning.try_all(follow.watch(), plugins, retry)
-            to_stderr().print(f"the report, on seeds {', '.join(map(str, tuning.search.seeds))}", style="dim")
             with Follow(to_stderr()) as follow:
+                follow.say(f"the report, on seeds {', '.join(map(str, tuning.search.seeds))}")
                 tuned = tuning.report(choices, follow.watch(), plugins, retry)
     return _finish(tuned, as_json)
 
