@@ -24,7 +24,7 @@ from holdfast.grid import combinations, configs, label
 from holdfast.playing import Watch
 from holdfast.report.gather import Line, by_setting, read_cells
 from holdfast.report.repeat import as_text
-from holdfast.report.table import Entry, Table, percent, to_markdown
+from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
 from holdfast.search import Contender, Search
 from holdfast.standing import Standing
 from holdfast.sweeping import sweep
@@ -124,7 +124,7 @@ class Tuned:
             finished = all(cell.standing.status == "finished" for cell in line.cells)
             status = "" if finished else line.status
             rows.append((Entry(line.label), *figures, *map(Entry, words), Entry(status)))
-        titles = ("", "test accuracy", "worst 10 %", "validation", "trials", "chosen", "status")
+        titles = ("", "test accuracy", "worst 10 %", "validation", "trials", CHOSEN, STATUS)
         kept = len(titles) - all(row[-1].text == "" for row in rows)
         return Table(titles[:kept], tuple(row[:kept] for row in rows))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import holdfast
 from holdfast.cli import main
@@ -161,6 +162,17 @@ def test_one_experiment(tmp_path: Path, quick_disk: None) -> None:
     (choice,) = tuned.try_all()
     assert choice.contender.label == "ditto" and choice.settings["method.lam"] in (0.1, 1.0, 3.0) and choice.trials == "1 of 6"
     assert tuned.search.seeds == [0, 1, 2]
+
+
+def test_objects_of_the_program(tmp_path: Path, quick_disk: None) -> None:
+    """They are tuned like all else, but no file can name them."""
+    model = holdfast.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head="1")
+    table = TABLE | {"model": model, "attack": None, "sweep": {"method.name": ["fedavg"], "seed": [0]}}
+    tuned = holdfast.tune(table, budget=2, out=tmp_path / "fair")
+    assert tuned.choices[0].trials == "all 2" and (tmp_path / "fair" / "trials.csv").exists()
+    assert not (tmp_path / "fair" / "tuned.toml").exists()
+    with pytest.raises(ConfigError, match="holds a run or a sweep already"):
+        holdfast.tune(TABLE, budget=2, out=tmp_path / "fair" / "report")
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def _show_config(as_json: bool) -> None:
     console.print('Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0, 1, 2].', markup=False)
     console.print("[[sweep.override]] with tables `when` and `set` changes settings of some of them.\n", markup=False)
     console.print("[tune]", style="bold", markup=False)
-    console.print('What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method; under [tune.ditto] lam = [0.1, 1.0].', markup=False)
+    console.print('What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method, under [tune.ditto] lam = [0.1, 1].', markup=False)
 
 
 def _print_settings(settings: list[dict[str, Any]]) -> None:
