@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from holdfast.api import plan, resume, run, sweep
+    from holdfast.api import plan, resume, run, sweep, tune
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.models.network import Model
@@ -25,6 +25,7 @@ _HOMES = {
     "plan": "holdfast.api",
     "resume": "holdfast.api",
     "sweep": "holdfast.api",
+    "tune": "holdfast.api",
     "load": "holdfast.results",
     "Run": "holdfast.results",
     "Model": "holdfast.models.network",
@@ -34,7 +35,7 @@ _HOMES = {
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
-__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "plan", "register", "resume", "run", "setting", "sweep"]
+__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "plan", "register", "resume", "run", "setting", "sweep", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from holdfast.session import Watch, start
 from holdfast.session import resume as resume_runs
 from holdfast.standing import Standing
 from holdfast.sweeping import sweep as play_sweep
+from holdfast.tuning import Tuned, Tuning
 
 
 def run(
@@ -63,6 +64,16 @@ class Swept:
 def _swept(standing: Standing, config: Config) -> Swept:
     run = Run(standing.path, config) if (standing.path / "manifest.json").exists() else None
     return Swept(standing.label, standing.shared or standing.status, standing.round, standing.reason, run)
+
+
+def tune(
+    config: Mapping[str, Any], budget: int, out: str | Path | None = None, under_attack: bool = False, retry: bool = False,
+    watch: Watch | None = None,
+) -> Tuned:  # fmt: skip
+    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by the clients' validation data,
+    then reported on test data under other seeds. The same call starts, continues or completes what is in `out`."""
+    tuning = Tuning(config, budget, Path(out) if out is not None else fresh_folder(), under_attack)
+    return tuning.report(tuning.try_all(watch, retry=retry), watch, retry=retry)
 
 
 def plan(

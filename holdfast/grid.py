@@ -17,11 +17,17 @@ Table = dict[str, Any]
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
-    base = _copied(table)
+    return [(label(chosen), cell) for chosen, cell in combinations(table)]
+
+
+def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
+    """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast tune` tries, and left alone."""
+    base = copied(table)
+    base.pop("tune", None)
     sweep = base.pop("sweep", {})
     for key in base:
         if key not in Config.model_fields:
-            raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep'])}")
+            raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep', 'tune'])}")
     if not isinstance(sweep, Mapping):
         raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
     sweep = dict(sweep)
@@ -40,12 +46,12 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     cells = []
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
-        cell = _copied(base)
+        cell = copied(base)
         for path in sorted(chosen, key=rank):
             assign(cell, path, chosen[path])
         for override in overrides:
             _override(cell, override)
-        cells.append((label(chosen), cell))
+        cells.append((chosen, cell))
     return cells
 
 
@@ -63,11 +69,11 @@ def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
     return cells
 
 
-def _copied(table: Any) -> Any:
+def copied(table: Any) -> Any:
     """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share them can be fused."""
     if isinstance(table, Mapping):
-        return {key: _copied(value) for key, value in table.items()}
-    return [_copied(value) for value in table] if isinstance(table, list) else table
+        return {key: copied(value) for key, value in table.items()}
+    return [copied(value) for value in table] if isinstance(table, list) else table
 
 
 def label(chosen: Mapping[str, Any]) -> str:

@@ -94,6 +94,8 @@ def _print_card(card: dict[str, Any]) -> None:
     console.print("\n[bold]Settings[/bold]" if card["settings"] else "\nNo settings.")
     if card["settings"]:
         _print_settings(card["settings"])
+    for place, (name, values) in enumerate(card["search"].items()):
+        console.print(f"{'' if place else chr(10)}`holdfast tune` tries {name} = {', '.join(map(str, values))}", markup=False)
     console.print("\n[bold]Example[/bold]")
     console.print(card["example"], markup=False, highlight=False, soft_wrap=True)  # to be copied
 
@@ -112,7 +114,9 @@ def _show_config(as_json: bool) -> None:
         console.print()
     console.print("[sweep]", style="bold", markup=False)
     console.print('Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0, 1, 2].', markup=False)
-    console.print("[[sweep.override]] with tables `when` and `set` changes settings of some of them.", markup=False)
+    console.print("[[sweep.override]] with tables `when` and `set` changes settings of some of them.\n", markup=False)
+    console.print("[tune]", style="bold", markup=False)
+    console.print('What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method, under [tune.ditto] lam = [0.1, 1].', markup=False)
 
 
 def _print_settings(settings: list[dict[str, Any]]) -> None:

@@ -56,6 +56,8 @@ class Part(BaseModel):
     paper: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """What a named `variant` sets: an option that is given wins, the others take these values instead of their defaults."""
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where that says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -184,6 +186,7 @@ def describe(cls: type[Part]) -> dict[str, Any]:
         "text": text,
         "module": cls.__module__,
         "settings": settings_of(cls),
+        "search": {name: list(values) for name, values in cls.search.items()},
     }
 
 

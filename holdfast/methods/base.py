@@ -128,8 +128,6 @@ class Method(Part):
     """The model its users would run: the headline accuracy."""
     reduces: ClassVar[bool] = True
     """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
-    search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Settings worth trying, and the values that the literature tries."""
 
     @property
     def draws_banned(self) -> bool:

@@ -137,6 +137,7 @@ class CPfl(Method):
     Server = CPflServer
     models = ("global", "personal")
     deploys = "personal"
+    search = {"tune_epochs": (5, 10, 15, 20)}  # Table 6, but for 0, which is no personalisation
     committee: Committee | bool = setting(
         True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
     )

@@ -40,4 +40,5 @@ class Ditto(Method):
     Server = Averaging
     models = ("global", "personal")
     deploys = "personal"
+    search = {"lam": (0.01, 0.1, 1.0, 2.0)}
     lam: float = setting(0.1, "strength of the pull of the private model to the received one (0: local training)", ge=0)

@@ -253,6 +253,7 @@ class FedAS(Method):
     models = ("personal",)
     deploys = "personal"
     presets = {"authors": {"align": "serial", "first": "literal", "align_statistics": True}}
+    search = {"align_lr": (0.001, 0.01, 0.1)}  # the paper searches nothing; around the released code's
 
     variant: Literal["card", "authors"] = setting("card", "card: the defaults; authors: a chain of alignments, from the first time on")
     align: Literal["parallel", "serial", "joint", "off"] = setting(

@@ -220,6 +220,7 @@ class FedCap(Method):
     models = ("global", "customised", "personal")
     deploys = "personal"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
+    search = {"alpha": (2.0, 5.0, 10.0), "phi": (0.1, 0.2, 0.3), "lam": (0.1, 0.5, 1.0)}
     alpha: float = setting(10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0)
     phi: Annotated[float, Field(ge=0, le=1)] | Literal["uniform"] = setting(
         0.3, "a client's own share of its customised model, in [0, 1]; uniform: one by the size of the pool"

@@ -249,6 +249,7 @@ class FedCom(Method):
     Server = FedComServer
     models = ("global", "personal")
     deploys = "personal"
+    search = {"lam": (0.01, 0.1, 1.0), "channels": (1, 5, 20)}  # x as in Table 2; of lam the paper has 0.01 only
     lam: float = setting(0.01, "strength of the pull of the personal model", ge=0)
     channels: int = setting(5, "x: how many entries of the class's row are compared; all where there are fewer", ge=1)
     matching: bool = setting(True, "look for peers; false: Ditto, trained first w, then v")

@@ -24,4 +24,5 @@ class FedProx(Method):
 
     Client = FedProxClient
     Server = Averaging
+    search = {"mu": (0.001, 0.01, 0.1, 1.0)}
     mu: float = setting(0.1, "strength of the pull to the received model (paper: 0.001 to 1; 0 is FedAvg)", ge=0)

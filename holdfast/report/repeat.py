@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.config import PART_SECTIONS, Config, make_config
@@ -29,8 +29,13 @@ def config_text(cells: Sequence[Cell]) -> str | None:
         return None
     if sorted(map(_text, made)) != sorted(map(_text, configs)):
         return None
-    sweep = table.pop("sweep", None)
-    return to_toml(table) + (_sweep_text(sweep) if sweep else "")
+    return as_text(table)
+
+
+def as_text(table: Mapping[str, Any]) -> str:
+    """A config table, which may have a sweep, as TOML."""
+    once = {name: given for name, given in table.items() if name != "sweep"}
+    return to_toml(once) + (_sweep_text(dict(table["sweep"])) if table.get("sweep") else "")
 
 
 def command(cells: Sequence[Cell]) -> str:

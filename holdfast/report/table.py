@@ -65,7 +65,8 @@ COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
     Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
 )
-STATUS = "status"
+STATUS, CHOSEN = "status", "chosen"
+WORDS = (STATUS, CHOSEN)  # columns that are read, not compared
 DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a narrow terminal; a report and --json have all
 
 
@@ -140,9 +141,9 @@ def narrowed(table: Table, width: int) -> Table:
 def to_rich(table: Table, title: str | None = None) -> RichTable:
     out = RichTable(title=title, title_style="bold", title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
     for place, name in enumerate(table.titles):
-        words = place == 0 or name == STATUS
+        words = place == 0 or name in WORDS
         longest = max((len(row[place].text) for row in table.rows), default=0)
-        least = min(24, longest) if words else None  # a row without its name says nothing
+        least = min(12 if name == CHOSEN else 24, longest) if words else None  # a row without its name says nothing
         out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold", min_width=least)
     for row in table.rows:
         out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
@@ -154,7 +155,7 @@ def to_markdown(table: Table) -> str:
         text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
         return f"**{text}**" if entry.best else text
 
-    rule = "".join("---|" if title == STATUS else "---:|" for title in table.titles[1:])
+    rule = "".join("---|" if title in WORDS else "---:|" for title in table.titles[1:])
     lines = ["| " + " | ".join(table.titles) + " |", "|---|" + rule]
     lines += ["| " + " | ".join(cell(entry) for entry in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"

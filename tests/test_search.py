@@ -1,0 +1,125 @@
+"""Which trials a comparison makes: as many for each method, from its own range, never with the report's seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
+from holdfast.core.registry import Part, build, find, parts
+from holdfast.grid import configs
+from holdfast.search import Contender, Search, draw
+
+DATA = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
+
+
+def search(budget: int = 4, under_attack: bool = False, **table: Any) -> Search:
+    return Search({"data": DATA, **table}, budget, under_attack)
+
+
+def by_label(found: Search) -> dict[str, Contender]:
+    return {contender.label: contender for contender in found.contenders}
+
+
+@pytest.mark.parametrize("name", sorted(parts("method")))
+def test_what_a_method_declares_can_be_set(name: str) -> None:
+    declared = find("method", name).search
+    assert set(declared) <= set(find("method", name).model_fields)
+    for setting, values in declared.items():
+        assert len(set(values)) == len(values) > 1
+        for value in values:
+            part: Part = build("method", {"name": name, setting: value})
+            assert part.settings()[setting] == value
+
+
+def test_every_method_is_tried_as_often() -> None:
+    found = by_label(search(4, sweep={"method.name": ["fedavg", "fedprox", "ditto", "fedcap"], "seed": [0, 1]}))
+    assert {label: (len(c.trials), c.possible) for label, c in found.items()} == {
+        "fedavg": (3, 3), "fedprox": (4, 12), "ditto": (4, 12), "fedcap": (4, 81),
+    }  # fmt: skip
+    assert found["fedavg"].ranges == {"train.lr": [0.002, 0.01, 0.05]}
+    assert set(found["fedcap"].ranges) == {"train.lr", "method.alpha", "method.phi", "method.lam"}
+
+
+def test_draws_do_not_repeat_and_are_balanced() -> None:
+    ranges = {"lr": [1, 2], "mu": [1, 2, 3, 4]}
+    all_of_them = {(lr, mu) for lr in (1, 2) for mu in (1, 2, 3, 4)}
+    for seed in range(20):
+        drawn = [tuple(settings.values()) for settings in draw(ranges, 100, Key(seed))]
+        assert set(drawn) == all_of_them and len(drawn) == 8
+        assert drawn[:3] == [tuple(settings.values()) for settings in draw(ranges, 3, Key(seed))]
+        assert Counter(lr for lr, _ in drawn[:4]) == {1: 2, 2: 2} and Counter(mu for _, mu in drawn[:4]) == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert len({str(draw(ranges, 4, Key(seed))) for seed in range(20)}) > 10  # by chance, for all that
+    assert draw({}, 5, Key(0)) == [{}]
+
+
+def test_a_method_draws_the_same_whoever_else_is_there() -> None:
+    alone, beside = (by_label(search(sweep={"method.name": names}))["ditto"].trials for names in (["ditto"], ["fedavg", "ditto"]))
+    assert alone == beside
+
+
+def test_the_section_wins() -> None:
+    own = {"ditto": {"lam": [0.3, 3.0], "train.lr": [0.5]}, "fedprox": {"method.mu": [0.9]}}
+    tune = {"train.lr": [0.1, 0.1, 0.2], "method.lam": [7.0], **own}
+    found = by_label(search(tune=tune, sweep={"method.name": ["fedavg", "ditto", "fedprox", "fedcap"]}))
+    assert found["fedavg"].ranges == {"train.lr": [0.1, 0.2]}
+    assert found["ditto"].ranges == {"train.lr": [0.5], "method.lam": [0.3, 3.0]}
+    assert found["fedprox"].ranges == {"train.lr": [0.1, 0.2], "method.mu": [0.9]}
+    assert found["fedcap"].ranges["method.lam"] == [7.0]
+
+
+def test_what_the_sweep_goes_over_is_not_searched() -> None:
+    found = by_label(search(sweep={"train.lr": [0.1, 0.2], "method.name": ["fedavg", "ditto"]}))
+    assert list(found) == ["lr=0.1 fedavg", "lr=0.1 ditto", "lr=0.2 fedavg", "lr=0.2 ditto"]
+    assert found["lr=0.2 fedavg"].trials == ({},) and set(found["lr=0.2 ditto"].ranges) == {"method.lam"}
+
+
+def test_trials_have_a_seed_of_their_own_and_no_attack() -> None:
+    sweep = {"method.name": ["fedavg", "ditto"], "attack.name": ["none", "ipm", "sign-flip"]}
+    found = search(2, attack={"fraction": 0.2}, seed=5, sweep=sweep)
+    assert list(by_label(found)) == ["fedavg", "ditto"] and found.seeds == [5, 6, 7]
+    assert {(config.seed, config.attack) for _, config in found.cells()} == {(1000, None)}
+    against = search(2, True, attack={"fraction": 0.2}, tune={"seed": 9}, sweep=sweep)
+    assert list(by_label(against))[:3] == ["fedavg none", "fedavg ipm", "fedavg sign-flip"]
+    assert [c.attack and c.attack["name"] for _, c in against.cells()[:6]] == [None, None, "ipm", "ipm", "sign-flip", "sign-flip"]
+    assert {config.seed for _, config in against.cells()} == {9}
+
+
+def test_the_report_is_the_sweep_with_overrides() -> None:
+    found = search(sweep={"method": ["fedavg", "ditto"], "attack": ["none", "ipm"]})
+    table = found.tuned([{"train.lr": 0.1}, {"train.lr": 0.2, "method.lam": 3.0}])
+    made = {label: (config.train.lr, config.parts().method.settings().get("lam")) for label, config in configs(table)}
+    assert len(made) == 12 and made["method=fedavg attack=ipm seed=2"] == (0.1, None)
+    assert made["method=ditto attack=none seed=0"] == made["method=ditto attack=ipm seed=1"] == (0.2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"data": {}}, "never by test data; set for example data.split"),
+        ({"tune": {"seed": 2}}, "tune.seed: 2 is a seed of the report too"),
+        ({"tune": {"train.lr": []}}, "tune.train.lr: needs a list"),
+        ({"tune": {"ditto": {"lam": 1.0}}}, "tune.ditto.method.lam: needs a list"),
+        ({"tune": {"dito": {"lam": [1.0]}}}, "unknown key 'tune.dito.lam'; did you mean 'ditto'"),
+        ({"tune": {"method.lamb": [1.0]}}, "unknown key 'tune.method.lamb'; did you mean 'lam'"),
+        ({"tune": {"ditto": {"lamb": [1.0]}}}, "unknown key 'method.lamb'; did you mean 'lam'"),
+        ({"tune": {"ditto": {"lam": [-1.0]}}}, "method.lam: input should be greater than or equal to 0"),
+        ({"tune": 3}, "tune: must be a table"),
+        ({"evaluate": {"models": ["global"]}}, "add \"personal\" to evaluate.models"),
+        ({"method": find("method", "ditto")()}, "give method ditto by its name"),
+        ({"tune": {"train.lr": [float(i) for i in range(1, 50000)]}}, "too many to draw from"),
+        ({"trian": {}}, "unknown key 'trian'"),
+    ],
+)
+def test_refusals(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=".*") as said:
+        search(**{"method": "ditto", **table}).cells()
+    assert message in str(said.value)
+
+
+def test_a_budget_is_at_least_one() -> None:
+    with pytest.raises(ConfigError, match="--budget 0"):
+        search(0)
