@@ -21,6 +21,7 @@ from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.methods.context import Context
 from holdfast.methods.fedcap import FedCap, customisation
 from holdfast.results import Run
+from tests.detectors.test_norm import Endless
 from tests.helpers import assert_same, everything, network_of
 from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received
 from tests.methods.test_runs import Slowly
@@ -472,6 +473,15 @@ def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]
     assert ignoring.state()["pool/ids"].tolist() == [0, 2, 3, 4]
     assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 1e-12)
     assert ignoring.final["bytes/up"] > run.final["bytes/up"]
+
+
+def test_who_is_ignored_is_banned_once_though_refused_in_every_round(simulate: Callable[..., Run]) -> None:
+    method = {"name": "fedcap", "variant": "authors"}
+    run = simulate(method=method, attack=Endless(clients=(1,)), train={"rounds": 3})
+    parts = run.store.parts(3)
+    assert [[*part["refused"]] for part in parts if part["round"]] == [["1"]] * 3
+    assert [[*part["banned"]] for part in parts if part["round"]] == [["1"], [], []] and run.final["detection/rounds"] == 1
+    assert run.store.arrays(3)["verdict/ids"].tolist() == [0, 2, 3, 4]
 
 
 def test_the_authors_variant_is_a_preset() -> None:
