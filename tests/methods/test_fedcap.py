@@ -461,6 +461,15 @@ def test_attackers_poison_their_requests(simulate: Callable[..., Run]) -> None:
     )
 
 
+def test_what_attackers_do_in_an_evaluation_is_not_noted(simulate: Callable[..., Run]) -> None:
+    """Those outside the last cohort make a request to be measured; how often one measures must not change what is said of the attack."""
+    settings: dict[str, Any] = {"attack": {"name": "lie", "fraction": 0.4}, "train": {"rounds": 4, "participation": 0.4}}
+    noted = [
+        [part.get("attack") for part in simulate(method="fedcap", evaluate={"every": every}, **settings).store.parts(4)] for every in (1, 4)
+    ]
+    assert noted[0] == noted[1] and any(noted[0])
+
+
 def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]) -> None:
     attacked: dict[str, Any] = {"attack": {"name": "replacement", "clients": [1], "factor": 50.0}, "train": {"rounds": 3, "shuffle": False}}
     run = simulate(method={"name": "fedcap", "t_norm": 5.0}, **attacked)
