@@ -90,7 +90,8 @@ class FedCapServer(ServerRule):
             asked = _customised(ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
             reference = self._reference(state, ctx, asked, weights, counts)  # w^t
         up = yield asked
-        up = _not_from(up, state["banned"]) if "banned" in state else up
+        if "banned" in state:  # the banned are neither judged nor may they judge others
+            up, ctx = _not_from(up, state["banned"]), replace(ctx, available=ctx.available[~torch.isin(ctx.available, state["banned"])])
         with ctx.timer.part("calibrate"):
             recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
         judged = calibrated if self.method.calibrate else up

@@ -18,6 +18,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
+from holdfast.detectors.base import Detector, Judgement
 from holdfast.methods.context import Context
 from holdfast.methods.fedcap import FedCap, customisation
 from holdfast.results import Run
@@ -482,6 +483,20 @@ def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]
     assert ignoring.state()["pool/ids"].tolist() == [0, 2, 3, 4]
     assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 1e-12)
     assert ignoring.final["bytes/up"] > run.final["bytes/up"]
+
+
+class Looking(Detector):
+    """Bans nobody; remembers whom it could have asked for help."""
+
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Any:
+        yield from ()
+        return Judgement({"available": ctx.available})
+
+
+def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run]) -> None:
+    method = {"name": "fedcap", "variant": "authors"}
+    run = simulate(method=method, attack=Endless(clients=(1,)), detectors=(Looking(),), train={"rounds": 2})
+    assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)["cohort"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_who_is_ignored_is_banned_once_though_refused_in_every_round(simulate: Callable[..., Run]) -> None:

@@ -55,7 +55,8 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
     assert dots[0] == [] and bans(lines[:1]) == ""  # no attack, and a bound that all keep to
     assert [kind for kind, _ in dots[1]] == ["wronged"] * 4
     assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
-    assert [(kind, about.split(":")[0]) for kind, about in dots[3]][:2] == [("banned", "client 2, round 1"), ("wronged", "client 0, round 1")]
+    two = [(kind, about.split(":")[0]) for kind, about in dots[3]][:2]
+    assert two == [("banned", "client 2, round 1"), ("wronged", "client 0, round 1")]
     assert "; 2 and 7. A ban is for good." in write_page(out).read_text()
 
 
