@@ -12,6 +12,7 @@ import pytest
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.harm import bans, held_or_fell
 from holdfast.report.page import write_page
+from holdfast.report.table import tabulate
 from tests.report.conftest import sweep
 
 LONG = {"name": "replacement", "clients": [2], "factor": 1000.0}
@@ -68,3 +69,14 @@ def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
     found = circles(write_page(out).read_text())
     assert ("banned", f"client {first}, round 1") in [(kind, about.split(":")[0]) for kind, about in found]
     assert {kind for kind, _ in found} == {"banned"}
+
+
+def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
+    """The bound is far too high for this attack: nobody is banned, and the page must not pass over that."""
+    attack = {"name": "sign-flip", "clients": [2]}
+    found = {}
+    for method in ("fedavg", "fedcap"):
+        out = sweep(tmp_path / method, method={"name": method}, sweep={"attack": ["none", attack]})
+        found[method] = tabulate(by_setting(read_cells(out)))
+    assert "DAcc" not in found["fedavg"].titles
+    assert found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")].text == "75.0 %"
