@@ -89,6 +89,12 @@ def _measured(run: Run, cell: Cell, client: int, model: Tensor) -> Joined:
 # ---- where a newcomer's data comes from
 
 
+_FITTED = (
+    "--data: a table's columns are fitted to the run's own train split, which other files do not know; "
+    "hold clients out with data.held_out, and name one with --client"
+)
+
+
 def from_folder(run: Run, folder: Path) -> Newcomer:
     """Parquet files that the run's own source reads; all training rows are the newcomer's."""
     settings = run.config.data
@@ -96,8 +102,7 @@ def from_folder(run: Run, folder: Path) -> Newcomer:
     if not isinstance(source, FolderSource):
         raise DataError(f"--data: the run's data '{settings.name}' is not read from files; give a config, or name a client with --client")
     if isinstance(source, TableSource):
-        raise DataError("--data: a table's columns are fitted to the run's own train split, which other files do not know; "
-                        "hold clients out with data.held_out, and name one with --client")  # fmt: skip
+        raise DataError(_FITTED)
     there = build("source", {**source.settings(), "name": settings.name, "folder": str(folder.absolute())}, "data.options")
     samples = _understood(run._experiment.federation.samples, there.load(None), str(folder))
     return Newcomer(samples, np.arange(samples.train_rows), np.arange(samples.train_rows, len(samples)))
@@ -106,6 +111,9 @@ def from_folder(run: Run, folder: Path) -> Newcomer:
 def from_config(run: Run, file: Path, client: int | None) -> Newcomer:
     """One client of the federation that a config's [data] section and seed describe."""
     config = make_config({name: value for name, value in read_config(file).items() if name in ("seed", "data")})
+    files, own = ((data.name, data.options, data.dir) for data in (config.data, run.config.data))
+    if isinstance(config.data.source(), TableSource) and files != own:
+        raise DataError(_FITTED)
     federation = build_federation(config.data, Key(config.seed).fold("data"))
     if client is None and federation.clients > 1:
         raise ConfigError(f"--client: {file} describes {federation.clients} clients, from 0; say which of them joins")
@@ -126,6 +134,8 @@ def _understood(run: Samples, new: Samples, where: str) -> Samples:
         if strange:
             raise DataError(f"{where}: class '{strange[0]}' is none of the run's{suggest(strange[0], run.class_names)}")
         y = torch.tensor([run.class_names.index(name) for name in new.class_names])[y]
+    elif new.class_names:  # numbered by their own order, which need not be that of the run's numbers
+        raise DataError(f"{where}: classes have names, such as '{new.class_names[0]}', the run's are numbers; label with these numbers")
     elif int(y.max()) >= run.classes:
         raise DataError(f"{where}: label {int(y.max())}, the run has classes 0 to {run.classes - 1}")
     return replace(new, y=y, classes=run.classes, class_names=run.class_names, mean=run.mean, std=run.std)

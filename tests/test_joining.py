@@ -20,7 +20,7 @@ from holdfast.joining import _understood, from_config, join
 from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
 from holdfast.results import Run
-from tests.data.folders import grey, write_images
+from tests.data.folders import grey, write_images, write_table
 from tests.helpers import play, slow_fit
 from tests.test_cli import Answer, cli, refused
 
@@ -125,6 +125,8 @@ def test_a_config_describes_the_joiner(run: Run, cli: Callable[..., Answer], tmp
     refused(cli("customise", run.path, "--data", "new.toml", "--client", 3), "describes clients 0 to 2, got 3")
     answer = cli("customise", run.path, "--data", "new.toml", "--client", 1, "--out", tmp_path / "m.safetensors")
     assert answer.code == 0 and answer.out.startswith(f"{tmp_path / 'm.safetensors'}\naccuracy 0.") and "on 10 test samples" in answer.out
+    names = [cli("customise", run.path, "--data", "new.toml", "--client", c).out.splitlines()[0] for c in (0, 1)]
+    assert [Path(name).name for name in names] == ["customised-new-0.safetensors", "customised-new-1.safetensors"]
     joined = join(run, from_config(run, tmp_path / "new.toml", 1))
     assert joined.samples == 30 and not torch.equal(joined.model, run.vector())
 
@@ -157,6 +159,25 @@ def test_the_joiners_samples_mean_what_the_runs_mean() -> None:
     np.testing.assert_allclose(theirs.batch(torch.tensor([0, 1])).numpy(), [[1.0], [2.0]])
     with pytest.raises(DataError, match="there: label 3, the run has classes 0 to 2"):
         _understood(ours, samples([[1.0]], [3]), "there")
+    numbered = samples([[1.0], [2.0], [3.0]], [0, 1, 2])
+    with pytest.raises(DataError, match="there: classes have names, such as 'b', the run's are numbers"):
+        _understood(numbered, samples([[1.0], [2.0]], [0, 1], ("b", "c")), "there")
+
+
+def test_a_table_fits_only_its_own_files(tmp_path: Path) -> None:
+    """Other rows would be standardised by themselves and mean something else to the run's models."""
+    configs: dict[str, Any] = {}
+    for name, unit in (("ours", 1.0), ("theirs", 1000.0)):
+        columns = {"size": [unit * i for i in range(40)], "label": [i % 2 for i in range(40)]}
+        write_table(tmp_path / name / "train.parquet", columns)
+        data = {"name": "table", "options": {"folder": str(tmp_path / name)}, "clients": 4, "partition": "iid"}
+        configs[name] = data
+        text = f'seed = 3\n[data]\nname = "table"\nclients = 4\npartition = "iid"\noptions = {{ folder = "{tmp_path / name}" }}\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+    run = play([{"method": "fedcap", "model": "mlp", "data": configs["ours"]}], tmp_path / "run")[0]
+    assert join(run, from_config(run, tmp_path / "ours.toml", 1)).samples > 0
+    with pytest.raises(DataError, match="--data: a table's columns are fitted to the run's own train split"):
+        from_config(run, tmp_path / "theirs.toml", 1)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +187,7 @@ def test_the_joiners_samples_mean_what_the_runs_mean() -> None:
         (["--client", "9"], ["there are clients 0 to 6, got 9"]),
         (["--data", "nowhere.toml"], ["config file not found: nowhere.toml"]),
         (["--data", "."], ["the run's data 'digits' is not read from files"]),
+        (["--client", "1", "--out", "."], ["--out: . is a folder; name a file in it"]),
         (["--client", "1", "--out", "no/such/file"], ["--out: there is no folder no/such"]),
     ],
 )

@@ -186,7 +186,8 @@ class Adversary:
         seen, mine = (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
         view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
         changed = self.attack.uplink(task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key)
-        self._notes += view.notes
+        if sent is None or not sent.rehearsal:  # what evaluation asks is off the books
+            self._notes += view.notes
         return changed
 
     def take_notes(self) -> list[str]:

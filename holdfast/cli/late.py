@@ -44,6 +44,8 @@ def customise(
         raise ConfigError("--data: name the joiner's data, or a client of the run with --client")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out: {out} is a folder; name a file in it, for example {out / 'mine.safetensors'}")
     with only_json(as_json), _stages("reading the run", "training the request", "writing the model") as next_stage:
         from holdfast.results import Run
 
@@ -53,7 +55,8 @@ def customise(
         next_stage()
         joined = _joined(run, data, client)
         next_stage()
-        file = out or folder / f"customised-{data.stem if data else client}.safetensors"
+        name = "-".join(str(part) for part in (data.stem if data else None, client) if part is not None)
+        file = out or folder / f"customised-{name}.safetensors"
         _write(run, joined, file)
     if as_json:
         return print_json({"model": str(file), "samples": joined.samples, "tested": joined.tested, "accuracy": joined.accuracy,

@@ -31,12 +31,18 @@ def grad_cam(module: nn.Module, images: Tensor, classes: Tensor | None = None, l
     those predicted. `layer` names a convolution; by default the last one."""
     convolution = _convolution(module, layer)
     caught: list[Tensor] = []
-    handle = convolution.register_forward_hook(lambda _module, _inputs, output: caught.append(output))
+
+    def catch(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        caught.append(output)
+        return output.clone()  # what follows may write in place, as nn.ReLU(inplace=True) does
+
+    handle = convolution.register_forward_hook(catch)
     was_training = module.training
     try:
         module.eval()
         with torch.enable_grad():
-            logits = module(images.requires_grad_() if not any(p.requires_grad for p in module.parameters()) else images)
+            frozen = not any(p.requires_grad for p in module.parameters())
+            logits = module(images.detach().requires_grad_() if frozen else images)
             about = logits.argmax(dim=1) if classes is None else classes
             seen = caught[-1]
             slopes = torch.autograd.grad(logits.gather(1, about[:, None]).sum(), seen)[0]
@@ -94,6 +100,10 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
     first = next(iter(runs.values()))
     federation = first._experiment.federation
     samples, table = federation.samples, federation.global_test
+    for name, run in runs.items():
+        other = run._experiment.federation.samples
+        if (other.name, other.sample_shape, other.classes) != (samples.name, samples.sample_shape, samples.classes):
+            raise ConfigError(f"runs: '{name}' is about {other.name}, the first one about {samples.name}; show runs on the same data")
     if samples.words or len(samples.sample_shape) != 3:
         raise ConfigError(f"data: Grad-CAM is about images, but a sample of {samples.name} is none")
     if min(images) < 0 or max(images) >= len(table.row):

@@ -90,7 +90,8 @@ class FedCapServer(ServerRule):
             asked = _customised(ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
             reference = self._reference(state, ctx, asked, weights, counts)  # w^t
         up = yield asked
-        up = up.only(~torch.isin(up.ids, state["banned"])) if "banned" in state else up
+        if "banned" in state:  # the banned are neither judged nor may they judge others
+            up, ctx = _not_from(up, state["banned"]), replace(ctx, available=ctx.available[~torch.isin(ctx.available, state["banned"])])
         with ctx.timer.part("calibrate"):
             recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
         judged = calibrated if self.method.calibrate else up
@@ -182,6 +183,13 @@ def _calibrated(asked: Exchange, up: Uplink, reference: Tensor) -> tuple[Tensor,
     recovered = torch.cat([sent[:, :p] + up["update"], up["buffers"]], dim=1)
     moved = up["update"] + (sent[:, :p] - reference[:p])  # in this order nothing is lost where a client was sent the reference itself
     return recovered, replace(up, fields={**up.fields, "update": moved})
+
+
+def _not_from(up: Uplink, banned: Tensor) -> Uplink:
+    """Without the banned, also among those whom screening refused: nobody is banned twice."""
+    known = set(banned.tolist())
+    refused = {client: reason for client, reason in up.refused.items() if client not in known}
+    return replace(up.only(~torch.isin(up.ids, banned)), refused=refused)
 
 
 def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:

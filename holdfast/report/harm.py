@@ -22,7 +22,8 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     best, *others = attacked(lines)
     cost = best.mean("attack/lost") or 0.0
     said = f"answers {100 * (best.mean('accuracy') or 0.0):.1f} % of a benign client's test samples right under attack"
-    said += f", {100 * cost:.1f} points less than without it." if cost >= 0.0005 else ", as many as without it."
+    more = "less" if cost > 0 else "more"
+    said += f", {100 * abs(cost):.1f} points {more} than without it." if abs(cost) >= 0.0005 else ", as many as without it."
     said += _bans_in_words(best)
     fell = sorted((line for line in others if (line.mean("attack/lost") or 0.0) >= _WORTH_NAMING), key=_lost)[:3]
     if fell:
@@ -40,7 +41,9 @@ def _bans_in_words(line: Line) -> str:
     if missed is None or wronged is None or missed == 1 and wronged == 0:
         return ""
     who = "every attacker" if missed == 0 else f"{100 * (1 - missed):.0f} % of the attackers"
-    return f" It bans {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
+    drawn = any(not isinstance(cell.manifest["malicious"], list) for cell in line.cells)  # then rates are of all rounds' decisions
+    did = "Round by round it bans or rejects" if drawn else "It bans"
+    return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
 
 
 def bans(lines: Sequence[Line]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from holdfast.report.gather import Line, asked
+from holdfast.report.gather import Cell, Line, asked
 
 
 def percent(value: float) -> str:
@@ -73,9 +73,15 @@ DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a nar
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
     """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run has something to say."""
     attacked, peers = ([c for c in some if any(c.value(line) is not None for line in lines)] for some in (UNDER_ATTACK, WITH_PEERS))
-    if not any(cell.config["detectors"] or cell.bans for line in lines for cell in line.cells):
-        attacked = [column for column in attacked if column.title != "DAcc"]  # nobody looks for attackers here
+    if not any(_looks_for_attackers(cell) for line in lines for cell in line.cells):
+        attacked = [column for column in attacked if column.title != "DAcc"]
     return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *COSTS)
+
+
+def _looks_for_attackers(cell: Cell) -> bool:
+    """Also in vain: a method with a detector of its own has suspicions, though it may have banned nobody."""
+    suspicions = {name for name in cell.final if name.startswith("detection/auc/")} - {"detection/auc/weights"}
+    return bool(cell.config["detectors"] or cell.bans or suspicions)
 
 
 @dataclass(frozen=True)

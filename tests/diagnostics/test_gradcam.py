@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,20 @@ def test_small_maps_are_stretched_and_nothing_is_left_behind() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     for p in net.parameters():
         p.requires_grad_(False)
-    heat, about = grad_cam(net, torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    heat, about = grad_cam(net, images)
+    assert not images.requires_grad
     assert heat.shape == (5, 8, 8) and about.shape == (5,) and (heat >= 0).all() and (heat <= 1).all()
     assert net.training and not net[0]._forward_hooks and all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+
+
+def test_a_layer_that_writes_in_place_changes_no_map() -> None:
+    convolution, head = nn.Conv2d(1, 3, 3, padding=1), nn.Linear(3 * 36, 2)
+    nets = [nn.Sequential(convolution, nn.ReLU(inplace=inplace), nn.Flatten(), head) for inplace in (False, True)]
+    images = torch.randn(2, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    apart, in_place = (grad_cam(net, images, torch.tensor([0, 1]))[0] for net in nets)
+    torch.testing.assert_close(in_place, apart)
+    assert bool(apart.any())
 
 
 def test_networks_without_a_convolution_are_refused() -> None:
@@ -87,6 +99,10 @@ def test_a_backdoored_and_a_defended_model_side_by_side(simulate: Callable[..., 
         assert sheet.size[0] > other.size[0] and sheet.size[1] == other.size[1]
     with pytest.raises(ConfigError, match="images: the test set has images 0 to"):
         write_picture(runs, [10**6], tmp_path / "no.png")
+    experiment = runs["fedcpa"]._experiment
+    experiment.federation = replace(experiment.federation, samples=replace(experiment.federation.samples, name="letters"))
+    with pytest.raises(ConfigError, match="runs: 'fedcpa' is about letters, the first one about digits"):
+        write_picture(runs, [0], tmp_path / "no.png")
     assert not (tmp_path / "no.png").exists()
 
 

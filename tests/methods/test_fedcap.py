@@ -18,9 +18,11 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
 from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
+from holdfast.detectors.base import Detector, Judgement
 from holdfast.methods.context import Context
 from holdfast.methods.fedcap import FedCap, customisation
 from holdfast.results import Run
+from tests.detectors.test_norm import Endless
 from tests.helpers import assert_same, everything, network_of
 from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received
 from tests.methods.test_runs import Slowly
@@ -460,6 +462,15 @@ def test_attackers_poison_their_requests(simulate: Callable[..., Run]) -> None:
     )
 
 
+def test_what_attackers_do_in_an_evaluation_is_not_noted(simulate: Callable[..., Run]) -> None:
+    """Those outside the last cohort make a request to be measured; how often one measures must not change what is said of the attack."""
+    settings: dict[str, Any] = {"attack": {"name": "lie", "fraction": 0.4}, "train": {"rounds": 4, "participation": 0.4}}
+    noted = [
+        [part.get("attack") for part in simulate(method="fedcap", evaluate={"every": every}, **settings).store.parts(4)] for every in (1, 4)
+    ]
+    assert noted[0] == noted[1] and any(noted[0])
+
+
 def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]) -> None:
     attacked: dict[str, Any] = {"attack": {"name": "replacement", "clients": [1], "factor": 50.0}, "train": {"rounds": 3, "shuffle": False}}
     run = simulate(method={"name": "fedcap", "t_norm": 5.0}, **attacked)
@@ -472,6 +483,29 @@ def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]
     assert ignoring.state()["pool/ids"].tolist() == [0, 2, 3, 4]
     assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 1e-12)
     assert ignoring.final["bytes/up"] > run.final["bytes/up"]
+
+
+class Looking(Detector):
+    """Bans nobody; remembers whom it could have asked for help."""
+
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Any:
+        yield from ()
+        return Judgement({"available": ctx.available})
+
+
+def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run]) -> None:
+    method = {"name": "fedcap", "variant": "authors"}
+    run = simulate(method=method, attack=Endless(clients=(1,)), detectors=(Looking(),), train={"rounds": 2})
+    assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)["cohort"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_who_is_ignored_is_banned_once_though_refused_in_every_round(simulate: Callable[..., Run]) -> None:
+    method = {"name": "fedcap", "variant": "authors"}
+    run = simulate(method=method, attack=Endless(clients=(1,)), train={"rounds": 3})
+    parts = run.store.parts(3)
+    assert [[*part["refused"]] for part in parts if part["round"]] == [["1"]] * 3
+    assert [[*part["banned"]] for part in parts if part["round"]] == [["1"], [], []] and run.final["detection/rounds"] == 1
+    assert run.store.arrays(3)["verdict/ids"].tolist() == [0, 2, 3, 4]
 
 
 def test_the_authors_variant_is_a_preset() -> None:

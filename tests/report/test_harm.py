@@ -1,0 +1,82 @@
+"""What a page says about attacks: who held, who fell, who was banned, and not more than is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.report.gather import by_setting, read_cells
+from holdfast.report.harm import bans, held_or_fell
+from holdfast.report.page import write_page
+from holdfast.report.table import tabulate
+from tests.report.conftest import sweep
+
+LONG = {"name": "replacement", "clients": [2], "factor": 1000.0}
+
+
+def line(label: str, accuracy: float, lost: float, told: Any = (), **detection: float) -> Any:
+    figures = {"accuracy": accuracy, "attack/lost": lost, **{f"detection/{name}": value for name, value in detection.items()}}
+    cell = SimpleNamespace(manifest={"malicious": told if told is None else list(told)})
+    return SimpleNamespace(label=label, mean=figures.get, seeds=1, cells=(cell,))
+
+
+def test_the_best_under_attack_and_what_it_cost_the_others() -> None:
+    lines = [line("a", 0.2, 0.7), line("b", 0.9, 0.02, [1], fnr=0.0, fpr=0.25), line("c", 0.8, 0.005)]
+    name, said = held_or_fell(lines)
+    assert name == "b" and said == (
+        "answers 90.0 % of a benign client's test samples right under attack, 2.0 points less than without it. It bans every attacker and "
+        "25 % of the others. The attack costs a 70.0 points. One seed each: the order may be luck."
+    )
+
+
+@pytest.mark.parametrize(("lost", "words"), [(0.0, "as many as without it"), (-0.03, "3.0 points more than without it")])
+def test_an_attack_that_costs_nothing(lost: float, words: str) -> None:
+    assert f"under attack, {words}." in held_or_fell([line("a", 0.9, lost)])[1]
+
+
+def test_where_attackers_change_a_decision_need_not_be_a_ban() -> None:
+    said = held_or_fell([line("a", 0.9, 0.0, None, fnr=0.5, fpr=0.1)])[1]
+    assert "Round by round it bans or rejects 50 % of the attackers and 10 % of the others." in said and "It bans" not in said
+
+
+def circles(text: str) -> list[tuple[str, str]]:
+    return re.findall(r'<circle class="(banned|wronged)"[^>]*><title>([^<]*)</title>', text)
+
+
+def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
+    """One is caught in the first round; a bound that nobody keeps to bans the rest, too, attack or not."""
+    method = {"name": "fedcap", "t_unit": "absolute"}
+    out = sweep(tmp_path / "s", method=method, sweep={"attack": ["none", LONG], "method.t_norm": [5.0, 1e-6]})
+    lines = by_setting(read_cells(out))
+    dots = [circles(bans([one])) for one in lines]
+    assert dots[0] == [] and bans(lines[:1]) == ""  # no attack, and a bound that all keep to
+    assert [kind for kind, _ in dots[1]] == ["wronged"] * 4
+    assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
+    two = [(kind, about.split(":")[0]) for kind, about in dots[3]][:2]
+    assert two == [("banned", "client 2, round 1"), ("wronged", "client 0, round 1")]
+    assert "; 2 and 7. A ban is for good." in write_page(out).read_text()
+
+
+def test_bans_where_attackers_are_drawn_for_every_round(tmp_path: Path) -> None:
+    attack = {"name": "replacement", "fraction": 0.25, "factor": 1000.0, "redraw": True}
+    out = sweep(tmp_path / "s", method={"name": "fedcap", "t_norm": 5.0}, sweep={"attack": ["none", attack]})
+    cell = read_cells(out)[1]
+    (first,) = cell.run.malicious(1)
+    found = circles(write_page(out).read_text())
+    assert ("banned", f"client {first}, round 1") in [(kind, about.split(":")[0]) for kind, about in found]
+    assert {kind for kind, _ in found} == {"banned"}
+
+
+def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
+    """The bound is far too high for this attack: nobody is banned, and the page must not pass over that."""
+    attack = {"name": "sign-flip", "clients": [2]}
+    found = {}
+    for method in ("fedavg", "fedcap"):
+        out = sweep(tmp_path / method, method={"name": method}, sweep={"attack": ["none", attack]})
+        found[method] = tabulate(by_setting(read_cells(out)))
+    assert "DAcc" not in found["fedavg"].titles
+    assert found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")].text == "75.0 %"
