@@ -133,7 +133,7 @@ class Committee(Detector):
         strikes = dict(zip(after.ids.tolist(), after.strikes.tolist(), strict=True))
         banned = {c: f"{strikes[c]} rejections in a row" for c in rejected if 0 < self.ban_after <= strikes.get(c, 0)}
         tables = {
-            "members": members, "votes": votes, "accuracy": ballot.accuracy, "admitted": passed, "threshold": memory.tau,
+            "members": members, "judged": ids, "votes": votes, "accuracy": ballot.accuracy, "admitted": passed, "threshold": memory.tau,
             "next_threshold": after.tau, "clients": after.ids, "total": after.total,
         }  # fmt: skip
         rejected = {client: reason for client, reason in rejected.items() if client not in banned}

@@ -89,7 +89,7 @@ class CPflServer(ServerRule):
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
         merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
         if own and self._method.feedback:
-            yield from _tell(ctx, verdict, passed)
+            yield from _tell(ctx, up.ids[up.ids != ROOT], verdict, passed)
         return merged.state | {"model": merged.model}, merged.verdict
 
     def _trainers(self, state: State, ctx: Context) -> Tensor:
@@ -116,14 +116,14 @@ class CPflServer(ServerRule):
         return state
 
 
-def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
-    """Every client that trained hears its score, the threshold and whether its model was used."""
+def _tell(ctx: Context, trained: Tensor, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
+    """Every client whose model the committee had before it hears its score, the threshold and whether it was used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
     threshold = verdict.tables["committee/threshold"].expand(len(score))
-    used = torch.isin(verdict.ids, passed.ids)
+    used = torch.isin(trained, passed.ids)
     said = {"accuracy": score.nan_to_num(nan=UNDEFINED).to(kind), "threshold": threshold.to(kind), "admitted": used.to(kind)}
-    if len(verdict.ids):
-        yield ctx.ask("notify", to=verdict.ids, **said)
+    if len(trained):
+        yield ctx.ask("notify", to=trained, **said)
 
 
 @register("method", "c-pfl", paper=PAPER)

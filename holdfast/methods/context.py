@@ -118,8 +118,8 @@ class Context(Guarded):
             )  # fmt: skip
             up = up.only(~torch.isin(up.ids, torch.tensor([*said.banned, *said.rejected], dtype=torch.int64)))
         judged = torch.cat([answered, torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)]).sort().values
-        scores = {name: _on(*of, judged) for name, of in told.items()}
-        tables = {**verdict.tables, "norms": _on(lengths, answered, judged)}
+        scores = {name: laid_out(*of, judged) for name, of in told.items()}
+        tables = {**verdict.tables, "norms": laid_out(lengths, answered, judged)}
         return state, up, replace(verdict, ids=judged, scores=scores, tables=tables)
 
     def _places(self, own: tuple[Detector, ...]) -> Iterator[tuple[str, str, Detector]]:
@@ -160,8 +160,8 @@ class Context(Guarded):
             fresh[p:] = (weights / total).to(fresh.dtype) @ up["buffers"]
         notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
-        laid_out = _on(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
-        return Merged(fresh, state, replace(verdict, weights=laid_out, notes=notes, fallback=fallback))
+        used = laid_out(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
+        return Merged(fresh, state, replace(verdict, weights=used, notes=notes, fallback=fallback))
 
     def priors(self, up: Uplink) -> Tensor:
         """Weights before any rule: the share of samples a client says it has, or equal ones."""
@@ -185,7 +185,7 @@ def _without(state: Mapping[str, Tensor], prefix: str) -> State:
     return {name: value for name, value in state.items() if not name.startswith(prefix)}
 
 
-def _on(values: Tensor, ids: Tensor, all_ids: Tensor, otherwise: float = float("nan")) -> Tensor:
+def laid_out(values: Tensor, ids: Tensor, all_ids: Tensor, otherwise: float = float("nan")) -> Tensor:
     """Numbers of some ids laid out over all ids."""
     out = torch.full((len(all_ids),), otherwise, dtype=torch.float64)
     out[torch.isin(all_ids, ids)] = values.double()

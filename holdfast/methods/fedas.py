@@ -24,7 +24,7 @@ from holdfast.local.fisher import Definition, trace
 from holdfast.local.fit import Fitted
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
-from holdfast.methods.context import Context
+from holdfast.methods.context import Context, laid_out
 from holdfast.models.features import catching, features
 from holdfast.models.network import Network
 from holdfast.prototypes import prototypes
@@ -184,8 +184,8 @@ class FedASServer(ServerRule):
         if len(heard):
             alpha[torch.isin(said.ids, heard.ids)] = ctx.priors(heard).double() if weights is None else weights
         silent = ("the Fisher traces sum to 0 or are not finite: clients count by samples",) if len(heard) and weights is None else ()
-        tables = {**verdict.tables, "fim": said["fim"].double(), "alpha": alpha}
-        verdict = replace(verdict, tables=tables, notes=(*verdict.notes, *silent))
+        told = {"fim": laid_out(said["fim"], said.ids, verdict.ids), "alpha": laid_out(alpha, said.ids, verdict.ids, 0.0)}
+        verdict = replace(verdict, tables={**verdict.tables, **told}, notes=(*verdict.notes, *silent))
         return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
     def _chained(self, ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:

@@ -353,6 +353,15 @@ def test_it_can_be_attached(method: str, simulate: Callable[..., Run]) -> None:
     assert (arrays["verdict/weights"] == 0).sum() == rejected[2]
 
 
+def test_behind_another_detector_it_says_whom_it_judged(simulate: Callable[..., Run]) -> None:
+    detectors = [{"name": "norm", "threshold": 5.0}, "committee"]
+    attack = {"name": "sign-flip", "scale": 1e3, "clients": [2]}
+    arrays = simulate(method="fedavg", data={"clients": 6}, detectors=detectors, attack=attack, train={"rounds": 1}).store.arrays(1)
+    assert arrays["verdict/ids"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert arrays["verdict/tables/committee/judged"].tolist() == [0, 1, 3, 4, 5]
+    assert arrays["verdict/tables/committee/votes"].shape[1] == len(arrays["verdict/tables/committee/accuracy"]) == 5
+
+
 def test_committees_of_experiments_of_different_sizes(simulate: Callable[..., Run], simulate_all: Callable[..., Any]) -> None:
     tables = [{"method": "fedavg", "detectors": ["committee"], "data": {"clients": clients}} for clients in (5, 6)]
     for table, fused in zip(tables, simulate_all(tables), strict=True):

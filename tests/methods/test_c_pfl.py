@@ -326,6 +326,18 @@ def test_traffic_is_counted(simulate: Callable[..., Run]) -> None:
     assert table["bytes/down"][3] == 8 * backbone and table["bytes/up"][3] == 8 * number
 
 
+def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(simulate: Callable[..., Run]) -> None:
+    """A norm test behind the committee bans those whose update screening refused: the committee has no score of theirs."""
+    attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1, 4]}
+    run = simulate(method="c-pfl", data={"clients": 8, "split": SPLIT}, attack=attack, detectors=["norm"], train={"rounds": 3})
+    arrays, prefix = run.store.arrays(1), "verdict/tables/committee/"
+    trained = sorted(set(range(8)) - set(arrays[prefix + "members"].tolist()))
+    refused = [client for client in trained if client in (1, 4)]
+    assert refused and arrays["verdict/ids"].tolist() == trained
+    assert arrays[prefix + "judged"].tolist() == [client for client in trained if client not in refused]
+    assert len(arrays[prefix + "accuracy"]) == len(trained) - len(refused)
+
+
 def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
     run = simulate(method={"name": "c-pfl", "committee": {"size": 3}}, data={"clients": 8, "split": SPLIT}, train={"rounds": 3})
     prefix = "verdict/tables/committee/"

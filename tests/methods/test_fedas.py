@@ -528,6 +528,18 @@ def test_a_liar_takes_the_average_unless_clipped(simulate: Callable[..., Run]) -
         assert float(alpha[2]) == pytest.approx(most, abs=2e-3) and float(alpha.sum()) == pytest.approx(1)
 
 
+def test_traces_are_recorded_beside_the_ids_of_their_clients(simulate: Callable[..., Run]) -> None:
+    """The norm test bans client 1, whose update screening refused: it is among the judged, and said no trace."""
+    attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1]}
+    with_it = simulate(method="fedas", attack=attack, detectors=["norm"], train={"rounds": 1}).store.arrays(1)
+    honest = simulate(method="fedas", train={"rounds": 1}).store.arrays(1)
+    assert with_it["verdict/ids"].tolist() == honest["verdict/ids"].tolist() == [0, 1, 2, 3, 4]
+    fim, alpha, others = with_it["verdict/tables/fim"], with_it["verdict/tables/alpha"], [0, 2, 3, 4]
+    assert fim.isnan().tolist() == [False, True, False, False, False] and alpha[1] == 0
+    assert torch.equal(fim[others], honest["verdict/tables/fim"][others])
+    torch.testing.assert_close(alpha[others], fim[others] / fim[others].sum())
+
+
 @pytest.mark.parametrize("align", ["parallel", "serial"])
 def test_under_attack_by_config(align: str, simulate: Callable[..., Run]) -> None:
     run = simulate(method={"name": "fedas", "align": align}, attack={"name": "ipm", "fraction": 0.2}, aggregator="rfa")
