@@ -28,9 +28,11 @@ class Layout:
     """The places of all tensors of a module; two modules of the same architecture have equal layouts."""
 
     slots: tuple[Slot, ...]
+    head: str | None = None
+    """The submodule that the network ends with, where it names one."""
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, head: str | None = None) -> Layout:
         slots, start = [], 0
         named: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
         saved = module.state_dict().keys()  # what a module does not save is a constant of its own: it is neither trained nor sent
@@ -39,7 +41,7 @@ class Layout:
             stop = start + tensor.numel()
             slots.append(Slot(name, tuple(tensor.shape), start, stop, tensor.dtype, buffer, not buffer and not tensor.requires_grad))
             start = stop
-        return cls(tuple(slots))
+        return cls(tuple(slots), head)
 
     @cached_property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from pydantic import StrictBool, field_validator
 from torch import Tensor
 
 from holdfast.core.flat import Wire
@@ -136,7 +136,7 @@ class CPfl(Method):
     Server = CPflServer
     models = ("global", "personal")
     deploys = "personal"
-    committee: Committee | bool = setting(
+    committee: Committee | StrictBool = setting(
         True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
     )
     committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")

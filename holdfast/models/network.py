@@ -48,7 +48,7 @@ class Network:
     ):  # fmt: skip
         self._make, self._begin, self.head_name, self.dtype = make, begin or make, head, dtype
         original = make()
-        self.layout = Layout.of(original)
+        self.layout = Layout.of(original, head)
         if not self.layout.parameters:
             raise ConfigError("model: the module has no parameters")
         if head and not any(name == head for name, _ in original.named_modules()):

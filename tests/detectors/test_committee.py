@@ -251,7 +251,7 @@ def test_a_member_without_samples_is_no_voter() -> None:
     assert not judged.rejected and of(judged, "accuracy") == [0.6] * 4
 
 
-@pytest.mark.parametrize(("quorum", "enough"), [(2.0, True), (3.0, False), (0.5, True), (0.7, False), (9.0, False)])
+@pytest.mark.parametrize(("quorum", "enough"), [(2.0, True), (2.5, False), (3.0, False), (0.5, True), (0.7, False), (9.0, False)])
 def test_a_quorum(quorum: float, enough: bool) -> None:
     """Two of three members answer."""
     state = seated(10, 11, 12)

@@ -248,6 +248,8 @@ def test_finish_asks_all_that_are_there() -> None:
         ({"committee": {"sise": 3}}, r"unknown key 'method\.committee\.sise'; did you mean 'size'"),
         ({"committee": {"vote": "max"}}, r"method\.committee\.vote"),
         ({"committee": 3}, r"method\.committee"),
+        ({"committee": 1}, r"method\.committee"),  # not taken for true, and then for no committee
+        ({"committee": "yes"}, r"method\.committee"),
         ({"tune_epochs": -1}, r"method\.tune_epochs"),
     ],
 )
