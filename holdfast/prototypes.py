@@ -26,13 +26,13 @@ def prototypes(network: Network, model: Tensor, samples: Samples, data: Padded, 
     """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
     kept. Without a head, the features are the model's answers."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
-    width = _width(network, model, samples, head)
+    width = width_of(network, model, samples, head)
     begin = partial(_Sums, classes=samples.classes, width=width, dtype=network.dtype)
     sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
     return Prototypes(sums.total / sums.count.clamp(min=1)[..., None], sums.count)
 
 
-def _width(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
+def width_of(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
     """How many features there are: one sample through the first model tells, also where no client has any sample."""
     if not len(model):
         return 0

@@ -27,7 +27,7 @@ from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context, laid_out
 from holdfast.models.features import catching, features
 from holdfast.models.network import Network
-from holdfast.prototypes import prototypes
+from holdfast.prototypes import prototypes, width_of
 
 WAS = "was."
 
@@ -81,6 +81,8 @@ class FedASClient(ClientRule):
 
     def init(self, local: Local) -> State:
         """`own` is the last trained model, `trained` whether there has been a training, `start` where a chain of alignments led to."""
+        if self.method.align != "off":
+            width_of(local.network, local.initial, local.samples, self._head(local))  # no features are an error now, not when they are needed
         start = {"start": local.initial} if self.method.align == "serial" else {}
         return {"own": local.initial, "trained": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device), **start}
 
@@ -145,10 +147,13 @@ class FedASClient(ClientRule):
         """Those of `who` that have features to align to."""
         return who & state["trained"].cpu() if self.method.first == "skip" and self.method.align_to == "own" else who
 
+    def _head(self, local: Local) -> str | None:
+        return local.network.head_name if self.method.decoupling == "head" else None
+
     def _aim(self, local: Local, state: State, start: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """H_i, Eq. 2: what the losses are told of it, and the tensors they find in `aux`."""
         method, network, target = self.method, local.network, state["own"]
-        head = network.head_name if method.decoupling == "head" else None
+        head = self._head(local)
         if method.align_to == "global":
             target = start
         elif method.first == "received":

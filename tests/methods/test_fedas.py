@@ -559,6 +559,27 @@ def test_the_authors_variant_is_a_preset_that_given_settings_win_over() -> None:
     assert FedAS().align == "parallel"
 
 
+class Around(nn.Module):
+    """Uses its head's numbers, but never calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU()), nn.Linear(7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.body(x), self.fc.weight, self.fc.bias)
+
+
+def test_a_head_that_is_never_called_is_an_error_of_the_first_round(simulate: Callable[..., Run]) -> None:
+    """Not of the second, in which somebody has features to align to."""
+    import holdfast
+
+    model = holdfast.Model(Around, head="fc")
+    with pytest.raises(ConfigError, match="the forward pass never calls the head 'fc'"):
+        simulate(method="fedas", model=model, train={"rounds": 1})
+    assert simulate(method={"name": "fedas", "align": "off"}, model=model, train={"rounds": 1}).round == 1
+
+
 def test_a_network_without_a_head_is_told_what_to_do(simulate: Callable[..., Run]) -> None:
     import holdfast
 
