@@ -46,7 +46,7 @@ class CPflClient(ClientRule):
         return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=device), "feedback": nothing}
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        if task == "notify":
+        if task == "notify" or task == "tune" and not self._method.tune_epochs:
             return {}
         return {"loss": Field("scalar")} if task == "tune" else super().schema(task, wire)
 
@@ -61,9 +61,12 @@ class CPflClient(ClientRule):
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         """The head on the client's own data; the backbone stays to the last number, running statistics included."""
         start = received.into(local.initial)
+        tuned = torch.ones_like(state["tuned"])
+        if not self._method.tune_epochs:
+            return {**state, "own": start, "tuned": tuned}, {}
         fitted = local.fit(start, epochs=self._method.tune_epochs, trainable=self._trainable(local, self._method.tune))
         own = torch.where(local.network.head.to(start.device), fitted.model, start) if self._method.tune == "head" else fitted.model
-        return {**state, "own": own, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(own.dtype)}
+        return {**state, "own": own, "tuned": tuned}, {"loss": fitted.loss.to(own.dtype)}
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         """The tuned model; before that, the backbone it is sent, or had last, under the common head."""
@@ -111,8 +114,8 @@ class CPflServer(ServerRule):
         return replace(merged, model=fresh)
 
     def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
-        if self._method.tune_epochs:
-            yield ctx.ask("tune", state["model"], ctx.available)
+        """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is to have the common one."""
+        yield ctx.ask("tune", state["model"], ctx.available)
         return state
 
 

@@ -237,9 +237,8 @@ def test_finish_asks_all_that_are_there() -> None:
     steps = method.Server(method).finish({"model": INITIAL[:1]}, ctx)
     asked = next(steps)
     assert asked.task == "tune" and asked.to.tolist() == list(range(6)) and asked.bytes_down().tolist() == [8] * 6
-    none = CPfl(tune_epochs=0)
-    with pytest.raises(StopIteration):
-        next(none.Server(none).finish({"model": INITIAL[:1]}, ctx))
+    none = CPfl(tune_epochs=0)  # nobody tunes, but everybody gets the last backbone
+    assert next(none.Server(none).finish({"model": INITIAL[:1]}, ctx)).to.tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -361,11 +360,13 @@ def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_tuning_epochs(epochs: int, simulate: Callable[..., Run]) -> None:
-    """Before any tuning a client outside the cohort, as a member is, would keep the backbone it had; here it is handed the last one."""
-    run = simulate(method={"name": "c-pfl", "tune_epochs": epochs}, data={"clients": 6}, evaluate={"unselected": "deliver"})
-    assert run.round == (3 if epochs else 2)
-    final = run.final
-    assert (final["accuracy/personal"] == final["accuracy/global"]) == (epochs == 0)
+    """A client outside the last cohort, as a member is, has an old backbone; in the end it is handed the last one, tuned or not."""
+    run = simulate(method={"name": "c-pfl", "tune_epochs": epochs}, data={"clients": 6}, train={"rounds": 3})
+    common, last = run.vector(model="global"), run.store.parts(4)[-1]["metrics"]
+    assert run.round == 4 and all(torch.equal(run.vector(client=client), common) == (epochs == 0) for client in range(6))
+    assert run.final["accuracy/personal"] == run.final["accuracy/global"] or epochs
+    assert last["bytes/down"] == 6 * 8 * int((~run._experiment.network.head).sum())
+    assert (last["bytes/up"], last["loss/train"] is None) == (0 if epochs == 0 else 6 * 8, epochs == 0)
 
 
 def test_the_backbone_stays_also_with_batch_norm(simulate: Callable[..., Run]) -> None:
