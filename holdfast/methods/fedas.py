@@ -82,7 +82,7 @@ class FedASClient(ClientRule):
     def init(self, local: Local) -> State:
         """`own` is the last trained model, `trained` whether there has been a training, `start` where a chain of alignments led to."""
         if self.method.align != "off":
-            width_of(local.network, local.initial, local.samples, self._head(local))  # no features are an error now, not when they are needed
+            width_of(local.network, local.initial, local.samples, self._head(local))  # no features: an error now, not in a later round
         start = {"start": local.initial} if self.method.align == "serial" else {}
         return {"own": local.initial, "trained": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device), **start}
 
