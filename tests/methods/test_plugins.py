@@ -661,7 +661,7 @@ def test_a_users_own_module_and_loss(plan: str, tmp_path: Path) -> None:
     before = copy.deepcopy(module.state_dict())
     sections = {**TINY, "train": {**TINY["train"], "rounds": 6, "loss": margin}, "engine": {"plan": plan, "threads": 1}}
     sections["data"] = {"clients": 4, "partition": {"name": "iid", "samples_per_client": 40}}
-    run = holdfast.run(out=tmp_path / "run", method=FedPer(), **{**sections, "model": holdfast.Model(module, head="fc")})
+    run = holdfast.run(out=tmp_path / "run", **{**sections, "method": FedPer(), "model": holdfast.Model(module, head="fc")})
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
     assert run.metrics["loss/train"].iloc[-1] < 0.8 * run.metrics["loss/train"].iloc[0]
     one, two = run.model(client=1), run.model(client=2)
