@@ -30,7 +30,7 @@ def prototypes(
     """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
     kept. Without a head, the features are the model's answers. `classes`: as many as the model tells apart, if not those of the data."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
-    width = _width(network, model, samples, head)
+    width = width_of(network, model, samples, head)
     begin = partial(_Sums, classes=classes or samples.classes, width=width, dtype=network.dtype)
     sums = through(network, predict, model, torch.arange(len(model)), samples, data, plan, begin)[0]
     count = sums.count.clamp(min=1)
@@ -52,7 +52,7 @@ def averaged(means: Tensor, held: Tensor, weighting: str, old: Tensor, known: Te
     return torch.where(fresh[:, None], mean, old), torch.where(fresh, torch.ones_like(known), known)
 
 
-def _width(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
+def width_of(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
     """How many features there are: one sample through the first model tells, also where no client has any sample."""
     if not len(model):
         return 0

@@ -15,14 +15,19 @@ Lie = float | Literal["invert", "random"]
 
 def lie(how: Lie, honest: Tensor, field: Field, key: Key) -> Tensor:
     """What is said instead of the honest rows; `key` has one key per row. "invert" mirrors within the field's bounds (an accuracy of 1
-    becomes 0), "random" draws evenly between them; without bounds the sign changes, or a normal number is the factor. Whoever has no
-    figure to give still has none."""
-    if not isinstance(how, str):
-        return (honest * how).to(honest.dtype)
-    low, high = 0.0 if field.low == UNDEFINED else field.low, field.high
-    shape, kind = honest.shape[1:], honest.dtype
-    if low is None or high is None:
-        said = -honest if how == "invert" else honest * key.normal(*shape, dtype=kind)
-    else:
-        said = low + high - honest if how == "invert" else low + (high - low) * key.uniform(*shape, dtype=kind)
+    becomes 0), "random" draws evenly between them; without bounds the sign changes, or a normal number is the factor. Above a lower bound
+    alone, 4 becomes 1/4, or the normal number has no sign: what is out of bounds nobody would hear. Whoever has no figure to give still
+    has none."""
+    said = (honest * how).to(honest.dtype) if not isinstance(how, str) else _made_up(how, honest, field, key)
     return torch.where(honest == UNDEFINED, honest, said) if field.low == UNDEFINED else said
+
+
+def _made_up(how: str, honest: Tensor, field: Field, key: Key) -> Tensor:
+    low, high, invert = 0.0 if field.low == UNDEFINED else field.low, field.high, how == "invert"
+    shape, kind = honest.shape[1:], honest.dtype
+    if low is not None and high is not None:
+        return low + high - honest if invert else low + (high - low) * key.uniform(*shape, dtype=kind)
+    if low is None:
+        return -honest if invert else honest * key.normal(*shape, dtype=kind)
+    above = honest - low
+    return low + (torch.where(above > 0, 1 / above, above) if invert else above * key.normal(*shape, dtype=kind).abs())

@@ -152,7 +152,7 @@ class Committee(Detector):
     def _count(self, votes: Tensor, asked: Tensor, sound: Tensor) -> Ballot:
         """Eq. 1 over those who answered. A model that is not finite is right about nothing."""
         heard, wanted = (~votes.isnan()).sum(0), asked.sum(0)
-        least = torch.ceil(self.quorum * wanted - 1e-9) if self.quorum < 1 else wanted.clamp(max=int(self.quorum))
+        least = torch.ceil(self.quorum * wanted - 1e-9) if self.quorum < 1 else wanted.clamp(max=math.ceil(self.quorum))
         accuracy = votes.nanmean(0) if self.vote == "mean" else _median(votes)
         return Ballot(votes, torch.where(sound, accuracy, 0.0), (heard >= least.clamp(min=1)) | ~sound)
 

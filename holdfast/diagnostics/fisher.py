@@ -55,7 +55,7 @@ def _measured(run: Run, ids: list[int], share: float, by: str, of: Definition) -
     for column, tried in (("before", models), ("top", _replaced(network, models, fresh, known, share)),
                           ("random", _replaced(network, models, fresh, luck, share))):  # fmt: skip
         found = score(network, experiment.rule.predict, tried, torch.arange(len(ids)), samples, test, plan)
-        frame[column] = (found.correct / found.total.clamp(min=1)).tolist()
+        frame[column] = (found.correct.double() / found.total).tolist()  # NaN where there is nothing to test on
     return frame
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from pydantic import StrictBool, field_validator
 from torch import Tensor
 
 from holdfast.core.flat import Wire
@@ -46,7 +46,7 @@ class CPflClient(ClientRule):
         return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=device), "feedback": nothing}
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        if task == "notify":
+        if task == "notify" or task == "tune" and not self._method.tune_epochs:
             return {}
         return {"loss": Field("scalar")} if task == "tune" else super().schema(task, wire)
 
@@ -61,9 +61,12 @@ class CPflClient(ClientRule):
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         """The head on the client's own data; the backbone stays to the last number, running statistics included."""
         start = received.into(local.initial)
+        tuned = torch.ones_like(state["tuned"])
+        if not self._method.tune_epochs:
+            return {**state, "own": start, "tuned": tuned}, {}
         fitted = local.fit(start, epochs=self._method.tune_epochs, trainable=self._trainable(local, self._method.tune))
         own = torch.where(local.network.head.to(start.device), fitted.model, start) if self._method.tune == "head" else fitted.model
-        return {**state, "own": own, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(own.dtype)}
+        return {**state, "own": own, "tuned": tuned}, {"loss": fitted.loss.to(own.dtype)}
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         """The tuned model; before that, the backbone it is sent, or had last, under the common head."""
@@ -111,13 +114,13 @@ class CPflServer(ServerRule):
         return replace(merged, model=fresh)
 
     def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
-        if self._method.tune_epochs:
-            yield ctx.ask("tune", state["model"], ctx.available)
+        """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is to have the common one."""
+        yield ctx.ask("tune", state["model"], ctx.available)
         return state
 
 
 def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
-    """Every client that trained hears its score, the threshold and whether its model was used."""
+    """Every client whose model the committee had before it hears its score, the threshold and whether it was used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
     threshold = verdict.tables["committee/threshold"].expand(len(score))
     scored = verdict.tables["committee/ids"]  # whoever sent nothing of use may have been banned for it, and has no score
@@ -138,7 +141,7 @@ class CPfl(Method):
     models = ("global", "personal")
     deploys = "personal"
     search = {"tune_epochs": (5, 10, 15, 20)}  # Table 6, but for 0, which is no personalisation
-    committee: Committee | bool = setting(
+    committee: Committee | StrictBool = setting(
         True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
     )
     committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")

@@ -28,7 +28,7 @@ from holdfast.methods.context import Context, laid_out
 from holdfast.models.channels import channels
 from holdfast.models.features import catching, features
 from holdfast.models.network import Network
-from holdfast.prototypes import prototypes
+from holdfast.prototypes import prototypes, width_of
 
 WAS = "was."
 
@@ -82,6 +82,8 @@ class FedASClient(ClientRule):
 
     def init(self, local: Local) -> State:
         """`own` is the last trained model, `trained` whether there has been a training, `start` where a chain of alignments led to."""
+        if self.method.align != "off":
+            width_of(local.network, local.initial, local.samples, self._head(local))  # no features: an error now, not in a later round
         start = {"start": local.initial} if self.method.align == "serial" else {}
         return {"own": local.initial, "trained": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device), **start}
 
@@ -146,10 +148,13 @@ class FedASClient(ClientRule):
         """Those of `who` that have features to align to."""
         return who & state["trained"].cpu() if self.method.first == "skip" and self.method.align_to == "own" else who
 
+    def _head(self, local: Local) -> str | None:
+        return local.network.head_name if self.method.decoupling == "head" else None
+
     def _aim(self, local: Local, state: State, start: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """H_i, Eq. 2: what the losses are told of it, and the tensors they find in `aux`."""
         method, network, target = self.method, local.network, state["own"]
-        head = network.head_name if method.decoupling == "head" else None
+        head = self._head(local)
         if method.align_to == "global":
             target = start
         elif method.first == "received":
@@ -185,9 +190,8 @@ class FedASServer(ServerRule):
         if len(heard):
             alpha[torch.isin(said.ids, heard.ids)] = ctx.priors(heard).double() if weights is None else weights
         silent = ("the Fisher traces sum to 0 or are not finite: clients count by samples",) if len(heard) and weights is None else ()
-        known = {"fim": said["fim"].double(), "alpha": alpha}
-        tables = {**verdict.tables, **{name: laid_out(value, said.ids, verdict.ids) for name, value in known.items()}}
-        verdict = replace(verdict, tables=tables, notes=(*verdict.notes, *silent))
+        told = {"fim": laid_out(said["fim"], said.ids, verdict.ids), "alpha": laid_out(alpha, said.ids, verdict.ids, 0.0)}
+        verdict = replace(verdict, tables={**verdict.tables, **told}, notes=(*verdict.notes, *silent))
         return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
     def _chained(self, ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:

@@ -103,8 +103,9 @@ class FedComClient(ClientRule):
 
 
 def last_layer(layout: Layout) -> Slot:
-    """The weight matrix of the linear layer that a network ends with: a row per class. Its bias, if any, is not looked at."""
-    parameters = [slot for slot in layout.slots if not slot.buffer]
+    """The weight matrix of the linear layer that a network, or its head where it names one, ends with: a row per class. Its bias, if any,
+    is not looked at."""
+    parameters = [slot for slot in layout.slots if not slot.buffer and (not layout.head or slot.name.startswith(f"{layout.head}."))]
     weights = [slot for slot in parameters[-2:] if len(slot.shape) == 2]
     if not weights or weights[-1] is not parameters[-1] and weights[-1].shape[:1] != parameters[-1].shape:
         raise ConfigError("fedcom: clients are matched by the rows of a last linear layer, and the network's last parameters are none; "
@@ -197,10 +198,10 @@ def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Ten
     """Algorithm 1 for all who ask: [n, classes], for each wanted class the id of the peer, else NOT_WANTED or NOBODY.
 
     The smallest entries of the client's own row say which channels matter; the peer is whoever pushed these up most (line 6), other than
-    oneself. Equal sums: the lowest id. Where all rows are the same, nobody has learnt anything of the class."""
+    oneself. Equal sums: the lowest id. Where all rows are the same, nobody has learnt anything of the class; nor has who has only zeros."""
     found = torch.where(wanted, NOBODY, NOT_WANTED)
     for k, c in wanted.nonzero().tolist():
-        others = ids != asking[k]
+        others = (ids != asking[k]) & signals[:, c].any(1)
         rows, row = signals[others, c].double(), own[k, c]
         if not len(rows) or bool((rows == row.double()).all()):
             continue

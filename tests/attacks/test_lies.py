@@ -28,7 +28,19 @@ def test_mirrored_within_any_bounds_or_else_by_its_sign() -> None:
     numbers = torch.tensor([2.0, 5.0])
     assert lie("invert", numbers, Field("count", low=1, high=9), KEYS).tolist() == [8.0, 5.0]
     assert lie("invert", numbers, Field("scalar"), KEYS).tolist() == [-2.0, -5.0]
-    assert lie("invert", numbers, Field("count", low=0), KEYS).tolist() == [-2.0, -5.0]  # half a bound is none
+
+
+def test_a_number_with_a_lower_bound_only_stays_above_it() -> None:
+    """Such as FedAS's trace: below the bound, screening would refuse the whole reply and nobody would hear the lie."""
+    trace = Field("score", low=0)
+    assert lie("invert", torch.tensor([4.0, 0.5, 0.0]), trace, KEYS).tolist() == [0.25, 2.0, 0.0]
+    said = lie("random", torch.full((2, 4000), 5.0), Field("score", (4000,), low=1), KEYS)
+    assert float(said.min()) >= 1 and float((said - 1).square().mean()) == pytest.approx(16.0, abs=1.0)
+
+
+def test_a_factor_invents_no_figure_either() -> None:
+    assert lie(-1.0, HONEST, SCORE, KEYS).tolist() == [[-1.0, -0.25, UNDEFINED], [-0.0, -0.5, -1.0]]
+    assert lie(0.5, HONEST, SCORE, KEYS).tolist() == [[0.5, 0.125, UNDEFINED], [0.0, 0.25, 0.5]]
 
 
 def test_any_accuracy_at_all() -> None:

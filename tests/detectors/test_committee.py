@@ -251,7 +251,7 @@ def test_a_member_without_samples_is_no_voter() -> None:
     assert not judged.rejected and of(judged, "accuracy") == [0.6] * 4
 
 
-@pytest.mark.parametrize(("quorum", "enough"), [(2.0, True), (3.0, False), (0.5, True), (0.7, False), (9.0, False)])
+@pytest.mark.parametrize(("quorum", "enough"), [(2.0, True), (2.5, False), (3.0, False), (0.5, True), (0.7, False), (9.0, False)])
 def test_a_quorum(quorum: float, enough: bool) -> None:
     """Two of three members answer."""
     state = seated(10, 11, 12)
@@ -351,6 +351,15 @@ def test_it_can_be_attached(method: str, simulate: Callable[..., Run]) -> None:
     arrays = run.store.arrays(3)
     assert arrays["verdict/tables/committee/votes"].shape == (2, 8)
     assert (arrays["verdict/weights"] == 0).sum() == rejected[2]
+
+
+def test_behind_another_detector_it_says_whom_it_judged(simulate: Callable[..., Run]) -> None:
+    detectors = [{"name": "norm", "threshold": 5.0}, "committee"]
+    attack = {"name": "sign-flip", "scale": 1e3, "clients": [2]}
+    arrays = simulate(method="fedavg", data={"clients": 6}, detectors=detectors, attack=attack, train={"rounds": 1}).store.arrays(1)
+    assert arrays["verdict/ids"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert arrays["verdict/tables/committee/ids"].tolist() == [0, 1, 3, 4, 5]
+    assert arrays["verdict/tables/committee/votes"].shape[1] == len(arrays["verdict/tables/committee/accuracy"]) == 5
 
 
 def test_committees_of_experiments_of_different_sizes(simulate: Callable[..., Run], simulate_all: Callable[..., Any]) -> None:

@@ -29,6 +29,12 @@ def test_the_top_parameters_carry_the_model(simulate: Callable[..., Run]) -> Non
     assert nothing.top.tolist() == nothing.random.tolist() == nothing.before.tolist()
 
 
+def test_a_client_without_test_samples_has_no_accuracy(simulate: Callable[..., Run]) -> None:
+    run = simulate(method="fedas", data={"clients": 3, "split": {"train": 1.0, "test": 0.0}}, train={"rounds": 1})
+    table = most_informative_replaced(run)
+    assert table["samples"].tolist() == [0, 0, 0] and table[["before", "top", "random"]].isna().all(axis=None)
+
+
 def test_the_highest_ranking_parameters_are_replaced_and_no_buffer() -> None:
     network = network_of(lambda: torch.nn.BatchNorm1d(2))  # weight, bias; mean, variance, counter
     models, rank = torch.arange(14.0).view(2, 7), torch.tensor([[1.0, 4, 3, 2, 9, 9, 9], [4.0, 1, 2, 3, 9, 9, 9]])

@@ -237,9 +237,8 @@ def test_finish_asks_all_that_are_there() -> None:
     steps = method.Server(method).finish({"model": INITIAL[:1]}, ctx)
     asked = next(steps)
     assert asked.task == "tune" and asked.to.tolist() == list(range(6)) and asked.bytes_down().tolist() == [8] * 6
-    none = CPfl(tune_epochs=0)
-    with pytest.raises(StopIteration):
-        next(none.Server(none).finish({"model": INITIAL[:1]}, ctx))
+    none = CPfl(tune_epochs=0)  # nobody tunes, but everybody gets the last backbone
+    assert next(none.Server(none).finish({"model": INITIAL[:1]}, ctx)).to.tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -248,6 +247,8 @@ def test_finish_asks_all_that_are_there() -> None:
         ({"committee": {"sise": 3}}, r"unknown key 'method\.committee\.sise'; did you mean 'size'"),
         ({"committee": {"vote": "max"}}, r"method\.committee\.vote"),
         ({"committee": 3}, r"method\.committee"),
+        ({"committee": 1}, r"method\.committee"),  # not taken for true, and then for no committee
+        ({"committee": "yes"}, r"method\.committee"),
         ({"tune_epochs": -1}, r"method\.tune_epochs"),
     ],
 )
@@ -326,6 +327,18 @@ def test_traffic_is_counted(simulate: Callable[..., Run]) -> None:
     assert table["bytes/down"][3] == 8 * backbone and table["bytes/up"][3] == 8 * number
 
 
+def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(simulate: Callable[..., Run]) -> None:
+    """A norm test behind the committee bans those whose update screening refused: the committee has no score of theirs."""
+    attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1, 4]}
+    run = simulate(method="c-pfl", data={"clients": 8, "split": SPLIT}, attack=attack, detectors=["norm"], train={"rounds": 3})
+    arrays, prefix = run.store.arrays(1), "verdict/tables/committee/"
+    trained = sorted(set(range(8)) - set(arrays[prefix + "members"].tolist()))
+    refused = [client for client in trained if client in (1, 4)]
+    assert refused and arrays["verdict/ids"].tolist() == trained
+    assert arrays[prefix + "ids"].tolist() == [client for client in trained if client not in refused]
+    assert len(arrays[prefix + "accuracy"]) == len(trained) - len(refused)
+
+
 def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
     run = simulate(method={"name": "c-pfl", "committee": {"size": 3}}, data={"clients": 8, "split": SPLIT}, train={"rounds": 3})
     prefix = "verdict/tables/committee/"
@@ -347,11 +360,13 @@ def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_tuning_epochs(epochs: int, simulate: Callable[..., Run]) -> None:
-    """Before any tuning a client outside the cohort, as a member is, would keep the backbone it had; here it is handed the last one."""
-    run = simulate(method={"name": "c-pfl", "tune_epochs": epochs}, data={"clients": 6}, evaluate={"unselected": "deliver"})
-    assert run.round == (3 if epochs else 2)
-    final = run.final
-    assert (final["accuracy/personal"] == final["accuracy/global"]) == (epochs == 0)
+    """A client outside the last cohort, as a member is, has an old backbone; in the end it is handed the last one, tuned or not."""
+    run = simulate(method={"name": "c-pfl", "tune_epochs": epochs}, data={"clients": 6}, train={"rounds": 3})
+    common, last = run.vector(model="global"), run.store.parts(4)[-1]["metrics"]
+    assert run.round == 4 and all(torch.equal(run.vector(client=client), common) == (epochs == 0) for client in range(6))
+    assert run.final["accuracy/personal"] == run.final["accuracy/global"] or epochs
+    assert last["bytes/down"] == 6 * 8 * int((~run._experiment.network.head).sum())
+    assert (last["bytes/up"], last["loss/train"] is None) == (0 if epochs == 0 else 6 * 8, epochs == 0)
 
 
 def test_the_backbone_stays_also_with_batch_norm(simulate: Callable[..., Run]) -> None:

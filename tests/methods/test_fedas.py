@@ -529,6 +529,18 @@ def test_a_liar_takes_the_average_unless_clipped(simulate: Callable[..., Run]) -
         assert float(alpha[2]) == pytest.approx(most, abs=2e-3) and float(alpha.sum()) == pytest.approx(1)
 
 
+def test_traces_are_recorded_beside_the_ids_of_their_clients(simulate: Callable[..., Run]) -> None:
+    """The norm test bans client 1, whose update screening refused: it is among the judged, and said no trace."""
+    attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1]}
+    with_it = simulate(method="fedas", attack=attack, detectors=["norm"], train={"rounds": 1}).store.arrays(1)
+    honest = simulate(method="fedas", train={"rounds": 1}).store.arrays(1)
+    assert with_it["verdict/ids"].tolist() == honest["verdict/ids"].tolist() == [0, 1, 2, 3, 4]
+    fim, alpha, others = with_it["verdict/tables/fim"], with_it["verdict/tables/alpha"], [0, 2, 3, 4]
+    assert fim.isnan().tolist() == [False, True, False, False, False] and alpha[1] == 0
+    assert torch.equal(fim[others], honest["verdict/tables/fim"][others])
+    torch.testing.assert_close(alpha[others], fim[others] / fim[others].sum())
+
+
 @pytest.mark.parametrize("align", ["parallel", "serial"])
 def test_under_attack_by_config(align: str, simulate: Callable[..., Run]) -> None:
     run = simulate(method={"name": "fedas", "align": align}, attack={"name": "ipm", "fraction": 0.2}, aggregator="rfa")
@@ -546,6 +558,27 @@ def test_the_authors_variant_is_a_preset_that_given_settings_win_over() -> None:
     assert (mixed.align, mixed.first) == ("serial", "skip")
     assert build("method", {"name": "fedas", **authors.settings()}) == authors
     assert FedAS().align == "parallel"
+
+
+class Around(nn.Module):
+    """Uses its head's numbers, but never calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU()), nn.Linear(7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.body(x), self.fc.weight, self.fc.bias)
+
+
+def test_a_head_that_is_never_called_is_an_error_of_the_first_round(simulate: Callable[..., Run]) -> None:
+    """Not of the second, in which somebody has features to align to."""
+    import holdfast
+
+    model = holdfast.Model(Around, head="fc")
+    with pytest.raises(ConfigError, match="the forward pass never calls the head 'fc'"):
+        simulate(method="fedas", model=model, train={"rounds": 1})
+    assert simulate(method={"name": "fedas", "align": "off"}, model=model, train={"rounds": 1}).round == 1
 
 
 def test_a_network_without_a_head_is_told_what_to_do(simulate: Callable[..., Run]) -> None:

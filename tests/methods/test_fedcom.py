@@ -29,6 +29,7 @@ from holdfast.local.losses import Batch
 from holdfast.local.plan import Plan
 from holdfast.methods.context import Context
 from holdfast.methods.fedcom import NOBODY, NOT_WANTED, class_gradients, last_layer, match
+from holdfast.models.network import Network
 from holdfast.results import Run
 from tests.helpers import LOOP, PLANS, VMAP, assert_same, client_keys, deal, everything, network_of, random_samples, samples_of, tiny
 
@@ -113,6 +114,30 @@ def test_the_last_layer() -> None:
     for other in (nn.Conv2d(1, 2, 3), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(3)), nn.BatchNorm1d(2)):
         with pytest.raises(ConfigError, match="fedcom: clients are matched by the rows of a last linear layer"):
             last_layer(Layout.of(other))
+
+
+class HeadFirst(nn.Module):
+    """Registers what it ends with before the rest, whose last layer has as many outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.body = nn.Linear(3, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x))
+
+
+def test_a_named_head_is_where_the_last_layer_is() -> None:
+    assert last_layer(Network(HeadFirst, head="fc").layout).name == "fc.weight"
+    assert last_layer(Network(HeadFirst, head=None).layout).name == "body.weight"  # all that can be told
+    deep = Network(lambda: nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))), head="1")
+    assert last_layer(deep.layout).name == "1.2.weight"
+
+
+def test_whoever_has_learnt_nothing_of_a_class_is_nobodys_peer() -> None:
+    """A client without a step, or, by the gradient of the class's loss, without a sample of it, has a row of zeros."""
+    untrained = double([[[-3, 0, 1], [-1, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[2, 5, 9], [0, 0, 0]]])
+    assert match(untrained[:1], IDS[:1], torch.tensor([[True, True]]), untrained, IDS, 2).tolist() == [[9, NOBODY]]
 
 
 # ---- the client half

@@ -14,7 +14,6 @@ from holdfast.session import start
 TINY: dict[str, Any] = {
     "method": {"name": "fedavg"},
     "data": {"clients": 4, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 40}},
-    "method": "fedavg",
     "train": {"rounds": 3, "local_epochs": 1},
     "engine": {"plan": "loop", "threads": 1},
 }
