@@ -80,7 +80,7 @@ class FedFomoClient(ClientRule):
     def _loss(self, local: Local, held: Padded, model: Tensor) -> Tensor:
         """Each client's mean cross-entropy on what it holds back; 0 for any model where that is nothing, infinite instead of no number."""
         found = score(local.network, self.predict, model, torch.arange(local.n), local.samples, held, local.plan)
-        return (found.loss / found.total.to(found.loss.device).clamp(min=1)).nan_to_num(nan=torch.inf)
+        return (found.loss / found.total.clamp(min=1)).nan_to_num(nan=torch.inf).to(model.device)  # scores are told on the host
 
     def _held_back(self, local: Local) -> tuple[Local, Padded]:
         """Validation samples. A client that has none holds back a part of its training samples, the same in every round and for every
