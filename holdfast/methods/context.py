@@ -100,7 +100,7 @@ class Context(Guarded):
         """Run the method's own detectors and then the attached ones; each sees only those whom the ones before let pass. Returns the
         replies of those whom nobody turned away."""
         answered, start = up.ids[up.ids != ROOT], model[: self.wire.parameters]
-        lengths = norms(up["update"][up.ids != ROOT])
+        lengths = norms(up.only(up.ids != ROOT)["update"])  # all of them are not copied: a cohort may be larger than the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
         told: dict[str, tuple[Tensor, Tensor]] = {}
