@@ -3,6 +3,7 @@ for bit; every aggregator, alone and in every wrapper, on the same updates; ever
 
     python benchmarks/devices.py cuda
     python benchmarks/devices.py cuda rules attacks      # only these two parts of it
+    python benchmarks/devices.py cuda fedcap fedas       # only these methods
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def attacks(device: str, folder: Path) -> None:
         print(f"{name:14} {device} against cpu: {float((vectors[0] - vectors[1]).abs().max()):.1e}", flush=True)
 
 
-def methods(device: str, folder: Path) -> None:
-    for method in parts("method"):
+def methods(device: str, folder: Path, names: list[str]) -> None:
+    for method in names:
         base, figures, _ = play(folder, method, "cpu", "loop", "float64")
         for plan in ("loop", "vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
             weights, there, seconds = play(folder, method, device, plan, "float64")
@@ -94,8 +95,7 @@ def main(device: str, asked: list[str]) -> None:
             rules(device)
         if "attacks" in asked:
             attacks(device, Path(folder))
-        if "methods" in asked:
-            methods(device, Path(folder))
+        methods(device, Path(folder), list(parts("method")) if "methods" in asked else [name for name in asked if name in parts("method")])
 
 
 if __name__ == "__main__":
