@@ -93,7 +93,7 @@ def was_killed(status: int) -> bool:
 
 
 def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not file.exists():
         assert time.monotonic() < deadline, f"there is no {file}"
         time.sleep(0.005)
