@@ -163,10 +163,19 @@ def asked(lines: Iterable[Line]) -> list[str]:
 
 def read_cells(folder: Path) -> list[Cell]:
     """The runs in a folder: itself, or those directly below it."""
-    folders = run_folders(Path(folder))
-    if not folders:
-        raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
-    cells = [Cell(path) for path in folders]
+    return read_all([folder])
+
+
+def read_all(folders: Sequence[Path]) -> list[Cell]:
+    """The runs of several folders, each run once; one that is attacked here may have its honest twin there."""
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        found = run_folders(Path(folder))
+        if not found:
+            raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
+        for path in found:
+            paths.setdefault(path.resolve() if len(folders) > 1 else path, path)
+    cells = [Cell(path) for path in paths.values()]
     honest: dict[str, Cell] = {}
     for cell in cells:
         if cell.config["attack"] is None:
@@ -202,14 +211,18 @@ def one_each(cells: Iterable[Cell]) -> list[Line]:
 def by_setting(cells: Iterable[Cell]) -> list[Line]:
     """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one experiment several times (no
     attack, whatever its fraction): it counts once, because as further seeds it would make the spread smaller than it is."""
+    return _told_apart(settings(cells))
+
+
+def settings(cells: Iterable[Cell]) -> list[Line]:
+    """The same, where two lines may have one name."""
     groups: dict[str, dict[int, Cell]] = {}
     for cell in cells:
         same = json.dumps({**cell.config, "seed": None}, sort_keys=True)
         by_seed = groups.setdefault(same, {})
         by_seed[cell.seed] = _finished_of(by_seed.get(cell.seed), cell)
     found = [tuple(by_seed.values()) for by_seed in groups.values()]
-    lines = [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, cells) for cells in found]
-    return _told_apart(lines)
+    return [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, cells) for cells in found]
 
 
 def _without_seed(cell: Cell) -> str:

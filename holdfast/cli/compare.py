@@ -1,0 +1,78 @@
+"""`holdfast compare`: runs side by side, and whether their differences are more than luck."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stdout
+from holdfast.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.report.compare import Comparison
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
+    metric: Annotated[str, typer.Option("--metric", metavar="NAME", help="The final figure that is compared and tested.")] = "accuracy",
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="LABEL", help="Compare and test with this line only; default: all pairs.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a self-contained page as well (.html).")] = None,
+    plugin: Plugins = None,
+    opened: Opened = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put runs, sweeps or folders of runs side by side: what differs, final figures, paired tests.
+
+    Runs that differ by their seed only are one line. Two lines under the same seeds are tested as pairs, from three seeds on: a t-test and
+    Wilcoxon's signed-rank test, corrected by Holm for their number.
+
+    \b
+    Examples:
+      holdfast compare runs/fedavg runs/ditto
+      holdfast compare runs/table --against fedavg --metric accuracy/worst10
+      holdfast compare runs/table --out compare.html --open
+    """
+    if markdown and as_json:
+        raise ConfigError("give --markdown or --json, not both")
+    if out is not None and (out.suffix.lower() != ".html" or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out: {out} must end in .html and lie in a folder that is there")
+    if opened and out is None:
+        raise ConfigError("--open: name the page with --out FILE.html")
+    with only_json(as_json):
+        from holdfast.report.compare import Comparison, read_lines
+        from holdfast.report.compare_tables import as_markdown, write_compare_page
+
+        load_plugins(plugin)
+        comparison = Comparison(read_lines(folders), metric, against)
+        if out is not None:
+            write_compare_page(comparison, out)
+    if as_json:
+        print_json(comparison.plain())
+    elif markdown:
+        print(as_markdown(comparison), end="")
+    else:
+        _print(comparison, out)
+    if opened and out is not None:
+        open_page(out)
+
+
+def _print(comparison: Comparison, page: Path | None) -> None:
+    from holdfast.report.compare_tables import parts
+    from holdfast.report.table import narrowed, to_rich
+
+    console = to_stdout()
+    for part in parts(comparison):
+        console.print(to_rich(narrowed(part.table, console.width), part.title))
+        if part.note:
+            console.print(part.note, style="dim", markup=False)
+        console.print()
+    for note in comparison.notes:
+        console.print(f"* {note}", markup=False)
+    if page is not None:
+        console.print(f"page   {page}", markup=False, soft_wrap=True)

@@ -1,0 +1,255 @@
+"""Runs side by side: a line per setting, what differs between them, and whether the differences are more than luck.
+
+Only runs that have come to their end are compared and tested: of one that goes on, the last figure is of another round."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, suggest
+from holdfast.report.differing import differing
+from holdfast.report.gather import Cell, Line, read_all, settings
+from holdfast.report.paired import LEAST, Paired, holm, paired, smallest
+
+MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with the first only
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two lines, the second less the first: over the seeds they share, and over the clients of one of these seeds."""
+
+    first: Line
+    second: Line
+    over_seeds: Paired | None
+    """None where they share no seed."""
+    seeds: tuple[int, ...]
+    over_clients: Paired | None = None
+    """None where no seed has the same clients in both."""
+    seed: int | None = None
+    """Whose clients these are."""
+    better: int = 0
+    worse: int = 0
+    """Clients that the second line serves better, and worse."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.second.label} − {self.first.label}"
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Holm's correction of the p values of all pairs, each test by itself."""
+
+    t: list[float | None]
+    wilcoxon: list[float | None]
+    clients: list[float | None]
+
+
+class Comparison:
+    def __init__(self, lines: Sequence[Line], metric: str = "accuracy", against: str | None = None):
+        self.lines, self.metric = list(lines), metric
+        _check_metric(metric, self.lines)
+        self.reference = self.lines[0] if against is None else _named(against, self.lines)
+        every = list(itertools.combinations(self.lines, 2))
+        self.all_pairs = against is None and len(every) <= MOST_PAIRS
+        chosen = every if self.all_pairs else [(self.reference, line) for line in self.lines if line is not self.reference]
+        self.pairs = [_pair(first, second, metric) for first, second in chosen]
+        seeds, clients = [pair.over_seeds for pair in self.pairs], [pair.over_clients for pair in self.pairs]
+        self.corrected = Corrected(
+            holm([None if test is None else test.t for test in seeds]),
+            holm([None if test is None else test.wilcoxon for test in seeds]),
+            holm([None if test is None else test.wilcoxon for test in clients]),
+        )
+
+    @cached_property
+    def differs(self) -> dict[str, list[Any]]:
+        """Keys of the configs that are not the same for all lines, with each line's value."""
+        return differing([{**line.cells[0].config, "seed": None} for line in self.lines])
+
+    def difference(self, line: Line) -> float | None:
+        """Of the means, to the line that all are compared with."""
+        here, there = (mean_of(by_seed(x, self.metric)) for x in (line, self.reference))
+        return None if here is None or there is None or line is self.reference else here - there
+
+    @property
+    def notes(self) -> list[str]:
+        """What keeps the figures from being what they seem, and what a test would need."""
+        out = []
+        unfinished = [cell for line in self.lines for cell in line.cells if not cell.finished]
+        if unfinished:
+            out.append(f"{_runs(len(unfinished))} not finished and left out of differences and tests: {_told(unfinished)}.")
+        without = [line.label for line in self.lines if not by_seed(line, self.metric) and any(cell.finished for cell in line.cells)]
+        if without:
+            out.append(f"There is no {self.metric} of {', '.join(without)}.")
+        return out + self._about_seeds()
+
+    def _about_seeds(self) -> list[str]:
+        if not self.pairs:
+            return ["One setting only: there is nothing to compare it with."]
+        out = []
+        few = [pair for pair in self.pairs if len(pair.seeds) < LEAST]
+        if few:
+            which = "any pair" if len(few) == len(self.pairs) else f"{len(few)} of {len(self.pairs)} pairs"
+            out.append(
+                f"No test over seeds is possible for {which}: a pair must share at least {LEAST} finished seeds, and '{few[0].label}' "
+                f"shares {len(few[0].seeds)}. Play the settings under the same seeds, for example seed = [0, 1, 2, 3, 4, 5] under [sweep]."
+            )
+        tested = [len(pair.seeds) for pair in self.pairs if len(pair.seeds) >= LEAST]
+        if tested and smallest(min(tested)) >= 0.05:
+            out.append(
+                f"With {min(tested)} seeds the signed-rank test cannot give less than {smallest(min(tested)):.3g}, however large the "
+                "difference; from 6 seeds on it can fall below 0.05."
+            )
+        strangers = [pair for pair in self.pairs if not all(_same_data(*twins) for twins in _twins(pair))]
+        if strangers:
+            out.append(
+                f"'{strangers[0].label}': a seed does not deal the same data to both, so their pairs have little in common and the clients "
+                "cannot be compared."
+            )
+        return out
+
+    def plain(self) -> dict[str, Any]:
+        """As --json prints it."""
+        return {
+            "metric": self.metric,
+            "against": self.reference.label,
+            "lines": [self._plain_line(line) for line in self.lines],
+            "differs": {key: dict(zip((line.label for line in self.lines), values, strict=True)) for key, values in self.differs.items()},
+            "pairs": [self._plain_pair(place, pair) for place, pair in enumerate(self.pairs)],
+            "notes": self.notes,
+        }
+
+    def _plain_line(self, line: Line) -> dict[str, Any]:
+        values = by_seed(line, self.metric)
+        return {
+            "label": line.label, "runs": [str(cell.path) for cell in line.cells], "status": line.status,
+            "values": {str(seed): value for seed, value in values.items()}, "mean": mean_of(values), "std": spread_of(values),
+            "difference": self.difference(line),
+        }  # fmt: skip
+
+    def _plain_pair(self, place: int, pair: Pair) -> dict[str, Any]:
+        seeds, clients = pair.over_seeds, pair.over_clients
+        return {
+            "first": pair.first.label, "second": pair.second.label, "seeds": list(pair.seeds),
+            "difference": seeds and seeds.mean, "low": seeds and seeds.low, "high": seeds and seeds.high,
+            "t": {"p": seeds and seeds.t, "holm": self.corrected.t[place]},
+            "wilcoxon": {"p": seeds and seeds.wilcoxon, "holm": self.corrected.wilcoxon[place]},
+            "clients": None if clients is None else {
+                "seed": pair.seed, "clients": clients.pairs, "difference": clients.mean, "better": pair.better, "worse": pair.worse,
+                "wilcoxon": {"p": clients.wilcoxon, "holm": self.corrected.clients[place]},
+            },
+        }  # fmt: skip
+
+
+def read_lines(folders: Sequence[Path]) -> list[Line]:
+    """A line per setting over all folders, its seeds from whichever holds them. Where two folders hold the very same experiment, it is the
+    folders that are to be compared, and each keeps its own lines."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"there is no folder {folder}")
+    cells = read_all(folders)
+    homes = {cell.path: _home(cell, folders) for cell in cells}
+    seen = {(homes[cell.path], json.dumps(cell.config, sort_keys=True)) for cell in cells}
+    if len(seen) == len({experiment for _, experiment in seen}):
+        return _told_apart(settings(cells), homes)
+    apart = [[cell for cell in cells if homes[cell.path] == home] for home in dict.fromkeys(homes.values())]
+    return _told_apart([line for some in apart for line in settings(some)], homes)
+
+
+def _home(cell: Cell, folders: Sequence[Path]) -> Path:
+    """The folder it was asked for by."""
+    path = cell.path.resolve()
+    return next(folder for folder in (Path(f).resolve() for f in folders) if folder in (path, path.parent))
+
+
+def _told_apart(lines: list[Line], homes: dict[Path, Path]) -> list[Line]:
+    """No two of one name: each gets the folder it was asked for by, or where they share that the run's own, or at last a number."""
+    for place_of in (lambda line: homes[line.cells[0].path].name, lambda line: line.cells[0].path.name):
+        names = [line.label for line in lines]
+        known = {name: {place_of(line) for line in lines if line.label == name} for name in names}
+        lines = [Line(f"{x.label} ({place_of(x)})", x.cells) if len(known[x.label]) > 1 else x for x in lines]
+    met: dict[str, int] = {}
+    out = []
+    for line in lines:
+        met[line.label] = met.get(line.label, 0) + 1
+        out.append(line if met[line.label] == 1 else Line(f"{line.label} #{met[line.label]}", line.cells))
+    return out
+
+
+def by_seed(line: Line, metric: str) -> dict[int, float]:
+    """Of the runs that have come to their end."""
+    return {cell.seed: float(cell.final[metric]) for cell in line.cells if cell.finished and cell.final.get(metric) is not None}
+
+
+def mean_of(values: dict[int, float]) -> float | None:
+    return statistics.fmean(values.values()) if values else None
+
+
+def spread_of(values: dict[int, float]) -> float | None:
+    return statistics.stdev(values.values()) if len(values) > 1 else None
+
+
+def _check_metric(metric: str, lines: Sequence[Line]) -> None:
+    final = [cell.final for line in lines for cell in line.cells]
+    known = {name for figures in final for name, value in figures.items() if isinstance(value, (int, float))}
+    known -= {"diverged"}  # a round: its mean says nothing
+    if metric in known:
+        return
+    if not known:
+        raise ConfigError("none of these runs has been evaluated yet")
+    if any(metric in figures for figures in final):
+        raise ConfigError(f"--metric: none of these runs has a value of '{metric}'")
+    raise ConfigError(f"--metric: unknown metric '{metric}'{suggest(metric, known)}")
+
+
+def _named(label: str, lines: Sequence[Line]) -> Line:
+    for line in lines:
+        if line.label == label:
+            return line
+    raise ConfigError(f"--against: no line is called '{label}'{suggest(label, [line.label for line in lines])}")
+
+
+def _pair(first: Line, second: Line, metric: str) -> Pair:
+    here, there = by_seed(first, metric), by_seed(second, metric)
+    shared = tuple(sorted(here.keys() & there.keys()))
+    over_seeds = paired([there[seed] - here[seed] for seed in shared]) if shared else None
+    for one, other in _twins(Pair(first, second, over_seeds, shared)):
+        if _same_data(one, other):
+            gains = _of_clients(one, other)
+            if gains:
+                better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+                return Pair(first, second, over_seeds, shared, paired(gains), one.seed, better, worse)
+    return Pair(first, second, over_seeds, shared)
+
+
+def _twins(pair: Pair) -> list[tuple[Cell, Cell]]:
+    """Their runs under each seed that they share."""
+    here, there = ({cell.seed: cell for cell in line.cells} for line in (pair.first, pair.second))
+    return [(here[seed], there[seed]) for seed in pair.seeds]
+
+
+def _same_data(one: Cell, other: Cell) -> bool:
+    return bool(one.manifest["partition"] == other.manifest["partition"])
+
+
+def _of_clients(one: Cell, other: Cell) -> list[float]:
+    """What each client gains in accuracy, of those that are benign and measured in both runs."""
+    malicious = {*one.run.malicious(), *other.run.malicious()}
+    here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (one, other))
+    return [there[client] - here[client] for client in sorted(here.keys() & there.keys() - malicious)]
+
+
+def _runs(count: int) -> str:
+    return "1 run is" if count == 1 else f"{count} runs are"
+
+
+def _told(cells: Sequence[Cell], most: int = 4) -> str:
+    said = [f"{cell.path.name} ({cell.standing.words})" for cell in cells[:most]]
+    return ", ".join(said) + (f" and {len(cells) - most} more" if len(cells) > most else "")

@@ -1,0 +1,181 @@
+"""A comparison as tables: for the terminal, for Markdown and for a page of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from holdfast import __version__
+from holdfast.files import write_atomically
+from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
+from holdfast.report.differing import in_short
+from holdfast.report.page import document, header
+from holdfast.report.paired import Paired
+from holdfast.report.table import STATUS, WORDS, Entry, Table, amount, columns, duration, percent, tabulate, to_markdown
+
+_SHARES = ("accuracy", "validation/accuracy", "macro_f1", "balanced_accuracy", "auc", "attack/asr", "attack/lost", "detection", "matching")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table of the comparison, and what is to be known about it."""
+
+    title: str
+    table: Table
+    note: str = ""
+
+
+def parts(comparison: Comparison) -> list[Part]:
+    out = [Part("Figures", _figures(comparison), _about_figures(comparison))]
+    if comparison.differs:
+        out.append(Part("What differs", _differs(comparison), "Only the settings that are not the same for all."))
+    if any(pair.over_seeds is not None and pair.over_seeds.low is not None for pair in comparison.pairs):
+        out.append(Part(f"{comparison.metric}, paired over seeds", _over_seeds(comparison), _about_seeds(comparison)))
+    if any(pair.over_clients is not None for pair in comparison.pairs):
+        out.append(Part("Accuracy, paired over the clients of one seed", _over_clients(comparison), _ABOUT_CLIENTS))
+    return out
+
+
+_ABOUT_CLIENTS = (
+    "About clients, not about seeds: whether the second setting serves these clients differently from the first in this one draw of data "
+    "and start. It says nothing about what another seed would give. Signed-rank test, two-sided; Holm over the pairs of this table."
+)
+
+
+def _about_figures(comparison: Comparison) -> str:
+    spread = "± is the standard deviation over seeds. " if any(line.seeds > 1 for line in comparison.lines) else ""
+    return f"{spread}The difference is that of mean {comparison.metric} to {comparison.reference.label}, over finished runs."
+
+
+def _about_seeds(comparison: Comparison) -> str:
+    which = "all pairs" if comparison.all_pairs else f"the pairs with {comparison.reference.label}"
+    return (
+        "The second less the first under the same seed: mean with its 95 % interval, p of the paired t-test and of Wilcoxon's signed-rank "
+        f"test, both two-sided, and after Holm's correction over {which}."
+    )
+
+
+def _figures(comparison: Comparison) -> Table:
+    """The report's table; the metric too, where it is not in it, how many seeds, and the difference."""
+    lines, metric = comparison.lines, comparison.metric
+    table = tabulate(lines)
+    values = [by_seed(line, metric) for line in lines]
+    told: list[tuple[str, list[str]]] = [("seeds", [str(line.seeds) for line in lines])]
+    if not any(column.metrics == (metric,) for column in columns(lines)):
+        told.append((metric, [_mean_and_spread(metric, mean_of(v), spread_of(v)) for v in values]))
+    differences = [comparison.difference(line) for line in lines]
+    told.append(("difference", ["–" if d is None else signed(metric, d) for d in differences]))
+    place = table.titles.index(STATUS) if STATUS in table.titles else len(table.titles)
+    titles = (*table.titles[:place], *(title for title, _ in told), *table.titles[place:])
+    rows = [(*row[:place], *(Entry(texts[i]) for _, texts in told), *row[place:]) for i, row in enumerate(table.rows)]
+    return Table(titles, tuple(rows))
+
+
+def _differs(comparison: Comparison) -> Table:
+    keys = list(comparison.differs)
+    texts = [[in_short(value) for value in values] for values in comparison.differs.values()]
+    rows = [(Entry(line.label), *(Entry(column[place]) for column in texts)) for place, line in enumerate(comparison.lines)]
+    return Table(("", *keys), tuple(rows))
+
+
+def _over_seeds(comparison: Comparison) -> Table:
+    rows, metric = [], comparison.metric
+    for place, pair in enumerate(comparison.pairs):
+        test = pair.over_seeds
+        if test is None or test.low is None:
+            said = "no test: " + (f"{len(pair.seeds)} seeds shared" if len(pair.seeds) != 1 else "1 seed shared")
+            rows.append((Entry(pair.label), Entry(str(len(pair.seeds))), Entry(said), *[Entry("–")] * 5))
+            continue
+        adjusted = comparison.corrected
+        told = (pair.label, str(test.pairs), signed(metric, test.mean), _interval(metric, test))
+        rows.append((*map(Entry, told), *map(_p, (test.t, adjusted.t[place], test.wilcoxon, adjusted.wilcoxon[place]))))
+    titles = ("", "seeds", "difference", "95 % interval", "t-test", "Holm", "signed-rank", "Holm")
+    return Table(titles, tuple(rows))
+
+
+def _over_clients(comparison: Comparison) -> Table:
+    rows = []
+    for place, pair in enumerate(comparison.pairs):
+        test = pair.over_clients
+        if test is not None:
+            counts = (str(pair.seed), str(test.pairs), str(pair.better), str(pair.worse), signed("accuracy", test.mean))
+            rows.append((Entry(pair.label), *map(Entry, counts), _p(test.wilcoxon), _p(comparison.corrected.clients[place])))
+    return Table(("", "of seed", "clients", "better", "worse", "difference", "signed-rank", "Holm"), tuple(rows))
+
+
+def writer(metric: str) -> Callable[[float], str]:
+    """How a figure of this name is written."""
+    if metric.startswith(_SHARES) and not metric.endswith("/clients"):
+        return percent
+    return amount if metric.startswith("bytes/") else duration if metric.startswith("seconds/") else "{:,.4g}".format
+
+
+def signed(metric: str, difference: float) -> str:
+    """Of shares in points of a hundred: a difference of two percentages is no percentage of anything."""
+    write = writer(metric)
+    if write is percent:
+        return f"{100 * difference:+.2f} points".replace("-", "−")
+    return ("−" if difference < 0 else "+") + write(abs(difference))
+
+
+def _interval(metric: str, test: Paired) -> str:
+    assert test.low is not None and test.high is not None
+    return " to ".join(signed(metric, end).removesuffix(" points") for end in (test.low, test.high))
+
+
+def _mean_and_spread(metric: str, mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return "–"
+    write = writer(metric)
+    if spread is None:
+        return write(mean)
+    return f"{100 * mean:.1f} ± {100 * spread:.1f} %" if write is percent else f"{write(mean)} ± {write(spread)}"
+
+
+def _p(value: float | None) -> Entry:
+    return Entry("–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}", value)
+
+
+def as_markdown(comparison: Comparison) -> str:
+    sections = [f"### {part.title}\n\n{to_markdown(part.table)}" + (f"\n{part.note}\n" if part.note else "") for part in parts(comparison)]
+    notes = "".join(f"* {note}\n" for note in comparison.notes)
+    return "\n".join([*sections, *([notes] if notes else [])])
+
+
+def write_compare_page(comparison: Comparison, path: Path) -> None:
+    labels = [line.label for line in comparison.lines]
+    title = " and ".join(labels) if len(labels) <= 3 else f"{len(labels)} settings side by side"
+    facts = f"<li>compared by <b>{escape(comparison.metric)}</b></li><li>to <b>{escape(comparison.reference.label)}</b></li>"
+    body = [
+        header("comparison", title, f'<ul class="facts">{facts}</ul>'),
+        *(_section(part) for part in parts(comparison)),
+        _notes(comparison.notes),
+        f"<footer>Page by holdfast {escape(__version__)}.</footer>",
+    ]
+    write_atomically(path, document(title, body).encode())
+
+
+def _section(part: Part) -> str:
+    heads = "".join(f'<th scope="col"{_kind(title)}>{escape(title)}</th>' for title in part.table.titles)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(row[0].text)}</th>'
+        + "".join(
+            f"<td{_kind(title, entry.best)}>{escape(entry.text)}</td>"
+            for title, entry in zip(part.table.titles[1:], row[1:], strict=True)
+        )
+        + "</tr>"
+        for row in part.table.rows
+    )
+    note = f'<p class="note below">{escape(part.note)}</p>' if part.note else ""
+    table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f"<section><h2>{escape(part.title)}</h2>{table}{note}</section>"
+
+
+def _kind(title: str, best: bool = False) -> str:
+    return ' class="status"' if title in WORDS else ' class="best"' if best else ""
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "<section><h2>To be known</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul></section>" if notes else ""
