@@ -29,6 +29,9 @@ from holdfast.cli.app import (
     to_stderr,
     to_stdout,
 )  # fmt: skip
+from holdfast.cli.live import Live, Port
+from holdfast.cli.live import check as check_live
+from holdfast.cli.live import follow as follow_live
 from holdfast.cli.progress import Follow
 from holdfast.files import expand
 
@@ -115,6 +118,8 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")] = False,
+    live: Live = False,
+    port: Port = None,
     plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
@@ -122,14 +127,18 @@ def report(
 
     \b
     Examples:
+      holdfast report runs/sweep --live --open
       holdfast report runs/sweep --open
       holdfast report runs/sweep --markdown >> notes.md
     """
+    check_live(live, port, out, markdown)
     from holdfast.report.gather import by_setting, read_cells
     from holdfast.report.page import write_page
     from holdfast.report.table import tabulate, to_markdown
 
     load_plugins(plugin)
+    if live:
+        return follow_live(folder, port, opened)
     if markdown:
         print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
         return

@@ -1,0 +1,278 @@
+"""Follow a job in the browser: a small server on this machine that shows what is committed on disk, and nothing else.
+
+It answers two paths: `/`, the report as of now, and `/state`, by which the page learns that there is something new. It is bound to the
+loopback address, and it answers only to that name: a page from elsewhere that has its own name resolved to this machine is refused."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.files import read_json
+from holdfast.manifest import read_manifest, run_folders
+from holdfast.report.gather import read_cells
+from holdfast.report.page import document, header, render
+from holdfast.standing import FAILURE, standing
+
+HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
+_FRESH = 1.0  # seconds for which a look at the disk is good enough
+_REST = 4  # a page is rendered again after as many times what it took
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class State:
+    """How a job stands: `version` is another whenever there is more to show."""
+
+    version: str
+    cells: int
+    done: int
+    failed: int
+    round: int
+    rounds: int
+    committed: float | None
+    """When anything was committed last, in seconds since the epoch."""
+
+    @property
+    def waiting(self) -> bool:
+        """Nothing to draw yet."""
+        return self.round == 0 and not self.done
+
+    @property
+    def finished(self) -> bool:
+        return 0 < self.cells == self.done
+
+    @property
+    def words(self) -> str:
+        if self.finished:
+            return "finished" + (f", {self.failed} of {self.cells} failed" if self.failed else "")
+        if not self.cells:
+            return "waiting for a run to begin"
+        if self.waiting:
+            return "waiting for the first round"
+        runs = f", {self.done} of {self.cells} runs done" if self.cells > 1 else ""
+        return f"{self.round} of {self.rounds} rounds{runs}"
+
+    def plain(self) -> dict[str, Any]:
+        age = None if self.committed is None or self.finished else max(0, round(time.time() - self.committed))
+        return {"version": self.version, "words": self.words, "finished": self.finished, "age": age}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One run at its last look."""
+
+    status: str
+    done: bool
+    round: int
+    rounds: int
+    committed: float | None
+
+
+class Lookout:
+    """Looks at a folder again and again, and reads again only what has changed: a job should not notice that it is watched."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self._seen: dict[Path, tuple[tuple[int | None, ...], _Seen]] = {}
+
+    def look(self) -> State:
+        """From the small files that name what is committed; no tensors are read."""
+        runs = {path: self._run(path) for path in run_folders(self.folder)}
+        cells = (read_json(self.folder / "sweep.json") or {}).get("cells", [])
+        unbegun = [path for cell in cells if (path := self.folder / cell["folder"]) not in runs]
+        lost = sum((path / FAILURE).exists() for path in unbegun)
+        told = [[path.name, run.status, run.round] for path, run in runs.items()]
+        return State(
+            version=hashlib.sha256(json.dumps([told, len(unbegun), lost]).encode()).hexdigest()[:16],
+            cells=len(runs) + len(unbegun),
+            done=sum(run.done for run in runs.values()) + lost,
+            failed=sum(run.status == "failed" for run in runs.values()) + lost,
+            round=sum(run.round for run in runs.values()),
+            rounds=sum(run.rounds for run in runs.values()),
+            committed=max((run.committed for run in runs.values() if run.committed is not None), default=None),
+        )
+
+    def _run(self, path: Path) -> _Seen:
+        now = tuple(_written(path / name) for name in ("manifest.json", "head.json", "result.json", FAILURE))
+        if path not in self._seen or self._seen[path][0] != now:
+            stands, rounds = standing(path, ""), int(read_manifest(path)["config"]["train"]["rounds"])
+            played = rounds if stands.result is not None else min(stands.round, rounds)
+            self._seen[path] = now, _Seen(stands.status, stands.done, played, rounds, now[1] and now[1] / 1e9)
+        return self._seen[path][1]
+
+
+def _written(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+class Viewed:
+    """The page of a folder, rendered again only when something changed, and not more often than leaves the machine to the job; many
+    threads may ask."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._lookout = Path(folder), Lookout(folder)
+        self._lock = threading.Lock()
+        self._looked = self._next = -math.inf
+        self._state: State | None = None
+        self._page: tuple[str, str] | None = None
+
+    def state(self) -> State:
+        """With the version that `page` would give."""
+        with self._lock:
+            state = self._now()
+            return state if self._page is None or self._due(state) else replace(state, version=self._page[0])
+
+    def page(self) -> str:
+        with self._lock:
+            state = self._now()
+            if self._page is None or self._due(state):
+                began = time.monotonic()
+                self._page = state.version, self._drawn(state)
+                self._next = time.monotonic() + _REST * (time.monotonic() - began)
+            return self._page[1]
+
+    def _due(self, state: State) -> bool:
+        return self._page is None or self._page[0] != state.version and time.monotonic() >= self._next
+
+    def _now(self) -> State:
+        if self._state is None or time.monotonic() - self._looked >= _FRESH:
+            self._state, self._looked = self._lookout.look(), time.monotonic()
+        return self._state
+
+    def _drawn(self, state: State) -> str:
+        if state.waiting:
+            text = document(f"{self.folder.name}: {state.words}", [header("live", str(self.folder.name), ""), _said(state.words)])
+        else:
+            try:
+                text = render(read_cells(self.folder))
+            except HoldfastError as error:  # of a run that is only half there, say: the next round may mend it
+                text = document(self.folder.name, [header("live", str(self.folder.name), ""), _said(str(error))])
+        return _alive(text, state)
+
+
+def _said(words: str) -> str:
+    return f'<p class="verdict">{escape(words[:1].upper() + words[1:])}.</p>'
+
+
+def _alive(page: str, state: State) -> str:
+    """A report that asks its own server, and nobody else, whether there is more."""
+    policy = r'(<meta http-equiv="Content-Security-Policy" content="[^"]*)"'
+    page, found = re.subn(policy, lambda met: f"{met[1]}; connect-src 'self'\"", page, count=1)
+    assert found == 1, "a page without a policy"
+    told = json.dumps(state.plain()).replace("<", "\\u003c")
+    script = (files("holdfast.report") / "live.js").read_text()
+    tail = f'<script type="application/json" id="live-state">{told}</script>\n<script>\n{script}</script>\n</body>'
+    before, _, after = page.rpartition("</body>")
+    return before + tail + after
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one folder until it is closed. `noted` is called once, when the job is finished."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, folder: Path, port: int = 0, noted: Callable[[str], None] = lambda words: None):
+        if not Path(folder).is_dir():
+            raise ConfigError(f"there is no folder {folder}; start the job first, or name the folder that it writes to")
+        self.viewed, self.noted = Viewed(folder), noted
+        self._told = False
+        try:
+            super().__init__((HOST, port), _Handler)
+        except PermissionError:
+            raise ConfigError(f"--port {port}: not allowed here; choose one above 1023") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"--port {port}: in use by another program; choose another, or none for a free one") from None
+            raise
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}/"
+
+    @property
+    def names(self) -> set[str]:
+        """What a browser on this machine calls it."""
+        return {f"{HOST}:{self.port}", f"localhost:{self.port}"} | ({HOST, "localhost"} if self.port == 80 else set())
+
+    def service_actions(self) -> None:
+        """Between requests: tell the terminal, once, that the job is done."""
+        if not self._told:
+            try:
+                state = self.viewed.state()
+            except HoldfastError:
+                return
+            if state.finished:
+                self._told = True
+                self.noted(state.words)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away in the middle of an answer is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version, sys_version = "holdfast", ""
+    timeout = 30  # seconds for a client that says nothing
+
+    def do_GET(self) -> None:
+        if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
+            return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for a browser on this machine, by the address that was printed")
+        if self.path not in ("/", "/state"):
+            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
+        try:
+            if self.path == "/":
+                return self._answer(HTTPStatus.OK, "text/html", self.server.viewed.page())
+            self._answer(HTTPStatus.OK, "application/json", json.dumps(self.server.viewed.state().plain()))
+        except HoldfastError as error:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+
+    def _refuse(self) -> None:
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "only GET")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        content = text.encode()
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests of one's own browser are not worth a line."""
