@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,34 @@ from holdfast.session import Watch, start
 from holdfast.session import resume as resume_runs
 from holdfast.standing import Standing
 from holdfast.sweeping import sweep as play_sweep
+from holdfast.tracking.following import Make, tracked
 from holdfast.tuning import Tuned, Tuning
 
 
 def run(
-    config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, watch: Watch | None = None, **sections: Any
-) -> Run:
-    """Play one experiment and return it. `out` is its directory; by default a new one under runs/."""
+    config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, watch: Watch | None = None,
+    track: Sequence[str | Make] = (), **sections: Any,
+) -> Run:  # fmt: skip
+    """Play one experiment and return it. `out` is its directory; by default a new one under runs/. `track` names trackers to be told of its
+    rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours (holdfast.tracking.Tracker)."""
     chosen = _sole(config, sections) if isinstance(config, Config) else make_config({**(config or {}), **sections})
     path = Path(out) if out is not None else fresh_folder()
-    start([("", chosen)], path, watch)
+    with tracked(track, watch) as watching:
+        start([("", chosen)], path, watching)
     return Run(path, chosen)
 
 
 def sweep(
     config: Mapping[str, Any], out: str | Path | None = None, shard: tuple[int, int] = (1, 1), retry: bool = False,
-    watch: Watch | None = None,
+    watch: Watch | None = None, track: Sequence[str | Make] = (),
 ) -> list[Swept]:  # fmt: skip
     """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes what is in `out`.
 
     `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how each stands; a cell that
     fails raises nothing here, and is tried again only with `retry`."""
     cells = configs(config)
-    standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard, retry=retry)
+    with tracked(track, watch) as watching:
+        standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry)
     return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
 
 
@@ -96,12 +101,14 @@ def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
 
 
 def resume(
-    path: str | Path, watch: Watch | None = None, config: Config | Mapping[str, Any] | None = None, device: str | None = None
-) -> Run | list[Run]:
+    path: str | Path, watch: Watch | None = None, config: Config | Mapping[str, Any] | None = None, device: str | None = None,
+    track: Sequence[str | Make] = (),
+) -> Run | list[Run]:  # fmt: skip
     """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again; a
     sweep of objects is continued by `sweep`."""
     chosen = config if isinstance(config, Config) or config is None else make_config(config)
-    results = resume_runs(Path(path), watch, device, config=chosen)
+    with tracked(track, watch) as watching:
+        results = resume_runs(Path(path), watching, device, config=chosen)
     runs = [Run(result["run_dir"], chosen) for result in results]
     return runs[0] if (Path(path) / "manifest.json").exists() else runs
 

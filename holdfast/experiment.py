@@ -67,6 +67,11 @@ class Experiment:
     def rounds(self) -> int:
         return self.config.train.rounds
 
+    @property
+    def committed(self) -> int:
+        """The last round on disk: that before the one which is under way. -1 where even the start is not there."""
+        return self.cell.round - (self.finished is None)
+
     def play(self) -> Generator[Exchange | Ready, Any, dict[str, Any]]:
         """The run: resume from the committed round, play the rest, finish. A finished run only says its result again."""
         (state, ready), cell, server = self._restore(), self.cell, self.server

@@ -42,6 +42,9 @@ Workers = Annotated[int | None, typer.Option("--workers", help="Processes that t
 Memory = Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Try the cells that failed again, from their last committed round.")]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable.")
+]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 

@@ -61,7 +61,7 @@ class Follow:
 
     def moved(self, experiment: Experiment) -> None:
         """Called after every exchange; only a newly committed round is news."""
-        committed = min(experiment.cell.round - (experiment.finished is None), experiment.rounds)
+        committed = min(experiment.committed, experiment.rounds)
         before = self.done.get(id(experiment), 0)
         if committed <= before:
             return

@@ -20,6 +20,7 @@ from holdfast.cli.app import (
     Plugins,
     PrecisionName,
     Retry,
+    Track,
     Workers,
     app,
     load_plugins,
@@ -52,6 +53,7 @@ def run(
     workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> int:
     """Play an experiment.
@@ -63,18 +65,20 @@ def run(
       holdfast run
       holdfast run --set method.name=ditto --set train.rounds=20
       holdfast run config.toml --out runs/first --json
+      holdfast run config.toml --track tensorboard
     """
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep, play_sweep
         from holdfast.session import start
+        from holdfast.tracking import tracked
 
         cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
-            standings = play_sweep(cells, folder, plugin)
+            standings = play_sweep(cells, folder, plugin, track=track)
         else:
-            with Follow(to_stderr()) as follow, resumable(folder, plugin):
-                results = start(cells, folder, follow.watch(), plugins)
+            with Follow(to_stderr()) as follow, resumable(folder, plugin), tracked(track or [], follow.watch()) as watch:
+                results = start(cells, folder, watch, plugins)
     return finish_sweep(folder, standings, as_json, plugin) if is_grid(cells) else finish(folder, results[0], as_json, plugin)
 
 
@@ -84,6 +88,7 @@ def resume(
     device: Device = None,
     retry: Retry = False,
     plugin: Plugins = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> int:
     """Continue a run or a sweep in DIR that was stopped.
@@ -102,13 +107,14 @@ def resume(
         from holdfast.session import resume as continue_run
         from holdfast.sweep_folder import is_sweep
         from holdfast.sweeping import resume_sweep
+        from holdfast.tracking import tracked
 
         plugins = [str(p) for p in plugin or []]
-        with Follow(to_stderr()) as follow, resumable(folder, plugin):
+        with Follow(to_stderr()) as follow, resumable(folder, plugin), tracked(track or [], follow.watch()) as watch:
             if is_sweep(folder):
-                standings = resume_sweep(folder, follow.watch(), device, plugins, retry)
+                standings = resume_sweep(folder, watch, device, plugins, retry)
             else:
-                results = continue_run(folder, follow.watch(), device, plugins)
+                results = continue_run(folder, watch, device, plugins)
         many = is_sweep(folder)
     return finish_sweep(folder, standings, as_json, plugin) if many else finish(folder, results[0], as_json, plugin)
 

@@ -17,6 +17,7 @@ from holdfast.cli.app import (
     Plugins,
     PrecisionName,
     Retry,
+    Track,
     Workers,
     app,
     only_json,
@@ -46,6 +47,7 @@ def sweep(
     workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> int:
     """Play all cells of a sweep together; start, continue or complete it.
@@ -75,7 +77,7 @@ def sweep(
         if not is_grid(cells):
             raise ConfigError("sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays one experiment")
         folder = out or fresh_folder()
-        standings = play_sweep(cells, folder, plugin, part, retry)
+        standings = play_sweep(cells, folder, plugin, part, retry, track)
     return finish_sweep(folder, standings, as_json, plugin)
 
 
@@ -88,12 +90,14 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def play_sweep(
-    cells: list[tuple[str, Config]], folder: Path, plugins: list[Path] | None, shard: tuple[int, int] = (1, 1), retry: bool = False
-) -> list[Standing]:
+    cells: list[tuple[str, Config]], folder: Path, plugins: list[Path] | None, shard: tuple[int, int] = (1, 1), retry: bool = False,
+    track: list[str] | None = None,
+) -> list[Standing]:  # fmt: skip
     from holdfast.sweeping import sweep as play
+    from holdfast.tracking import tracked
 
-    with Follow(to_stderr()) as follow, resumable(folder, plugins):
-        return play(cells, folder, follow.watch(), [str(p) for p in plugins or []], shard, retry)
+    with Follow(to_stderr()) as follow, resumable(folder, plugins), tracked(track or [], follow.watch()) as watch:
+        return play(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
 
 
 def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins: list[Path] | None) -> int:

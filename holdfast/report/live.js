@@ -4,7 +4,8 @@
   const shown = JSON.parse(document.getElementById("live-state").textContent);
   const bar = document.createElement("div");
   bar.setAttribute("role", "status");
-  bar.style.cssText = "position:sticky;bottom:0;display:flex;gap:14px;align-items:center;justify-content:center;padding:9px 14px;"
+  bar.className = "keys"; // not on paper
+  bar.style.cssText = "position:sticky;bottom:0;gap:14px;align-items:center;justify-content:center;padding:9px 14px;margin:0;"
     + "background:var(--card);border-top:1px solid var(--rule);font-size:14px;z-index:3";
   const words = document.createElement("span");
   const hold = document.createElement("button");

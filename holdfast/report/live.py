@@ -184,6 +184,7 @@ def _alive(page: str, state: State) -> str:
     policy = r'(<meta http-equiv="Content-Security-Policy" content="[^"]*)"'
     page, found = re.subn(policy, lambda met: f"{met[1]}; connect-src 'self'\"", page, count=1)
     assert found == 1, "a page without a policy"
+    page = page.replace("</head>", '<link rel="icon" href="data:,">\n</head>', 1)  # or the browser asks for one
     told = json.dumps(state.plain()).replace("<", "\\u003c")
     script = (files("holdfast.report") / "live.js").read_text()
     tail = f'<script type="application/json" id="live-state">{told}</script>\n<script>\n{script}</script>\n</body>'

@@ -1,0 +1,205 @@
+"""Tell trackers what is committed, as it is committed.
+
+A tracker begins before the first round, in the open; what follows is told by a thread of its own, so that a slow server costs the
+experiment no time and its seconds stay its own. How far each tracker was told is kept beside the run, in tracking.json: a run that is
+resumed goes on in the same place, and rounds that a kill left untold are told then. The first exception of a tracker is said once, and
+that tracker is left alone for the rest of the session."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from holdfast.core.errors import ConfigError, suggest
+from holdfast.experiment import Experiment
+from holdfast.files import as_json, read_json, replace_file
+from holdfast.playing import Say, Watch
+from holdfast.tracking.base import Figures, Known, Tracker, harmless, numbers, settings
+
+FILE = "tracking.json"
+TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
+"""By name, which is also that of the package it needs: the class in the module of that name beside this one."""
+_PATIENCE = 60.0  # seconds that a finished experiment waits for its trackers
+Make = Callable[[], Tracker]
+
+
+@contextmanager
+def tracked(track: Sequence[str | Make], watch: Watch | None = None) -> Iterator[Watch]:
+    """A watch that tells these trackers too."""
+    watch = watch or Watch()
+    if not track:
+        yield watch
+        return
+    tracking = Tracking(chosen(track), watch.say)
+    try:
+        yield tracking.beside(watch)
+    finally:
+        tracking.close()
+
+
+def chosen(track: Sequence[str | Make]) -> dict[str, Make]:
+    """Trackers by name, or classes of one's own; what is missing is said before anything is played."""
+    if isinstance(track, str):
+        raise ConfigError(f'track: give a list, ["{track}"]')
+    out: dict[str, Make] = {}
+    for one in track:
+        if not isinstance(one, str):
+            out[getattr(one, "__name__", type(one).__name__)] = one
+            continue
+        if one not in TRACKERS:
+            raise ConfigError(f"track: unknown tracker '{one}'{suggest(one, TRACKERS)}")
+        if not _installed(one):
+            raise ConfigError(f"track: {one} is not installed; pip install 'holdfast[{one}]', or pip install {one}")
+        out[one] = partial(_made, one)
+    return out
+
+
+def _made(name: str) -> Tracker:
+    made: Tracker = getattr(importlib.import_module(f"holdfast.tracking.{name}"), TRACKERS[name])()
+    return made
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module without a spec, which is there all the same
+        return True
+
+
+@dataclass
+class _Told:
+    """One experiment: its trackers, and how far each was told."""
+
+    folder: Path
+    experiment: Experiment
+    record: dict[str, dict[str, Any]]
+    trackers: dict[str, Tracker] = field(default_factory=dict)
+    sent: int = 0
+    ended: bool = False
+
+
+class Tracking:
+    def __init__(self, makers: Mapping[str, Make], say: Say):
+        self.makers, self.say = dict(makers), say
+        self.off: set[str] = set()
+        self.told: dict[int, _Told] = {}
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="holdfast-tracking", daemon=True)
+        self._thread.start()
+
+    def beside(self, watch: Watch) -> Watch:
+        def planned(experiments: list[Experiment]) -> None:
+            for experiment in experiments:
+                self.begin(experiment)
+            watch.planned(experiments)
+
+        def moved(experiment: Experiment) -> None:
+            watch.moved(experiment)
+            self.moved(experiment)
+
+        return Watch(watch.say, moved, planned)
+
+    def begin(self, experiment: Experiment) -> None:
+        """Open it in every tracker, and tell those that it is known to what they have missed."""
+        folder = experiment.out
+        told = _Told(folder, experiment, _read_record(folder), sent=experiment.store.round() or 0)
+        over = (folder / "result.json").exists()
+        for name, make in self.makers.items():
+            known = told.record.get(name)
+            if not (over and known is not None and known.get("ended")):
+                self._guarded(name, folder, partial(self._open, told, name, make))
+        if told.trackers:
+            self.told[id(experiment)] = told
+
+    def _open(self, told: _Told, name: str, make: Make) -> None:
+        tracker, experiment = make(), told.experiment
+        record = told.record.get(name)
+        known = None if record is None else Known(str(record["id"]), int(record["round"]))
+        found = tracker.begin(settings(experiment.config.plain()), told.folder, experiment.label, known)
+        told.trackers[name] = tracker
+        self._note(told, name, id=found, round=0 if known is None else known.round, ended=False)
+        if len(self.told) == 0:
+            self.say(f"{name}: {tracker.where}")
+        for round in range(told.record[name]["round"] + 1, told.sent + 1):
+            self._later(told, name, partial(self._tell_round, told, name, round))
+
+    def moved(self, experiment: Experiment) -> None:
+        """Called after every exchange; only a newly committed round is news, and the end."""
+        told = self.told.get(id(experiment))
+        if told is None or told.ended:
+            return
+        for round in range(told.sent + 1, experiment.committed + 1):
+            told.sent = round
+            for name in told.trackers:
+                self._later(told, name, partial(self._tell_round, told, name, round))
+        if experiment.finished is not None:
+            self._end(told, numbers(experiment.finished["final"]))
+
+    def close(self) -> None:
+        """Wait until all is told, for a while; what was not finished is told that it stopped."""
+        for told in self.told.values():
+            if not told.ended:
+                self._end(told, None)
+        self._jobs.put(None)
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            self.say(f"trackers: still busy after {_PATIENCE:.0f} s, and left alone; `holdfast resume --track` tells them what is missing")
+
+    def _end(self, told: _Told, final: Figures | None) -> None:
+        told.ended = True
+        for name in told.trackers:
+            self._later(told, name, partial(self._tell_end, told, name, final))
+
+    def _tell_round(self, told: _Told, name: str, round: int) -> None:
+        part = told.experiment.store.read_json(f"parts/{round:06d}.json") or {}
+        seconds = {f"seconds/{of}": value for of, value in part.get("seconds", {}).items()}
+        told.trackers[name].round(round, numbers({**part.get("metrics", {}), **seconds}))
+        self._note(told, name, round=round)
+
+    def _tell_end(self, told: _Told, name: str, final: Figures | None) -> None:
+        told.trackers[name].end(final)
+        self._note(told, name, ended=final is not None)
+
+    def _note(self, told: _Told, name: str, **news: Any) -> None:
+        told.record[name] = {**told.record.get(name, {}), **news}
+        replace_file(told.folder / FILE, as_json(told.record))
+
+    def _later(self, told: _Told, name: str, action: Callable[[], None]) -> None:
+        self._jobs.put(partial(self._guarded, name, told.folder, action))
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _guarded(self, name: str, folder: Path, action: Callable[[], None]) -> None:
+        """Whatever a tracker does, short of Ctrl-C, the experiment goes on."""
+        if name in self.off:
+            return
+        try:
+            action()
+        except (Exception, SystemExit) as error:
+            self.off.add(name)
+            if folder.exists():  # else the run itself came to nothing, and that is said elsewhere
+                self.say(f"{name} failed and is switched off, the run goes on: {_in_a_line(error)}")
+
+
+def _read_record(folder: Path) -> dict[str, dict[str, Any]]:
+    """What earlier sessions told; a file that is damaged is no reason to stop, only to begin anew."""
+    try:
+        found = read_json(folder / FILE) or {}
+    except Exception:
+        return {}
+    return {name: told for name, told in found.items() if isinstance(told, dict) and "id" in told and isinstance(told.get("round"), int)}
+
+
+def _in_a_line(error: BaseException) -> str:
+    said = harmless(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {said[:197] + '...' if len(said) > 200 else said}".rstrip(": ")
