@@ -12,6 +12,7 @@ loses its power may lose or garble what was prepared and not yet sealed, and no 
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
     result.json                  the final figures
     failure.json                 why a cell of a sweep cannot go on (standing.py)
+    tracking.json                where trackers have it and how far they were told, if there are any (tracking/)
 
 One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends. Between machines that share
 the directory this relies on the file system passing flock on, as NFS (version 4, or 3 with lockd), Lustre mounted with -o flock, GPFS
