@@ -24,7 +24,7 @@ def blocks(language: str) -> list:
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_python_blocks_run(block, tmp_path, monkeypatch, capsys):
+def test_python_blocks_run(block, tmp_path, monkeypatch, capsys, forget):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "example", "exec"), {"__name__": "example"})
     assert list((tmp_path / "runs").iterdir())  # every example is a run
