@@ -18,6 +18,7 @@ from holdfast.report.differing import differing
 from holdfast.report.gather import Cell, Line, read_all, settings
 from holdfast.report.paired import LEAST, Paired, holm, paired, smallest
 
+LEVEL = 0.05  # a p below which a difference is called one
 MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with the first only
 
 
@@ -107,6 +108,7 @@ class Comparison:
                 f"With {min(tested)} seeds the signed-rank test cannot give less than {smallest(min(tested)):.3g}, however large the "
                 "difference; from 6 seeds on it can fall below 0.05."
             )
+        out += self._verdict()
         strangers = [pair for pair in self.pairs if not all(_same_data(*twins) for twins in _twins(pair))]
         if strangers:
             out.append(
@@ -114,6 +116,18 @@ class Comparison:
                 "cannot be compared."
             )
         return out
+
+    def _verdict(self) -> list[str]:
+        """The t-tests in words."""
+        tested = [(pair, p) for pair, p in zip(self.pairs, self.corrected.t, strict=True) if p is not None]
+        if not tested:
+            return []
+        sure = [f"{pair.label} (p = {p:.2g})" for pair, p in tested if p < LEVEL]
+        if not sure:
+            return [f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck of the seeds (p < {LEVEL}). "
+                    "That is no proof that the settings are equal: more seeds may tell them apart."]  # fmt: skip
+        return [f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are beyond the luck of the seeds "
+                f"(p < {LEVEL}): {', '.join(sure)}."]  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
         """As --json prints it."""

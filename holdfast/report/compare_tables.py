@@ -25,12 +25,14 @@ class Part:
     title: str
     table: Table
     note: str = ""
+    words: bool = False
+    """Whether it is read rather than compared."""
 
 
 def parts(comparison: Comparison) -> list[Part]:
     out = [Part("Figures", _figures(comparison), _about_figures(comparison))]
     if comparison.differs:
-        out.append(Part("What differs", _differs(comparison), "Only the settings that are not the same for all."))
+        out.append(Part("What differs", _differs(comparison), "Only the settings that are not the same for all.", words=True))
     if any(pair.over_seeds is not None and pair.over_seeds.low is not None for pair in comparison.pairs):
         out.append(Part(f"{comparison.metric}, paired over seeds", _over_seeds(comparison), _about_seeds(comparison)))
     if any(pair.over_clients is not None for pair in comparison.pairs):
@@ -169,7 +171,8 @@ def _section(part: Part) -> str:
         for row in part.table.rows
     )
     note = f'<p class="note below">{escape(part.note)}</p>' if part.note else ""
-    table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    kind = ' class="words"' if part.words else ""
+    table = f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     return f"<section><h2>{escape(part.title)}</h2>{table}{note}</section>"
 
 
