@@ -1,0 +1,133 @@
+"""A reproduction on disk: played, read back, and written down.
+
+    study.json    what was asked for, and the study as it was then
+    runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one after the other
+    report.html, table.md, table.csv, table.tex    what came out (holdfast/report/reproduction.py)
+
+The same call starts, continues or completes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast.files import as_json, read_json, write_if_absent
+from holdfast.manifest import folder_name, run_folders
+from holdfast.playing import Watch
+from holdfast.reproducing.cells import Grid, Wanted
+from holdfast.reproducing.claims import Finding, examine
+from holdfast.reproducing.study import Study, make
+from holdfast.reproducing.values import Place, Values, ours, place, printed
+from holdfast.results import Run
+from holdfast.session import resume, start
+from holdfast.standing import standing
+from holdfast.sweeping import sweep
+
+
+@dataclass(frozen=True)
+class Outcome:
+    path: Path
+    grid: Grid
+
+    @property
+    def study(self) -> Study:
+        return self.grid.study
+
+    @cached_property
+    def runs(self) -> dict[Place, list[Run | None]]:
+        """By place, a run for each seed; None where it has not finished."""
+        by_config: dict[str, Run] = {}
+        for folder in run_folders(self.path / "runs"):
+            run = Run(folder)
+            if (folder / "result.json").exists():
+                by_config[_key(run.manifest["config"])] = run
+        found: dict[Place, list[Run | None]] = {}
+        for cell in self.grid.cells:
+            found.setdefault(place("", cell.at), []).append(by_config.get(_key(cell.config.plain())))
+        return found
+
+    @cached_property
+    def ours(self) -> Values:
+        return ours(self.grid, self.runs)
+
+    @cached_property
+    def printed(self) -> Values:
+        return printed(self.study, self.ours.labels)
+
+    @cached_property
+    def findings(self) -> list[tuple[Finding, Finding]]:
+        """Every claim, in our figures and in the printed ones."""
+        return [(examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed)) for claim in self.study.claims]
+
+    @property
+    def missing(self) -> int:
+        """Experiments that have no result, also those that failed."""
+        return sum(run is None for seeds in self.runs.values() for run in seeds)
+
+    @property
+    def played(self) -> list[Run]:
+        return list({run.path: run for seeds in self.runs.values() for run in seeds if run is not None}.values())
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    """An experiment, wherever it is played."""
+    return json.dumps({name: part for name, part in json.loads(as_json(config)).items() if name != "engine"}, sort_keys=True)
+
+
+def reproduce(
+    study: Study, wanted: Wanted, out: Path, watch: Callable[[], Watch] | None = None, plugins: Sequence[str] = (), retry: bool = False
+) -> Outcome:
+    """Play what is left of it, and read it."""
+    grid = Grid(study, wanted)
+    content = json.loads(as_json({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)}))
+    there = read_json(out / "study.json")
+    if there is not None and _but_for_the_engine(there) != _but_for_the_engine(content):
+        raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
+    if there is None and run_folders(out):
+        raise ConfigError(f"{out} holds runs already; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_if_absent(out / "study.json", content)
+    follow = watch or Watch
+    if study.fused:
+        sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
+    else:
+        _one_by_one(grid, out / "runs", follow, plugins)
+    return Outcome(out, grid)
+
+
+def _but_for_the_engine(content: Mapping[str, Any]) -> Any:
+    """Where it is played is not what is played."""
+    changes = [pair for pair in content["wanted"]["changes"] if not pair[0].startswith("engine.")]
+    return {**content, "wanted": {**content["wanted"], "changes": changes}}
+
+
+def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
+    """Experiments that are played together share their time; where time is the result each has the machine for itself."""
+    cells = grid.to_play()
+    for number, (label, config) in enumerate(cells):
+        folder = out / folder_name(number, len(cells), label)
+        if standing(folder, label).done:
+            continue
+        if (folder / "head.json").exists():
+            resume(folder, follow(), plugins=plugins)
+        else:
+            start([(label, config)], folder, follow(), plugins)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """From its directory alone."""
+    content = read_json(Path(path) / "study.json")
+    if content is None:
+        raise ConfigError(f"no reproduction in {path}: it has no study.json")
+    wanted = content["wanted"]
+    changes = tuple((key, value) for key, value in wanted["changes"])
+    return Outcome(Path(path), Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes})))
+
+
+def is_reproduction(path: Path) -> bool:
+    return (Path(path) / "study.json").exists()
