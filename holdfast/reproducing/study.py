@@ -111,7 +111,6 @@ class Layout(Section):
 class Print(Section):
     """Where a cell's printed value stands: templates in which {axis} is the cell's label."""
 
-    table: str | None = None
     dataset: str = "{dataset}"
     setting: str = "-"
     method: str = "{method}"

@@ -122,8 +122,7 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
         for at in out.places(name):
             filled = {axis: at.get(axis, "") for axis in study.axes}
             form = study.print
-            table = (form.table or study.printed).format(**filled)
-            row = rows.get((table, *(text.format(**filled) for text in (form.dataset, form.setting, form.method)), metric.printed or name))
+            row = rows.get((study.printed, *(text.format(**filled) for text in (form.dataset, form.setting, form.method)), metric.printed or name))
             if row is not None:
                 doubt = "doubtful in print" if row["doubtful"] else ""
                 out.by_place[place(name, at)] = Value((float(row["value"]),), doubt, float(row["std"]) if row["std"] else None)
