@@ -124,8 +124,8 @@ class Comparison:
             return []
         sure = [f"{pair.label} (p = {p:.2g})" for pair, p in tested if p < LEVEL]
         if not sure:
-            return [f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck of the seeds (p < {LEVEL}). "
-                    "That is no proof that the settings are equal: more seeds may tell them apart."]  # fmt: skip
+            return [f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck of the seeds "
+                    f"(p < {LEVEL}). That is no proof that the settings are equal: more seeds may tell them apart."]  # fmt: skip
         return [f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are beyond the luck of the seeds "
                 f"(p < {LEVEL}): {', '.join(sure)}."]  # fmt: skip
 

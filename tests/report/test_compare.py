@@ -98,8 +98,9 @@ def test_lines_differences_and_tests(seeds: Path) -> None:
     assert pair["t"]["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue)
     assert [p["t"]["holm"] for p in told["pairs"]] == holm([p["t"]["p"] for p in told["pairs"]])
     assert any("cannot give less than 0.125" in note for note in told["notes"])
-    sure = [p for p in told["pairs"] if p["t"]["holm"] < 0.05]
-    assert any(f"{len(sure) or 'none'} of 3 differences" in note for note in told["notes"])
+    corrected = [p["t"]["holm"] for p in told["pairs"] if p["t"]["holm"] is not None]  # a round of ditto from the start is one of local
+    sure = sum(p < 0.05 for p in corrected)
+    assert any(f"{sure or 'none'} of {len(corrected)} differences" in note for note in told["notes"])
 
 
 def test_clients_are_paired_within_one_seed(seeds: Path) -> None:

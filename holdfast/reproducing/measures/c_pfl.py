@@ -1,0 +1,1 @@
+"""What only C-PFL's figures show."""

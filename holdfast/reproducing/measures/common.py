@@ -1,0 +1,18 @@
+"""What several papers measure."""
+
+from __future__ import annotations
+
+from holdfast.reproducing.measures.base import measure
+from holdfast.results import Run
+
+
+@measure("seconds")
+def seconds(run: Run) -> float | None:
+    """Clients and server together, without the evaluation."""
+    return float(run.final["seconds/client"]) + float(run.final["seconds/server"])
+
+
+@measure("megabytes")
+def megabytes(run: Run) -> float | None:
+    """Up and down, all clients together, in the whole run."""
+    return (float(run.final["bytes/up"]) + float(run.final["bytes/down"])) / 1e6

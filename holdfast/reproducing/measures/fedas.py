@@ -1,0 +1,1 @@
+"""What only FedAS's figures show."""

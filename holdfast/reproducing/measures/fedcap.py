@@ -1,0 +1,1 @@
+"""What only FedCAP's figures show."""

@@ -1,0 +1,1 @@
+"""What only FedCPA's figures show."""

@@ -1,0 +1,163 @@
+"""A reproduction on disk: played, read back, and written down.
+
+    study.json    what was asked for, and the study as it was then
+    data.json     how much of which data it used
+    runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one after the other
+    report.html, table.md, table.csv, table.tex    what came out (holdfast/report/reproduction.py)
+
+The same call starts, continues or completes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
+from holdfast.data.federation import build_federation
+from holdfast.files import as_json, read_json, write_if_absent, write_json
+from holdfast.manifest import folder_name, run_folders
+from holdfast.playing import Watch
+from holdfast.reproducing.cells import Grid, Wanted
+from holdfast.reproducing.claims import Finding, examine
+from holdfast.reproducing.study import Study, make
+from holdfast.reproducing.values import Place, Values, ours, place, printed
+from holdfast.results import Run
+from holdfast.session import resume, start
+from holdfast.standing import standing
+from holdfast.sweeping import sweep
+
+
+@dataclass(frozen=True)
+class Outcome:
+    path: Path
+    grid: Grid
+
+    @property
+    def study(self) -> Study:
+        return self.grid.study
+
+    @cached_property
+    def runs(self) -> dict[Place, list[Run | None]]:
+        """By place, a run for each seed; None where it has not finished."""
+        by_config: dict[str, Run] = {}
+        for folder in run_folders(self.path / "runs"):
+            run = Run(folder)
+            if (folder / "result.json").exists():
+                by_config[_key(run.manifest["config"])] = run
+        found: dict[Place, list[Run | None]] = {}
+        for cell in self.grid.cells:
+            found.setdefault(place("", cell.at), []).append(by_config.get(_key(cell.config.plain())))
+        return found
+
+    @cached_property
+    def ours(self) -> Values:
+        return ours(self.grid, self.runs)
+
+    @cached_property
+    def printed(self) -> Values:
+        return printed(self.study, self.ours.labels)
+
+    @cached_property
+    def findings(self) -> list[tuple[Finding, Finding]]:
+        """Every claim, in our figures and in the printed ones."""
+        return [(examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed)) for claim in self.study.claims]
+
+    @cached_property
+    def data(self) -> list[dict[str, Any]]:
+        """What was used of each dataset; empty where nothing was played to the end."""
+        return list((read_json(self.path / "data.json") or {}).get("data", []))
+
+    @property
+    def missing(self) -> int:
+        """Experiments that have no result, also those that failed."""
+        return sum(run is None for seeds in self.runs.values() for run in seeds)
+
+    @property
+    def played(self) -> list[Run]:
+        return list({run.path: run for seeds in self.runs.values() for run in seeds if run is not None}.values())
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    """An experiment, wherever it is played."""
+    content = json.loads(as_json(config))
+    content["data"].pop("dir", None)
+    return json.dumps({name: part for name, part in content.items() if name != "engine"}, sort_keys=True)
+
+
+def reproduce(
+    study: Study, wanted: Wanted, out: Path, watch: Callable[[], Watch] | None = None, plugins: Sequence[str] = (), retry: bool = False
+) -> Outcome:
+    """Play what is left of it, and read it."""
+    grid = Grid(study, wanted)
+    content = json.loads(as_json({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)}))
+    there = read_json(out / "study.json")
+    if there is not None and _but_for_the_engine(there) != _but_for_the_engine(content):
+        raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
+    if there is None and run_folders(out):
+        raise ConfigError(f"{out} holds runs already; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_if_absent(out / "study.json", content)
+    follow = watch or Watch
+    if study.fused:
+        sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
+    else:
+        _one_by_one(grid, out / "runs", follow, plugins)
+    outcome = Outcome(out, grid)
+    write_json(out / "data.json", {"data": _used(grid)})
+    return outcome
+
+
+def _used(grid: Grid) -> list[dict[str, Any]]:
+    """Clients, rounds and samples of every dataset, told once for all that the same data is dealt to."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in grid.cells:
+        config = cell.config
+        told = [config.data.model_dump(mode="json"), config.train.rounds, config.train.participation]
+        kind = json.dumps(told, sort_keys=True, default=str)
+        if cell.seed or kind in found:
+            continue
+        federation = build_federation(config.data, Key(config.seed).fold("data"))
+        used = sum(len(table.row) for table in (federation.train, federation.validation, federation.test))
+        found[kind] = {
+            "dataset": federation.samples.name, "clients": federation.clients, "rounds": config.train.rounds,
+            "participation": config.train.participation, "samples": used, "of": len(federation.samples),
+        }  # fmt: skip
+    return list({json.dumps(one): one for one in found.values()}.values())
+
+
+def _but_for_the_engine(content: Mapping[str, Any]) -> Any:
+    """Where it is played is not what is played."""
+    changes = [pair for pair in content["wanted"]["changes"] if not pair[0].startswith("engine.") and pair[0] != "data.dir"]
+    return {**content, "wanted": {**content["wanted"], "changes": changes}}
+
+
+def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
+    """Experiments that are played together share their time; where time is the result each has the machine for itself."""
+    cells = grid.to_play()
+    for number, (label, config) in enumerate(cells):
+        folder = out / folder_name(number, len(cells), label)
+        if standing(folder, label).done:
+            continue
+        if (folder / "head.json").exists():
+            resume(folder, follow(), plugins=plugins)
+        else:
+            start([(label, config)], folder, follow(), plugins)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """From its directory alone."""
+    content = read_json(Path(path) / "study.json")
+    if content is None:
+        raise ConfigError(f"no reproduction in {path}: it has no study.json")
+    wanted = content["wanted"]
+    changes = tuple((key, value) for key, value in wanted["changes"])
+    return Outcome(Path(path), Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes})))
+
+
+def is_reproduction(path: Path) -> bool:
+    return (Path(path) / "study.json").exists()

@@ -1,0 +1,185 @@
+"""What is read off the cells: means over seeds, differences, ranks. The printed numbers are read the same way, so that one claim can be
+held against both."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from holdfast.reproducing.cells import At, Grid
+from holdfast.reproducing.measures import measured
+from holdfast.reproducing.study import Metric, Study, as_labels, matches
+from holdfast.results import Run
+
+Axes = tuple[tuple[str, str], ...]
+Place = tuple[str, Axes]
+"""A metric, and the labels of the axes that are left."""
+
+
+def place(metric: str, at: Mapping[str, str]) -> Place:
+    return metric, tuple(sorted(at.items()))
+
+
+@dataclass(frozen=True)
+class Value:
+    """One figure: of every seed that has one, and what is to be said of it."""
+
+    seeds: tuple[float, ...]
+    note: str = ""
+    std: float | None = None
+    """As printed; ours is of the seeds."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.seeds)
+
+    @property
+    def spread(self) -> float | None:
+        return self.std if self.std is not None else statistics.stdev(self.seeds) if len(self.seeds) > 1 else None
+
+
+@dataclass
+class Values:
+    """By place; a place without a value is missing."""
+
+    study: Study
+    labels: Mapping[str, Sequence[str]]
+    """What is shown of each axis, `variant` included where it is one."""
+    by_place: dict[Place, Value] = field(default_factory=dict)
+
+    def get(self, metric: str, at: Mapping[str, str]) -> Value | None:
+        return self.by_place.get(place(metric, at))
+
+    def mean(self, metric: str, at: Mapping[str, str]) -> float | None:
+        found = self.get(metric, at)
+        return None if found is None or not math.isfinite(found.mean) else found.mean
+
+    def axes_of(self, metric: str) -> list[str]:
+        """Those along which a metric has values."""
+        averaged = set(self.study.metrics[metric].mean)
+        for other in self.study.metrics[metric].of:
+            averaged |= set(self.study.metrics[other].mean)
+        return [axis for axis in self.labels if axis not in averaged]
+
+    def places(self, metric: str, where: Mapping[str, Any] | None = None) -> Iterable[At]:
+        """Every place of a metric that is shown, restricted to some labels."""
+        axes = self.axes_of(metric)
+        for labels in itertools.product(*(self.labels[axis] for axis in axes)):
+            at = dict(zip(axes, labels, strict=True))
+            if matches({axis: as_labels(wanted) for axis, wanted in (where or {}).items() if axis in axes}, at):
+                yield at
+
+
+def ours(grid: Grid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
+    """`runs` are those of a place's seeds, by `place("", at)`; None where one has not finished."""
+    labels: dict[str, Sequence[str]] = dict(grid.labels)
+    if len(grid.variants) > 1:
+        labels["variant"] = grid.variants
+    out = Values(grid.study, labels)
+    for name, metric in grid.study.metrics.items():
+        if metric.of:
+            continue
+        for at in {key: dict(cell.at) for cell in grid.cells for key in [place("", cell.at)]}.values():
+            finished = [run for run in runs[place("", at)] if run is not None]
+            figures = [value for run in finished if (value := _read(metric, run)) is not None]
+            if figures and matches(metric.where, at):
+                out.by_place[place(name, at)] = Value(tuple(figures), _diverged(finished))
+    _derive(out)
+    return out
+
+
+def _read(metric: Metric, run: Run) -> float | None:
+    if metric.measure is not None:
+        value = measured(metric.measure)(run)
+    else:
+        known = [run.final.get(name) for name in as_labels(metric.figure)]
+        value = max((float(v) for v in known if v is not None), default=None)
+    if value is None:
+        return None
+    return value * metric.times / (run.round if metric.per_round else 1)
+
+
+def _diverged(runs: Sequence[Run]) -> str:
+    rounds = [run.final.get("diverged") for run in runs]
+    many = sum(when is not None for when in rounds)
+    return "" if not many else "diverged" if many == len(runs) else f"{many} of {len(runs)} seeds diverged"
+
+
+def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
+    """What the paper prints for the same places; nothing for a figure. A variant is no axis of the paper."""
+    out = Values(study, {axis: shown for axis, shown in labels.items() if axis != "variant"})
+    if study.printed is None:
+        return out
+    rows = {tuple(row[key] for key in ("table", "dataset", "setting", "method", "metric")): row for row in printed_rows(study.paper)}
+    for name, metric in study.metrics.items():
+        for at in out.places(name):
+            filled = {axis: at.get(axis, "") for axis in study.axes}
+            where = (text.format(**filled) for text in (study.print.dataset, study.print.setting, study.print.method))
+            row = rows.get((study.printed, *where, metric.printed or name))
+            if row is not None:
+                doubt = "doubtful in print" if row["doubtful"] else ""
+                out.by_place[place(name, at)] = Value((float(row["value"]),), doubt, float(row["std"]) if row["std"] else None)
+    return out
+
+
+def printed_rows(paper: str) -> list[dict[str, str]]:
+    file = files("holdfast.papers") / "printed" / f"{paper.lower()}.csv"
+    return list(csv.DictReader(io.StringIO(file.read_text())))
+
+
+def _derive(values: Values) -> None:
+    """Differences, ranks, means over axes, means of metrics, in this order."""
+    for name, metric in values.study.metrics.items():
+        mine: dict[Axes, Value | None] = {at: value for (of, at), value in values.by_place.items() if of == name}
+        if metric.minus:
+            mine = {at: _less(value, mine.get(_moved(at, metric.minus))) for at, value in mine.items()}
+        if metric.rank is not None:
+            mine = _ranked(mine, metric.rank, metric.better)
+        if metric.mean:
+            mine = _averaged(mine, metric.mean)
+        if metric.minus or metric.rank is not None or metric.mean:
+            values.by_place = {key: value for key, value in values.by_place.items() if key[0] != name}
+            values.by_place |= {(name, at): value for at, value in mine.items() if value is not None}
+    for name, metric in values.study.metrics.items():
+        if metric.of:
+            for at in values.places(name):
+                parts = [values.mean(other, at) for other in metric.of]
+                if None not in parts:
+                    values.by_place[place(name, at)] = Value((statistics.fmean(part for part in parts if part is not None),))
+
+
+def _moved(at: Axes, to: Mapping[str, str]) -> Axes:
+    return tuple((axis, to.get(axis, label)) for axis, label in at)
+
+
+def _less(value: Value | None, other: Value | None) -> Value | None:
+    """Seed by seed where both have the same number of them."""
+    if value is None or other is None:
+        return None
+    if len(value.seeds) == len(other.seeds):
+        return Value(tuple(a - b for a, b in zip(value.seeds, other.seeds, strict=True)), value.note)
+    return Value((value.mean - other.mean,), value.note)
+
+
+def _ranked(mine: Mapping[Axes, Value | None], axis: str, better: str) -> dict[Axes, Value | None]:
+    groups: dict[Axes, dict[Axes, float]] = {}
+    for at, value in mine.items():
+        if value is not None:
+            rest = tuple(pair for pair in at if pair[0] != axis)
+            groups.setdefault(rest, {})[at] = value.mean if better == "less" else -value.mean
+    return {at: Value((1.0 + sum(other < mark for other in group.values()),)) for group in groups.values() for at, mark in group.items()}
+
+
+def _averaged(mine: Mapping[Axes, Value | None], axes: Sequence[str]) -> dict[Axes, Value | None]:
+    groups: dict[Axes, list[float]] = {}
+    for at, value in mine.items():
+        if value is not None:
+            groups.setdefault(tuple(pair for pair in at if pair[0] not in axes), []).append(value.mean)
+    return {at: Value((statistics.fmean(found),)) for at, found in groups.items()}
