@@ -135,7 +135,7 @@ class Viewed:
     threads may ask."""
 
     def __init__(self, folder: Path):
-        self.folder, self._lookout = Path(folder), Lookout(folder)
+        self.folder, self._lookout = Path(folder).resolve(), Lookout(folder)  # `.` has a name too
         self._lock = threading.Lock()
         self._looked = self._next = -math.inf
         self._state: State | None = None
@@ -166,12 +166,13 @@ class Viewed:
 
     def _drawn(self, state: State) -> str:
         if state.waiting:
-            text = document(f"{self.folder.name}: {state.words}", [header("live", str(self.folder.name), ""), _said(state.words)])
+            text = document(f"{self.folder.name}: {state.words}", [header("live", self.folder.name, ""), _said(state.words)])
         else:
             try:
                 text = render(read_cells(self.folder))
-            except HoldfastError as error:  # of a run that is only half there, say: the next round may mend it
-                text = document(self.folder.name, [header("live", str(self.folder.name), ""), _said(str(error))])
+            except Exception as error:  # of a run that is only half there, say: the next round may mend it, so the page lives on
+                why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+                text = document(self.folder.name, [header("live", self.folder.name, ""), _said(f"this cannot be drawn now: {why}")])
         return _alive(text, state)
 
 

@@ -106,6 +106,16 @@ def test_a_page_is_rendered_again_only_when_something_changed(single: Path, monk
     assert len(pages) == 1 and len(count) == 1
 
 
+def test_a_page_that_cannot_be_drawn_goes_on_asking(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cells: object) -> str:
+        raise FileNotFoundError("parts/<b>")
+
+    monkeypatch.setattr(live, "render", broken)
+    with served(single) as server:
+        status, text, _ = ask(server)
+    assert status == 200 and "This cannot be drawn now: FileNotFoundError: parts/&lt;b&gt;" in text and 'fetch("/state"' in text
+
+
 def test_the_page_may_ask_its_own_server_and_nobody_else(single: Path) -> None:
     with served(single) as server:
         _, text, headers = ask(server)
