@@ -89,7 +89,7 @@ class Grid:
     """Cells of a row that look alike run into each other: smaller, and quieter."""
     square: bool = False
     legend: bool = True
-    most_tall: float = 18.0
+    most_tall: float = 20.0
     top: float = 0.0
     """What has the darkest shade; 0: the largest value."""
 
@@ -171,7 +171,7 @@ class Grid:
         out = []
         for down, name in enumerate(rows):
             y = top + tall * (down + 0.5) + 4
-            out.append(f'<text class="tick end row{" bad" if _bad(name) else ""}" x="{left - 8}" y="{y:.1f}">{escape(name)}</text>')
+            out.append(f'<text class="tick end whose{" bad" if _bad(name) else ""}" x="{left - 8}" y="{y:.1f}">{escape(name)}</text>')
         every = round_step(7.5 * max((len(name.removeprefix("▲ ")) for name in self.columns), default=1) / wide + 0.3)
         for place in range(len(self.columns)):
             name, x = self.columns[place], left + wide * (place + 0.5)
@@ -195,7 +195,7 @@ class Grid:
         last = len(self.frames) - 1
         return (
             f'<label class="slide">round <output>{self.rounds[-1]}</output><input type="range" min="0" max="{last}" value="{last}" '
-            f'aria-label="round of: {escape(self.name)}" aria-valuetext="round {self.rounds[-1]}"></label>'
+            f'aria-label="round of: {escape(self.name)}" aria-valuetext="round {self.rounds[-1]}"/></label>'
         )
 
     def _data(self, scale: Scale, box: tuple[float, float, float, float]) -> str:
@@ -224,7 +224,7 @@ def scale_bar(scale: Scale, share: bool) -> str:
     low, high = (f"{100 * value:.3g} %" if share else f"{value:.3g}" for value in (scale.low, scale.high))
     how = " <span>(by powers)</span>" if scale.log else ""
     bar = f'<svg viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
-    return f'<p class="bar">{low} {bar} {high}{how}</p>'
+    return f'<p class="shades">{low} {bar} {high}{how}</p>'
 
 
 def _bad(name: str) -> bool:

@@ -22,7 +22,7 @@
     };
     const words = (row, column) => {
       const g = grid(), names = g.names ? g.names[frame()] : g.rows, v = value(row, column), more = g.says?.[`${row},${column}`];
-      const said = g.texts ? g.texts[row * g.columns.length + column] : v === null ? "" : row >= g.flags ? (v ? "yes" : "no") : g.share ? (100 * v).toFixed(1) + " %" : String(Number(v.toPrecision(3)));
+      const said = g.texts?.[row * g.columns.length + column] || (v === null ? "" : row >= g.flags ? (v ? "yes" : "no") : g.share ? (100 * v).toFixed(1) + " %" : String(Number(v.toPrecision(3))));
       return [`${g.words[0]} ${names[row]}, ${g.words[1]} ${g.columns[column]}`, [said, more].filter(Boolean).join(", ") || "nothing recorded"];
     };
     const show = (row, column, x, y) => {
@@ -64,6 +64,7 @@
       focus();
     });
     slider?.addEventListener("input", () => {
+      hide();
       const g = grid(), paths = new Array(LEVELS + 1).fill(""), texts = field.querySelectorAll(".counts text");
       for (let row = 0; row < g.rows.length; row++) {
         for (let column = 0; column < g.columns.length; column++) {
@@ -76,9 +77,9 @@
           text.classList.toggle("bright", level > BRIGHT);
         }
       }
-      field.querySelectorAll(".shade").forEach((path) => { if (path.closest(".bar") === null) path.setAttribute("d", paths[Number(path.classList[1].slice(1))]); });
+      field.querySelectorAll(".shade").forEach((path) => { if (path.closest(".shades") === null) path.setAttribute("d", paths[Number(path.classList[1].slice(1))]); });
       const names = g.names?.[frame()];
-      if (names) field.querySelectorAll("text.row").forEach((label, row) => { label.textContent = names[row]; label.classList.toggle("bad", names[row].startsWith("▲")); });
+      if (names) field.querySelectorAll("text.whose").forEach((label, row) => { label.textContent = names[row]; label.classList.toggle("bad", names[row].startsWith("▲")); });
       field.querySelector("output").textContent = g.rounds[frame()];
       slider.setAttribute("aria-valuetext", `round ${g.rounds[frame()]}`);
     });

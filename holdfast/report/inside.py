@@ -39,6 +39,7 @@ def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> str:
         if len(text) > budget:
             left_out.append(cell.label)
         elif text:
+            text = text.replace("<section>", '<section class="within">')  # a page's table of contents has only what is not closed away
             out.append(f'<details class="inside"><summary>Inside {escape(cell.label)}</summary>{text}</details>')
             budget -= len(text)
     if left_out:

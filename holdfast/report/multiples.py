@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import numpy as np
 
-from holdfast.report.charts import nice_ticks, round_ticks, tick_text
+from holdfast.report.charts import nice_ticks, round_ticks
 from holdfast.report.gather import Cell
 from holdfast.report.story import MOST_ROUNDS, Story
+from holdfast.report.table import amount, duration
 
 _WIDE, _HIGH, _TOP = 132, 68, 20  # of one client's chart, and where its lines begin
 _CLASSES = ("c0", "c1", "c2")
@@ -51,7 +52,7 @@ def _chart(story: Story, client: int, row: np.ndarray, rounds: Sequence[int], lo
     return (
         f'<svg class="{kind}" viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="{escape(words)}"><title>{escape(words)}</title>'
         f'<text class="{kind}" x="7" y="14">{name}</text><text class="end" x="{_WIDE - 7}" y="14">{100 * known[-1]:.1f} %</text>'
-        f'<path class="back" d="{back}"/><path class="own" d="{_path(rounds, row, low)}"/>{cross}</svg>'
+        f'<path class="mean-behind" d="{back}"/><path class="own" d="{_path(rounds, row, low)}"/>{cross}</svg>'
     )
 
 
@@ -78,18 +79,18 @@ def costs(cell: Cell) -> str:
                for name, word in (("client", "clients"), ("server", "server"), ("evaluate", "evaluation"))}  # fmt: skip
     traffic = {word: [float(p["metrics"].get(f"bytes/{name}") or 0.0) for p in parts] for name, word in (("down", "down"), ("up", "up"))}
     charts = [
-        f'<div><h3>{title} <small>{escape(_in_all(piles, unit))}</small></h3>{stack(rounds, piles, title, unit)}</div>'
-        for title, piles, unit in (("Bytes by round", traffic, "B"), ("Seconds by round", seconds, "s"))
+        f'<div><h3>{title} <small>{escape(_in_all(piles, write))}</small></h3>{stack(rounds, piles, title, write)}</div>'
+        for title, piles, write in (("Bytes", traffic, amount), ("Seconds", seconds, _spent))
         if any(map(any, piles.values()))
     ]
-    return f'<section><h2>What it took</h2><div class="two">{"".join(charts)}</div></section>' if charts else ""
+    return f'<section><h2>Bytes and seconds, round by round</h2><div class="two">{"".join(charts)}</div></section>' if charts else ""
 
 
-def _in_all(piles: dict[str, list[float]], unit: str) -> str:
-    return "in all " + ", ".join(f"{amount(sum(values), unit)} {name}" for name, values in piles.items())
+def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str:
+    return "in all " + ", ".join(f"{write(sum(values))} {name}" for name, values in piles.items())
 
 
-def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, unit: str) -> str:
+def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, write: Callable[[float], str]) -> str:
     """Bars, the first pile at the bottom; of very many rounds, means over some of them."""
     width, height, left, right, top, bottom = 560, 220, 62, 92, 12, 30
     every = -(-len(rounds) // MOST_ROUNDS)
@@ -104,7 +105,7 @@ def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, unit:
     out = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)}">']
     for tick in ticks:
         out.append(f'<path class="grid" d="M{left} {y(tick):.1f}H{width - right}"/>')
-        out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{amount(tick, unit)}</text>')
+        out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{write(tick)}</text>')
     for tick in round_ticks(rounds[0], rounds[-1]):
         x = left + (rounds.index(tick) // every + 0.5) * bar if tick in rounds else left
         out.append(f'<text class="tick middle" x="{x:.1f}" y="{height - 12}">{tick}</text>')
@@ -121,11 +122,5 @@ def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, unit:
     return "".join(out) + "</svg>"
 
 
-def amount(value: float, unit: str) -> str:
-    """1.2 MB, 340 ms."""
-    if unit == "s":
-        return tick_text(value, False) + " s" if value >= 1 or not value else f"{1000 * value:.3g} ms"
-    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+def _spent(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 or not seconds else f"{1000 * seconds:.3g} ms"

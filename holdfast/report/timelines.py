@@ -13,6 +13,7 @@ from holdfast.report.grids import Grid
 from holdfast.report.story import MOST_CLIENTS, MOST_ROUNDS, Story
 
 _MOST_FIELDS = 8
+_OF_COMMITTEE = ("accuracy", "admitted", "total", "error")
 _TITLES = {
     "weights": "Weight in the aggregate", "norms": "Length of the update", "norms/sent": "Length of the update as sent",
     "fim": "Trace of the Fisher information", "alpha": "Weight by Fisher information",
@@ -21,8 +22,7 @@ _TITLES = {
 
 def timelines(story: Story) -> str:
     """All but what the committee says, which has its own section."""
-    names = sorted(story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name))
-    fields = {name: story.grids[name] for name in names if np.isfinite(story.grids[name]).any() and not _elsewhere(story, name)}
+    fields = _fields(story)
     if not fields and not story.banned and not story.rejected:
         return ""
     shown = dict(list(fields.items())[:_MOST_FIELDS])
@@ -34,14 +34,19 @@ def timelines(story: Story) -> str:
     )
 
 
-def _elsewhere(story: Story, name: str) -> bool:
-    """What the committee's section shows, and lengths that are a detector's scores too."""
-    committee = name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in ("accuracy", "admitted", "total", "error")
-    return committee or name.startswith("scores/norm") and _same(story.grids[name], story.grids.get("norms"))
+def _fields(story: Story) -> dict[str, np.ndarray]:
+    """What is worth a field: not what the committee's section shows, and nothing twice: lengths are a detector's scores too."""
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name)):
+        grid = story.grids[name]
+        committee = name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in _OF_COMMITTEE
+        if np.isfinite(grid).any() and not committee and not any(_same(grid, other) for other in found.values()):
+            found[name] = grid
+    return found
 
 
-def _same(one: np.ndarray, other: np.ndarray | None) -> bool:
-    return other is not None and bool(np.allclose(one, other, equal_nan=True))
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.allclose(one, other, equal_nan=True))
 
 
 def _field(story: Story, name: str, grid: np.ndarray) -> str:
@@ -51,10 +56,21 @@ def _field(story: Story, name: str, grid: np.ndarray) -> str:
     if np.ptp(known) < 1e-9:
         value = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
         return f'{head}<p class="note">{value} for everybody in every round.</p>'
+    head += f'<p class="note">{_medians(story, grid, share)}</p>' if story.bad.any() else ""
     bound = _bound(story, name)
     lines = "" if bound is None else against(story, grid, bound, title, share)
     drawn = over_rounds(story, grid, title, share).html()
     return head + lines + drawn
+
+
+def _medians(story: Story, grid: np.ndarray, share: bool) -> str:
+    """The first thing to ask of a score: does it tell the two kinds of client apart?"""
+    said = []
+    for kind, rows in (("attackers", story.bad), ("benign clients", ~story.bad)):
+        values = grid[rows & np.isfinite(grid)]
+        if values.size:
+            said.append(f"{100 * np.median(values):.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}")
+    return f"Median {' and '.join(said)}." if said else ""
 
 
 def _bound(story: Story, name: str) -> np.ndarray | None:
