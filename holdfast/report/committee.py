@@ -39,8 +39,8 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     ever = {client for members in sat.values() for client in members}
     seats = max(map(len, sat.values()))
     said = f"{seats} members; {len(ever)} of {story.everyone:,} clients sat at some time"
-    bad = set(story.clients[: story.attackers])
-    if bad and ever & bad:
+    bad = story.malicious
+    if ever & bad:
         with_bad = sum(bool(bad & set(members)) for members in sat.values())
         said += f", {len(ever & bad)} of them attackers, in {with_bad} of {len(sat)} rounds"
     passed = story.grids.get(f"{name}/admitted")

@@ -222,7 +222,7 @@ def scale_bar(scale: Scale, share: bool) -> str:
     """The shades between the least and the most."""
     boxes = "".join(f'<path class="shade s{level}" d="M{level - 1} .5h.94"/>' for level in range(1, LEVELS + 1))
     low, high = (f"{100 * value:.3g} %" if share else f"{value:.3g}" for value in (scale.low, scale.high))
-    how = " <span>(by powers)</span>" if scale.log else ""
+    how = " <span>(logarithmic)</span>" if scale.log else ""
     bar = f'<svg viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
     return f'<p class="shades">{low} {bar} {high}{how}</p>'
 

@@ -16,7 +16,6 @@ from holdfast.report.story import Frame, Story
 from holdfast.report.timelines import thinned
 
 _NOT_WANTED = -1
-_MOST_COLUMNS = 60
 
 
 def matrices(story: Story) -> str:
@@ -26,11 +25,7 @@ def matrices(story: Story) -> str:
 
 def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     of_clients, clients = name == "customisation", story.of_pairs()
-    frames = [frame for frame in frames if frame.values.size]
-    widest = max((len(frame.columns) for frame in frames), default=0)
-    if not frames or not of_clients and widest > _MOST_COLUMNS:
-        return ""
-    across = clients if of_clients else list(range(widest))
+    across = clients if of_clients else list(range(max(len(frame.columns) for frame in frames)))
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
     if not np.isfinite(values).any():
         return ""
@@ -54,16 +49,10 @@ def legend_of(story: Story) -> str:
 
 def _from_attackers(story: Story, frames: list[Frame]) -> str:
     """How much of benign clients' models is attackers', at first and at last."""
-    bad = story.clients[: story.attackers]
-    if not bad:
+    said = [f"{100 * frame.foul:.2g} % in round {frame.round}" for frame in (frames[0], frames[-1]) if not np.isnan(frame.foul)]
+    if not story.malicious or not said:
         return ""
-    said = []
-    for frame in (frames[0], frames[-1]):
-        served = ~np.isin(frame.rows, bad) & (frame.values.sum(1) > 0)
-        part = frame.values[served][:, np.isin(frame.columns, bad)].sum(1)
-        said.append(f"{100 * part.mean():.0f} % in round {frame.round}" if len(part) else "")
-    said = list(filter(None, said))
-    return f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}." if said else ""
+    return f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}."
 
 
 def matches(story: Story, cell: Cell) -> str:

@@ -4,11 +4,13 @@ A page can show neither a thousand clients nor a thousand rounds. Which are show
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
@@ -23,12 +25,14 @@ _OF_PAIRS = 40  # clients of a matrix, which has that many columns too
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A matrix of one round."""
+    """A matrix of one round, of the clients that are shown."""
 
     round: int
     rows: np.ndarray
     columns: np.ndarray
     values: np.ndarray
+    foul: float = math.nan
+    """What the columns of attackers make up of the rows of benign clients, of all and not only of those shown."""
 
 
 @dataclass(eq=False)
@@ -42,8 +46,8 @@ class Story:
     played: int
     bad: np.ndarray
     """[clients, rounds], bool."""
-    attackers: int
-    """How many of the clients, the first ones, attack in every round; 0 also where they are drawn anew."""
+    malicious: frozenset[int] = frozenset()
+    """All who attack in every round, shown or not; nobody where attackers are drawn anew."""
     grids: dict[str, np.ndarray] = field(default_factory=dict)
     """By table, [clients, rounds]; NaN where nothing was recorded."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
@@ -62,13 +66,18 @@ class Story:
     """By evaluated round and client, of the model that is deployed."""
 
     @property
+    def attackers(self) -> int:
+        """How many of the clients shown, the first ones, attack in every round."""
+        return sum(client in self.malicious for client in self.clients)
+
+    @property
     def redrawn(self) -> bool:
         """Whether somebody attacks in some rounds only."""
-        return bool(self.bad.any()) and not self.attackers
+        return bool(self.bad.any()) and not self.malicious
 
     def mark(self, client: int) -> str:
         """A client's name: attackers have a triangle, which needs no colour."""
-        return f"▲ {client}" if client in self.clients[: self.attackers] else str(client)
+        return f"▲ {client}" if client in self.malicious else str(client)
 
     def of_pairs(self) -> list[int]:
         """The clients of a matrix: all, or as many as fit, of both kinds."""
@@ -87,14 +96,14 @@ def read(cell: Cell) -> Story | None:
     with progress("reading rounds", len(wanted)) as advance:
         for round in wanted:
             arrays = cell.run.store.arrays(round)
-            if arrays:
-                told[round] = {name: value for name, value in arrays.items() if round in measured or not name.startswith("evaluate/")}
+            told[round] = {name: value for name, value in arrays.items() if value.ndim < 2 or name.endswith("/matches")}
             advance(1)
-    if not told:
+    if not any(told.values()):
         return None
     story = _begun(cell, [round for round in verdicts if "verdict/ids" in told.get(round, {})], told)
     _read_decisions(story, cell.parts)
     _read_verdicts(story, told)
+    _read_frames(story, cell)
     for round in measured:
         story.accuracy[round] = _accuracy(told.get(round, {}), str(cell.protocol["deployed"]))
     _read_bounds(story, cell, told)
@@ -110,14 +119,14 @@ def evenly(items: Sequence[int], most: int) -> list[int]:
 
 def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor]]) -> Story:
     malicious = cell.manifest["malicious"]
-    ids = {int(i) for arrays in told.values() for name in ("cohort", "evaluate/ids", "verdict/ids") for i in arrays.get(name, ())}
-    known = sorted(i for i in ids if i >= 0)  # the server's own pseudo-client is below
+    ids = [arrays[name] for arrays in told.values() for name in ("cohort", "evaluate/ids", "verdict/ids") if name in arrays]
+    known = [i for i in torch.cat(ids).unique().tolist() if i >= 0] if ids else []  # the server's own pseudo-client is below
     bad = [client for client in known if client in malicious] if isinstance(malicious, list) else []
     away = {int(client) for part in cell.parts for client in {**part.get("banned", {}), **part.get("rejected", {})}}
     clients = _chosen(known, bad, away)
     truth = [set(attackers(malicious, told[round])) for round in rounds]
     marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(len(clients), len(rounds))
-    return Story(clients, len(known), rounds, cell.round, marks, sum(client in set(bad) for client in clients))
+    return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad))
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
@@ -134,7 +143,6 @@ def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> li
 
 def _read_verdicts(story: Story, told: Mapping[int, Mapping[str, Tensor]]) -> None:
     row = {client: place for place, client in enumerate(story.clients)}
-    framed = _framed(story)
     for place, round in enumerate(story.rounds):
         for name, table in told_in(told[round]).items():
             if table.kind == "number":
@@ -146,19 +154,40 @@ def _read_verdicts(story: Story, told: Mapping[int, Mapping[str, Tensor]]) -> No
                 for client, value in zip(table.rows.tolist(), table.values.tolist(), strict=True):
                     if client in row:
                         grid[row[client], place] = value
-            elif table.rows is not None and table.columns is not None:
-                frame = Frame(round, table.rows, table.columns, table.values)
-                if table.kind == "classes":
-                    story.matches[round] = frame
-                elif round in framed:
-                    story.frames.setdefault(name, []).append(frame)
+            elif table.kind == "classes" and table.rows is not None and table.columns is not None:
+                story.matches[round] = Frame(round, table.rows, table.columns, table.values)
 
 
-def _framed(story: Story) -> set[int]:
+def _read_frames(story: Story, cell: Cell) -> None:
+    """Round by round: matrices of all rounds, of all clients, may be larger than the memory."""
+    shown = story.of_pairs()
+    for round in _framed(story):
+        for name, table in told_in(cell.run.store.arrays(round)).items():
+            if table.kind != "pairs" or table.rows is None or table.columns is None or not table.values.size:
+                continue
+            rows = np.isin(table.rows, shown) | name.endswith("/votes")  # of members all
+            columns = np.isin(table.columns, shown) if _known(name) else np.arange(len(table.columns)) < MOST_CLIENTS
+            values = table.values[rows][:, columns]
+            frame = Frame(round, table.rows[rows], table.columns[columns], values, _foul(table.values, table.rows, table.columns, story.malicious))
+            story.frames.setdefault(name, []).append(frame)
+
+
+def _known(name: str) -> bool:
+    """Whether its columns are clients."""
+    return name == "customisation" or name.endswith("/votes")
+
+
+def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:
+    benign = ~np.isin(rows, list(malicious)) & (values.sum(1) > 0)  # nobody had a mixture of zeros
+    of_attackers = values[benign][:, np.isin(columns, list(malicious))].sum(1)
+    return float(of_attackers.mean()) if len(of_attackers) else math.nan
+
+
+def _framed(story: Story) -> list[int]:
     """The rounds that a slider has: the first ones and those of bans, in which much changes, and the others evenly."""
     telling = {*story.rounds[:3], *(when for when, _ in story.banned.values())} & set(story.rounds)
     chosen = evenly(sorted(telling), MOST_FRAMES // 3)
-    return {*chosen, *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen))}
+    return sorted({*chosen, *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen))})
 
 
 def _put_number(story: Story, name: str, place: int, table: Told) -> None:

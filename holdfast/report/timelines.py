@@ -111,11 +111,10 @@ def over_rounds(story: Story, grid: np.ndarray, title: str, share: bool, seats: 
 
 def _decided(story: Story) -> str:
     """Bans and rejections in a sentence."""
-    attackers = set(story.clients[: story.attackers])
     said = []
     if story.banned:
-        rightly = sum(client in attackers for client in story.banned)
-        who = f", {rightly} of them attackers" if attackers and len(story.clients) == story.everyone else ""
+        rightly = sum(client in story.malicious for client in story.banned)
+        who = f", {rightly} of them attackers" if story.malicious else ""
         first = min(when for when, _ in story.banned.values())
         said.append(f"{_many(len(story.banned), 'client was', 'clients were')} banned{who}, the first in round {first}.")
     if story.rejected:

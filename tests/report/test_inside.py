@@ -189,7 +189,7 @@ def test_a_long_run_of_many_clients_stays_small() -> None:
     n, rounds, draw = 20, list(range(1, 101)), np.random.default_rng(0)
     bad = np.zeros((n, 100), dtype=bool)
     bad[:6] = True
-    story = Story(list(range(n)), n, rounds, 100, bad, 6)
+    story = Story(list(range(n)), n, rounds, 100, bad, frozenset(range(6)))
     story.grids = {name: draw.random((n, 100)) for name in ("weights", "norms", "fim", "scores/a/b")}
     story.rejected = {(one, round): "no" for one in range(n) for round in rounds[::2]}
     assert len(timelines(story)) < 300_000
@@ -228,7 +228,7 @@ def test_scales() -> None:
 
 
 def test_another_methods_matrix_has_numbered_columns() -> None:
-    story = Story([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool), 0)
+    story = Story([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool))
     story.frames = {"held": [Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)]}
     grid = grids(matrices(story))["held"]
     assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(np.ones((2, 3)), abs=1e-3)
