@@ -46,10 +46,10 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     passed = story.grids.get(f"{name}/admitted")
     if passed is None or not np.isfinite(passed).any():
         return said + "."
-    if story.attackers:
-        foes, others = (100 * np.nanmean(part) for part in (passed[: story.attackers], passed[story.attackers :]))
-        return f"{said}. Attackers' models passed {foes:.0f} % of the time, those of benign clients {others:.0f} %."
-    return f"{said}. Models passed {100 * np.nanmean(passed):.0f} % of the time."
+    foes, others = (grid[np.isfinite(grid)] for grid in (passed[: story.attackers], passed[story.attackers :]))
+    if not foes.size or not others.size:
+        return f"{said}. Models passed {100 * np.nanmean(passed):.0f} % of the time."
+    return f"{said}. Attackers' models passed {100 * foes.mean():.0f} % of the time, those of benign clients {100 * others.mean():.0f} %."
 
 
 def _votes(story: Story, name: str) -> str:

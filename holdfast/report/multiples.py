@@ -22,7 +22,7 @@ def every_client(story: Story, model: str) -> str:
     clients = [client for client in story.clients if any(client in story.accuracy[round] for round in rounds)]
     if not clients or len(rounds) < 2:
         return ""
-    attackers = set(story.clients[: story.attackers])
+    attackers = story.malicious
     values = np.array([[story.accuracy[round].get(client, np.nan) for round in rounds] for client in clients])
     benign = [[a for client, a in story.accuracy[round].items() if client not in attackers] for round in rounds]
     mean = np.array([np.mean(found) if found else np.nan for found in benign])

@@ -167,8 +167,8 @@ def _read_frames(story: Story, cell: Cell) -> None:
                 continue
             rows = np.isin(table.rows, shown) | name.endswith("/votes")  # of members all
             columns = np.isin(table.columns, shown) if _known(name) else np.arange(len(table.columns)) < MOST_CLIENTS
-            values = table.values[rows][:, columns]
-            frame = Frame(round, table.rows[rows], table.columns[columns], values, _foul(table.values, table.rows, table.columns, story.malicious))
+            foul = _foul(table.values, table.rows, table.columns, story.malicious)
+            frame = Frame(round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul)
             story.frames.setdefault(name, []).append(frame)
 
 
