@@ -172,10 +172,9 @@ class Grid:
         for down, name in enumerate(rows):
             y = top + tall * (down + 0.5) + 4
             out.append(f'<text class="tick end whose{" bad" if _bad(name) else ""}" x="{left - 8}" y="{y:.1f}">{escape(name)}</text>')
-        every = round_step(7.5 * max((len(name.removeprefix("▲ ")) for name in self.columns), default=1) / wide + 0.3)
-        for place in range(len(self.columns)):
-            name, x = self.columns[place], left + wide * (place + 0.5)
-            if place % every == (every - 1 if self._counts_up else 0) or place == 0:
+        for place, (name, labelled) in enumerate(zip(self.columns, self._labelled(wide), strict=True)):
+            x = left + wide * (place + 0.5)
+            if labelled:
                 out.append(f'<text class="tick middle{" bad" if _bad(name) else ""}" x="{x:.1f}" y="{below + 14:.1f}">'
                            f'{escape(name.removeprefix("▲ "))}</text>')  # fmt: skip
             if _bad(name):
@@ -184,10 +183,13 @@ class Grid:
             out.append(f'<text class="tick end" x="{left - 8}" y="{y:.1f}">{escape(word)}</text>')
         return "".join(out)
 
-    @property
-    def _counts_up(self) -> bool:
-        """Columns 1, 2, 3 and so on are labelled at round numbers."""
-        return list(self.columns) == [str(1 + place) for place in range(len(self.columns))]
+    def _labelled(self, wide: float) -> list[bool]:
+        """Which columns have room for their names; of rounds, those with round numbers, and the first."""
+        room = (7.5 * max((len(name.removeprefix("▲ ")) for name in self.columns), default=1) + 0.3 * wide) / wide
+        if self.words[1] != "round" or len(self.columns) < 3:
+            return [place % round_step(room) == 0 for place in range(len(self.columns))]
+        every = round_step(room * (int(self.columns[-2]) - int(self.columns[1])) / max(len(self.columns) - 3, 1))
+        return [int(name) % every == 0 or place == 0 for place, name in enumerate(self.columns)]
 
     def _slider(self) -> str:
         if len(self.frames) < 2:

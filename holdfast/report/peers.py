@@ -25,6 +25,8 @@ def matrices(story: Story) -> str:
 
 def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     of_clients, clients = name == "customisation", story.of_pairs()
+    present = {int(i) for frame in frames for ids in ((frame.rows, frame.columns) if of_clients else (frame.rows,)) for i in ids}
+    clients = [client for client in clients if client in present]
     across = clients if of_clients else list(range(max(len(frame.columns) for frame in frames)))
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
     if not np.isfinite(values).any():

@@ -17,6 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.progress import progress
 from holdfast.detectors.norm import Norm
 from holdfast.recorded import Told, attackers, told_in
+from holdfast.report.charts import round_step
 from holdfast.report.gather import Cell
 
 MOST_CLIENTS, MOST_ROUNDS, MOST_FRAMES = 60, 100, 25
@@ -80,16 +81,17 @@ class Story:
         return f"▲ {client}" if client in self.malicious else str(client)
 
     def of_pairs(self) -> list[int]:
-        """The clients of a matrix: all, or as many as fit, of both kinds."""
+        """The clients of a matrix: all, or as many as fit, of both kinds; then without those who were banned before there was one."""
         if len(self.clients) <= _OF_PAIRS:
             return self.clients
-        bad = self.clients[: min(self.attackers, _OF_PAIRS // 2)]
-        return bad + self.clients[self.attackers :][: _OF_PAIRS - len(bad)]
+        there = [client for client in self.clients if client not in self.banned or self.banned[client][0] > self.rounds[0]]
+        bad = [client for client in there if client in self.malicious][: _OF_PAIRS // 2]
+        return bad + [client for client in there if client not in self.malicious][: _OF_PAIRS - len(bad)]
 
 
 def read(cell: Cell) -> Story | None:
     """None where no round has been played."""
-    verdicts = evenly(range(1, min(cell.round, cell.rounds) + 1), MOST_ROUNDS)  # what comes after the last round, to conclude, has none
+    verdicts = _some_rounds(min(cell.round, cell.rounds))  # what comes after the last round, to conclude, has none
     measured = evenly([p["round"] for p in cell.parts if _evaluated(p)], MOST_ROUNDS // 2)
     wanted = sorted({*verdicts, *measured})
     told: dict[int, Mapping[str, Tensor]] = {}
@@ -108,6 +110,12 @@ def read(cell: Cell) -> Story | None:
         story.accuracy[round] = _accuracy(told.get(round, {}), str(cell.protocol["deployed"]))
     _read_bounds(story, cell, told)
     return story
+
+
+def _some_rounds(last: int) -> list[int]:
+    """The first and the last, and of many every second, fifth, tenth: round numbers read best."""
+    step = round_step(last / MOST_ROUNDS)
+    return sorted({1, *range(step, last + 1, step), last} & set(range(1, last + 1)))
 
 
 def evenly(items: Sequence[int], most: int) -> list[int]:
