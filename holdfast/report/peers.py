@@ -31,7 +31,7 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
     if not np.isfinite(values).any():
         return ""
-    title = "Whose models each client was given" if of_clients else name
+    title = "Whose models each client was given" if of_clients else f"Recorded: {name}"
     heads = [story.mark(i) for i in across] if of_clients else list(map(str, across))
     grid = Grid(
         title, [story.mark(client) for client in clients], heads, values, ("client", "model of" if of_clients else "column"),

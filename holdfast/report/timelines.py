@@ -56,21 +56,21 @@ def _field(story: Story, name: str, grid: np.ndarray) -> str:
     if np.ptp(known) < 1e-9:
         value = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
         return f'{head}<p class="note">{value} for everybody in every round.</p>'
-    head += f'<p class="note">{_medians(story, grid, share)}</p>' if story.bad.any() else ""
+    head += f'<p class="note">{_typical(story, grid, share)}</p>' if story.bad.any() else ""
     bound = _bound(story, name)
     lines = "" if bound is None else against(story, grid, bound, title, share)
     drawn = over_rounds(story, grid, title, share).html()
     return head + lines + drawn
 
 
-def _medians(story: Story, grid: np.ndarray, share: bool) -> str:
-    """The first thing to ask of a score: does it tell the two kinds of client apart?"""
+def _typical(story: Story, grid: np.ndarray, share: bool) -> str:
+    """The first thing to ask of a score: does it tell the two kinds of client apart? Of shares the mean, since most of them may be 0."""
     said = []
     for kind, rows in (("attackers", story.bad), ("benign clients", ~story.bad)):
         values = grid[rows & np.isfinite(grid)]
         if values.size:
-            said.append(f"{100 * np.median(values):.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}")
-    return f"Median {' and '.join(said)}." if said else ""
+            said.append(f"{100 * values.mean():.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}")
+    return f"{'On average' if share else 'Median'} {' and '.join(said)}." if said else ""
 
 
 def _bound(story: Story, name: str) -> np.ndarray | None:

@@ -181,7 +181,7 @@ def test_nothing_that_was_recorded_becomes_markup(single: Path, monkeypatch: pyt
     text = render(cells)
     seen = Balanced(text)
     assert "img" not in seen.tags and seen.tags["script"] == 2 and evil not in text
-    assert f"m{evil}" in grids(text) and any(f"banned in round 1: {evil}" in grid.get("says", {}).values() for grid in grids(text).values())
+    assert f"Recorded: m{evil}" in grids(text) and any(f"banned in round 1: {evil}" in grid.get("says", {}).values() for grid in grids(text).values())
 
 
 def test_a_long_run_of_many_clients_stays_small() -> None:
@@ -230,5 +230,5 @@ def test_scales() -> None:
 def test_another_methods_matrix_has_numbered_columns() -> None:
     story = Story([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool))
     story.frames = {"held": [Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)]}
-    grid = grids(matrices(story))["held"]
+    grid = grids(matrices(story))["Recorded: held"]
     assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(np.ones((2, 3)), abs=1e-3)
