@@ -39,10 +39,11 @@ def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> str:
         if len(text) > budget:
             left_out.append(cell.label)
         elif text:
-            text = text.replace("<section>", '<section class="within">')  # a page's table of contents has only what is not closed away
-            out.append(f'<details class="inside"><summary>Inside {escape(cell.label)}</summary>{text}</details>')
+            text = text.replace("<section>", '<section class="within">')  # no card in a card, and nothing for a table of contents
+            out.append(f'<details class="inside"><summary>{escape(cell.label)}</summary>{text}</details>')
             budget -= len(text)
     if left_out:
         out.append(f'<p class="note">For the size of this page, not shown: the inside of {escape(", ".join(left_out))}. '
                    "`holdfast report` with the folder of one run shows it.</p>")  # fmt: skip
-    return "\n".join(out)
+    note = "Client by client, as far as it was recorded: what the server saw and decided, who got what of whom, what each client had of it."
+    return f'<section><h2>Inside each run</h2><p class="note">{note}</p>{"".join(out)}</section>' if out else ""
