@@ -48,7 +48,31 @@ KNOWN = {
     "{}/threshold": Known("the score that a model had to reach", kind="number"),
     "{}/next_threshold": Known("the score that a model will have to reach in the next round", kind="number"),
 }
+SHARES = ("weights", "alpha", "customisation", "accuracy", "admitted", "votes", "threshold", "next_threshold", "error")
+"""Last parts of the names of tables whose values are shares of one: shown in per cent."""
 _AXES = ("customisation/pool", "{}/ids", "{}/clients")  # ids of rows or columns: no tables of their own
+
+
+@dataclass(frozen=True)
+class Told:
+    """One round's table, and whose its rows and columns are; none where nobody can say."""
+
+    values: np.ndarray
+    kind: str
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+
+def told_in(arrays: Mapping[str, Tensor]) -> dict[str, Told]:
+    """All tables of one round, by name. Over many rounds a matrix for every two clients would fill the memory: so read, round by round,
+    only what is needed of them stays."""
+    return {name: _told(name, values, arrays) for name, values in _named(arrays).items()}
+
+
+def about(name: str) -> str:
+    """What a table is, in words."""
+    known = _known(name)
+    return known.about if known else _of_score(name) or "recorded by the method or a detector"
 
 
 def tables_of(store: Store, last: int) -> dict[str, str]:
@@ -57,8 +81,7 @@ def tables_of(store: Store, last: int) -> dict[str, str]:
     for _, arrays in _rounds(store, last):
         for name in _named(arrays):
             if name not in found:
-                known = _known(name)
-                found[name] = known.about if known else _of_score(name) or "recorded by the method or a detector"
+                found[name] = about(name)
     order = list(KNOWN)
     found = dict(sorted(found.items(), key=lambda item: next((i for i, p in enumerate(order) if _fits(item[0], p)), len(order))))
     parts = store.parts(last)
@@ -78,10 +101,10 @@ def table_of(store: Store, last: int, name: str, malicious: Mapping[str, Any] | 
         values = _named(arrays).get(name)
         if values is None:
             continue
-        frame = _frame(name, values, arrays)
+        frame = _frame(_told(name, values, arrays))
         frame.insert(0, "round", round)
         if "client" in frame:
-            frame.insert(2, "malicious", frame["client"].isin(_attackers(malicious, arrays)))
+            frame.insert(2, "malicious", frame["client"].isin(attackers(malicious, arrays)))
         frames.append(frame)
     if not frames:
         there = ", ".join(tables_of(store, last)) or "none: no round was played"
@@ -89,24 +112,34 @@ def table_of(store: Store, last: int, name: str, malicious: Mapping[str, Any] | 
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def _frame(name: str, values: Tensor, arrays: Mapping[str, Tensor]) -> pd.DataFrame:
+def _told(name: str, values: Tensor, arrays: Mapping[str, Tensor]) -> Told:
     known = _known(name) or Known("")
     varies = name.rsplit("/", 1)[0]
     kind = known.kind if values.ndim else "number"
     values = values.double() if values.is_floating_point() or values.dtype == torch.bool else values
     if kind == "members":
-        return pd.DataFrame({"client": values.numpy()})
+        return Told(values.numpy(), kind, values.numpy())
     rows = _ids(arrays, known.rows.replace("{}", varies), len(values) if values.ndim else 1)
     if kind == "number" or rows is None:  # a number for everybody, or rows that nobody can name
-        return pd.DataFrame({"value": values.flatten().numpy()})
+        return Told(values.flatten().numpy(), "number")
     if values.ndim == 1:
-        return pd.DataFrame({"client": rows, "value": values.numpy()}).dropna(ignore_index=True)
+        return Told(values.numpy(), "clients", rows)
     flat = values.flatten(1)
     columns = _ids(arrays, known.columns.replace("{}", varies), flat.shape[1]) if known.columns else None
-    across = np.arange(flat.shape[1]) if columns is None else columns
-    word = "class" if kind == "classes" else "other"
-    frame = pd.DataFrame({"client": rows.repeat(len(across)), word: np.tile(across, len(rows)), "value": flat.flatten().numpy()})
-    frame = frame[frame["value"] != -1] if kind == "classes" else frame  # what was not wanted
+    return Told(flat.numpy(), "classes" if kind == "classes" else "pairs", rows, np.arange(flat.shape[1]) if columns is None else columns)
+
+
+def _frame(told: Told) -> pd.DataFrame:
+    values, rows, across = told.values, told.rows, told.columns
+    if told.kind == "members":
+        return pd.DataFrame({"client": rows})
+    if rows is None:
+        return pd.DataFrame({"value": values})
+    if across is None:
+        return pd.DataFrame({"client": rows, "value": values}).dropna(ignore_index=True)
+    word = "class" if told.kind == "classes" else "other"
+    frame = pd.DataFrame({"client": rows.repeat(len(across)), word: np.tile(across, len(rows)), "value": values.flatten()})
+    frame = frame[frame["value"] != -1] if told.kind == "classes" else frame  # what was not wanted
     return frame.dropna().reset_index(drop=True)
 
 
@@ -149,7 +182,7 @@ def _rounds(store: Store, last: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
             advance(1)
 
 
-def _attackers(told: Mapping[str, Any] | list[int], arrays: Mapping[str, Tensor]) -> list[int]:
+def attackers(told: Mapping[str, Any] | list[int], arrays: Mapping[str, Tensor]) -> list[int]:
     """Of one round, where they are drawn anew for each."""
     return told if isinstance(told, list) else arrays.get("malicious", torch.zeros(0)).tolist()
 
@@ -157,7 +190,7 @@ def _attackers(told: Mapping[str, Any] | list[int], arrays: Mapping[str, Tensor]
 def _turned_away(store: Store, last: int, malicious: Mapping[str, Any] | list[int]) -> pd.DataFrame:
     rows = []
     for part in store.parts(last):
-        bad = set(_attackers(malicious, {} if isinstance(malicious, list) else store.arrays(part["round"])))
+        bad = set(attackers(malicious, {} if isinstance(malicious, list) else store.arrays(part["round"])))
         for how in ("banned", "rejected"):
             for client, reason in part.get(how, {}).items():
                 rows.append({"round": part["round"], "client": int(client), "malicious": int(client) in bad, "how": how, "reason": reason})

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from holdfast.core.errors import ConfigError
+from holdfast.recorded import SHARES
 from holdfast.report.charts import Point, Series
 from holdfast.report.diagnosis import Cells, Curves, Diagnosis
 from holdfast.results import Run, name_of
 
-_SHARES = ("weights", "alpha", "customisation", "accuracy", "admitted", "votes", "threshold", "next_threshold", "error")
 _MEGABYTE = 1e6
 _ROWS = 12  # of a short table
 
@@ -46,7 +46,7 @@ def name_of_run(run: Run) -> str:
 
 def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
     """Median and range of both kinds of client."""
-    share = what.rsplit("/", 1)[-1] in _SHARES
+    share = what.rsplit("/", 1)[-1] in SHARES
     usable = frame[np.isfinite(frame["value"])]
     lost = f" {len(frame) - len(usable)} values that are not finite are left out." if len(usable) < len(frame) else ""
     if "client" not in frame:
@@ -102,7 +102,7 @@ def _pairs(frame: pd.DataFrame, title: str, note: str, round: int, what: str) ->
     """A matrix of one round: whose row, whose column."""
     one = frame[frame["round"] == round]
     wide = one.pivot(index="client", columns="other", values="value")
-    share, bad = what.rsplit("/", 1)[-1] in _SHARES, set(frame.loc[frame["malicious"], "client"])
+    share, bad = what.rsplit("/", 1)[-1] in SHARES, set(frame.loc[frame["malicious"], "client"])
     small = 0.005 if share else 0.0  # what would read 0 stays empty
     values = [[float(v) if v > small else 0.0 for v in wide[name]] for name in wide]
     texts = [[f"{100 * v:.0f}" if share else f"{v:.2g}" for v in wide[name]] for name in wide]

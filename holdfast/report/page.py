@@ -12,6 +12,7 @@ from holdfast import __version__
 from holdfast.files import write_atomically
 from holdfast.report import harm, sections
 from holdfast.report.gather import Cell, Line, by_setting, read_cells
+from holdfast.report.inside import inside_each
 
 # Nothing may be fetched: a page about private data must not talk to anybody.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -34,6 +35,7 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
         sections.over_rounds(lines),
         harm.bans(lines),
         sections.clients(lines),
+        inside_each(cells),
         sections.partition(cells),
         sections.protocol(lines),
         sections.repeat(cells),
@@ -41,7 +43,7 @@ def render(cells: Sequence[Cell], title: str | None = None) -> str:
     ]
     script = (
         f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{_data(lines)}</script>\n'
-        f"<script>\n{_resource('page.js')}</script>\n"
+        f"<script>\n{_resource('page.js')}{_resource('inside.js')}</script>\n"
     )
     return document(title, body, script)
 
@@ -56,7 +58,7 @@ def document(title: str, body: Sequence[str], script: str = "") -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}{_resource('inside.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + f"\n</main>\n{script}</body>\n</html>\n"
     )

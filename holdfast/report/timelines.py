@@ -1,0 +1,150 @@
+"""What the server saw of every client in every round, and what it made of it: fields of client and round, and lines against a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from holdfast.recorded import SHARES, about
+from holdfast.report.against import against
+from holdfast.report.grids import Grid
+from holdfast.report.story import MOST_CLIENTS, MOST_ROUNDS, Story
+
+_MOST_FIELDS = 8
+_OF_COMMITTEE = ("accuracy", "admitted", "total", "error")
+_TITLES = {
+    "weights": "Weight in the aggregate", "norms": "Length of the update", "norms/sent": "Length of the update as sent",
+    "fim": "Trace of the Fisher information", "alpha": "Weight by Fisher information",
+}  # fmt: skip
+
+
+def timelines(story: Story) -> str:
+    """All but what the committee says, which has its own section."""
+    fields = _fields(story)
+    if not fields and not story.banned and not story.rejected:
+        return ""
+    shown = dict(list(fields.items())[:_MOST_FIELDS])
+    parts = [_field(story, name, grid) for name, grid in shown.items()]
+    left_out = f" {len(fields) - len(shown)} more tables: see holdfast diagnose." if len(shown) < len(fields) else ""
+    return (
+        f'<section><h2>Client by client</h2><p class="note">{escape(_decided(story))} A row is a client, a column a round; where there is '
+        f"no cell, nothing was recorded.{escape(thinned(story) + left_out)}</p>{legend(story)}{''.join(parts)}</section>"
+    )
+
+
+def _fields(story: Story) -> dict[str, np.ndarray]:
+    """What is worth a field: not what the committee's section shows, and nothing twice: lengths are a detector's scores too."""
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name)):
+        grid = story.grids[name]
+        committee = name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in _OF_COMMITTEE
+        if np.isfinite(grid).any() and not committee and not any(_same(grid, other) for other in found.values()):
+            found[name] = grid
+    return found
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.allclose(one, other, equal_nan=True))
+
+
+def _field(story: Story, name: str, grid: np.ndarray) -> str:
+    share, words = name.rsplit("/", 1)[-1] in SHARES, about(name)
+    title = _TITLES.get(name, name.removeprefix("scores/"))
+    head, known = f'<h3 class="apart">{escape(title)} <small>{escape(words)}</small></h3>', grid[np.isfinite(grid)]
+    if np.ptp(known) < 1e-9:
+        value = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
+        return f'{head}<p class="note">{value} for everybody in every round.</p>'
+    head += f'<p class="note">{_typical(story, grid, share)}</p>' if story.bad.any() else ""
+    bound = _bound(story, name)
+    lines = "" if bound is None else against(story, grid, bound, title, share)
+    drawn = over_rounds(story, grid, title, share).html()
+    return head + lines + drawn
+
+
+def _typical(story: Story, grid: np.ndarray, share: bool) -> str:
+    """The first thing to ask of a score: does it tell the two kinds of client apart? Of shares the mean, since most of them may be 0."""
+    said = []
+    for kind, rows in (("attackers", story.bad), ("benign clients", ~story.bad)):
+        values = grid[rows & np.isfinite(grid)]
+        if values.size:
+            said.append(f"{100 * values.mean():.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}")
+    return f"{'On average' if share else 'Median'} {' and '.join(said)}." if said else ""
+
+
+def _bound(story: Story, name: str) -> np.ndarray | None:
+    if name != "norms":
+        return story.numbers.get(f"{name}/bound")
+    same = (other for other in story.grids if f"{other}/bound" in story.numbers and _same(story.grids[other], story.grids["norms"]))
+    return next((story.numbers[f"{other}/bound"] for other in same), None)
+
+
+def over_rounds(story: Story, grid: np.ndarray, title: str, share: bool, seats: Sequence[tuple[int, int]] = ()) -> Grid:
+    """Clients down, rounds across, with the server's decisions above the shades."""
+    says = {place: "on the committee" for place in seats}
+    row, column = {client: i for i, client in enumerate(story.clients)}, {round: i for i, round in enumerate(story.rounds)}
+    away = sorted((row[client], column[round]) for client, round in story.rejected if client in row and round in column)
+    says |= dict.fromkeys(away, "rejected")
+    last = len(story.rounds) - 1
+    bans = {
+        (row[client], min(int(np.searchsorted(story.rounds, when)), last)): (when, why)
+        for client, (when, why) in story.banned.items() if client in row
+    }  # fmt: skip
+    says |= {place: f"banned in round {when}: {why}" for place, (when, why) in bans.items()}
+    foes = [(down, place) for down, place in np.argwhere(story.bad).tolist()] if story.redrawn else []
+    says |= {place: " and ".join(filter(None, ("attacks", says.get(place)))) for place in foes}
+    half = min(1.0, 5 / min(60.0, 1050 / (last + 1)))  # of a cross, in cells, so that it is about as wide as it is high
+    cross = "".join(f"M{place + 0.5 - half:.3f} {down}.22l{2 * half:.3f} .56m0 -.56l-{2 * half:.3f} .56" for down, place in bans)
+    marks = (
+        ("m gone", "".join(f"M{place + 1} {down}.5H{last + 1}" for down, place in bans if place < last)),
+        ("m foe", "".join(f"M{place} {down}h.5L{place} {down}.5z" for down, place in foes)),
+        ("m cut", "".join(f"M{place}.1 {down}.85h.74" for down, place in away)),
+        ("m seat", "".join(f"M{place}.12 {down}.2h.7v.6h-.7z" for down, place in seats)),
+        ("m ban", cross),
+    )
+    return Grid(
+        f"{title} by client and round", [story.mark(client) for client in story.clients], list(map(str, story.rounds)), grid[None],
+        share=share, marks=[mark for mark in marks if mark[1]], says=says, merged=True,
+    )  # fmt: skip
+
+
+def _decided(story: Story) -> str:
+    """Bans and rejections in a sentence."""
+    said = []
+    if story.banned:
+        rightly = sum(client in story.malicious for client in story.banned)
+        who = f", {rightly} of them attackers" if story.malicious else ""
+        first = min(when for when, _ in story.banned.values())
+        said.append(f"{_many(len(story.banned), 'client was', 'clients were')} banned{who}, the first in round {first}.")
+    if story.rejected:
+        said.append(f"{_many(len(story.rejected), 'update was', 'updates were')} rejected for a round.")
+    return " ".join(said) or "Nobody was turned away."
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count:,} {one if count == 1 else more}"
+
+
+def thinned(story: Story) -> str:
+    """What is not shown."""
+    few = f" Shown are {len(story.clients)} of {story.everyone:,} clients, attackers and suspects before others."
+    some = f" Shown are {len(story.rounds)} of {story.played:,} rounds."
+    return (few if story.everyone > MOST_CLIENTS else "") + (some if story.played > MOST_ROUNDS else "")
+
+
+def legend(story: Story, committee: bool = False) -> str:
+    """Only the signs that there are."""
+    sign = '<svg viewBox="0 0 18 14" aria-hidden="true"><path class="{}" d="{}"/></svg>'
+    items = []
+    if story.attackers:
+        items.append('<span class="bad">▲</span> attacker')
+    if story.redrawn:
+        items.append(sign.format("m foe", "M3 1h12L3 13z") + "attacks in this round")
+    if story.banned:
+        items.append(sign.format("m ban", "M4 2l10 10m0-10l-10 10") + "banned, and gone")
+    if story.rejected:
+        items.append(sign.format("m cut", "M1 12h16") + "rejected for the round")
+    if committee:
+        items.append(sign.format("m seat", "M2 2h14v10h-14z") + "on the committee")
+    return f'<ul class="legend">{"".join(f"<li>{item}</li>" for item in items)}</ul>' if items else ""
