@@ -76,7 +76,9 @@ class Cd2PfedClient(ClientRule):
         stays whole: each half answers for all classes, from the features it has."""
         network = local.network
         private = ~self.shared(network, local.round)
-        below = network.layout.mask(lambda slot: not slot.buffer and bool(slot.shape)) & ~(network.head if network.head_name else False)
+        below = network.layout.mask(lambda slot: not slot.buffer and bool(slot.shape))
+        if network.head_name:
+            below &= ~network.head
         if not bool(private[below].any()) or bool(private[below].all()):
             return {}
         slots = [slot for slot in network.layout.slots if bool(below[slot.start : slot.stop].any())]

@@ -87,6 +87,17 @@ def test_a_step_against_autograd(plan: Plan, lam: float) -> None:
         close(sent["update"][i], (-0.1 * grad)[[0, 2, 3]].tolist())
 
 
+def test_without_a_head_every_layer_is_cut() -> None:
+    """Then the halves answer for their own classes alone, and still teach each other."""
+    method = method_of()
+    rule = method.Client(method)
+    network = Network(Body, None, "cd2 without a head", torch.float64)
+    halves = rule._halves(SimpleNamespace(network=network, round=1))
+    assert {name: half.tolist() for name, half in halves.items()} == {
+        "private.body.weight": [False, True], "private.head.weight": [False, True]
+    }  # fmt: skip
+
+
 def test_all_shared_is_fedavg(simulate: Simulate) -> None:
     cut, fedavg = (everything(simulate(**table)) for table in (changed("cd2-pfed", rho=0.0), hard("fedavg")))
     torch.testing.assert_close(cut["server/model"], fedavg["server/model"], rtol=0, atol=1e-12)
