@@ -37,8 +37,9 @@ class Vote(NamedTuple):
 def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:
     """One for each class that anybody holds, by the field that counts samples of each class; without such a field one of all clients."""
     held = next((other for other, field in schema.items() if field.kind == "count" and field.shape == schema[name].shape[:1] != ()), None)
-    for place in (None,) if held is None else range(schema[held].shape[0]):
-        rows = torch.arange(len(up)) if held is None else (up[held][:, place] > 0).nonzero().flatten()
+    holds = None if held is None else up[held] > 0
+    for place in (None,) if holds is None else range(holds.shape[1]):
+        rows = torch.arange(len(up)) if holds is None else holds[:, place].nonzero().flatten()
         means = up[name][rows] if place is None else up[name][rows, place]
         if len(rows):
             yield Vote(place, rows, Uplink(up.ids[rows], {"update": means.flatten(1)}))
