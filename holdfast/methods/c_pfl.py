@@ -66,6 +66,10 @@ class CPflClient(ClientRule):
         fitted = tune(local, start, self._method.tune, self._method.tune_epochs)
         return {**state, "own": fitted.model, "tuned": tuned}, {"loss": fitted.loss.to(fitted.model.dtype)}
 
+    def finetune(self, local: Local, state: State, received: Received) -> State:
+        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        return self.tune(local, state, received, {})[0]
+
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         return tuned_or_newest(local, state, received)
 

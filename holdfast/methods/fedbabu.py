@@ -49,6 +49,10 @@ class FedBabuClient(ClientRule):
         fitted = tune(local, received.into(local.initial), self.method.tune, self.method.tune_epochs)
         return {"own": fitted.model, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(fitted.model.dtype)}
 
+    def finetune(self, local: Local, state: State, received: Received) -> State:
+        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        return self.tune(local, state, received, {})[0]
+
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         return tuned_or_newest(local, state, received)
 
