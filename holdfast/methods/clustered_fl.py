@@ -4,7 +4,7 @@ under Privacy Constraints, IEEE TNNLS 2020.
 Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel, so that their mean is shorter
 than eps1, while somebody's is still longer than eps2, no model suits all of them: the cluster is cut in two by the cosines of the
 updates, and both parts go on by themselves from the model they had (the recursive bi-partitioning). Lengths depend on the network and the
-local training, so both are measured by the longest mean update that the cluster has had. The clusters are the leaves of a tree that
+local training, so both are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a tree that
 remembers every cut; a client that was away walks down from where it stands, by the direction its own update takes."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TREE = ("models", "children", "directions", "longest", "ids", "at")
 class Tree:
     """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had in common. `children`
     [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose clients made this node. `longest` [nodes]: the
-    length of the longest mean update there was. `at[i]` is the node of client `ids[i]`. `memory` is what the aggregator and the
+    length of the longest aggregated update there was. `at[i]` is the node of client `ids[i]`. `memory` is what the aggregator and the
     detectors remember of each leaf."""
 
     models: Tensor
@@ -71,9 +71,9 @@ class Tree:
         self.ids, self.at = every, torch.cat([self.at[stays], torch.as_tensor(node).expand(len(ids))])[order]
 
     def reached(self, node: int, length: float) -> None:
-        """A mean update of this length."""
+        """A step of this length."""
         self.longest = self.longest.clone()
-        self.longest[node] = max(float(self.longest[node]), length)  # nobody's has no length, and is not longer
+        self.longest[node] = max(float(self.longest[node]), length)
 
     def grow(self, node: int, update: Tensor, part: Tensor) -> list[int]:
         """Two children under a leaf, for the updates in `part` and the others; they share its model and memory."""
@@ -144,8 +144,8 @@ class ClusteredServer(ServerRule):
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
             tree.put(replies.ids[replies.ids != ROOT], node)
-            tree.reached(node, _mean_length(replies.only(replies.ids != ROOT), ctx))
             merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
+            tree.reached(node, _step(merged.model - model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model
             moved.append(merged)
@@ -168,6 +168,11 @@ class ClusteredServer(ServerRule):
 def _mean_length(people: Uplink, ctx: Context) -> float:
     """How long the mean of the updates is."""
     return float(norms((ctx.priors(people) @ people["update"])[None])) if len(people) else torch.nan
+
+
+def _step(moved: Tensor, ctx: Context) -> float:
+    """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no attacker makes it long."""
+    return float(norms(moved[None, : ctx.wire.parameters])) / ctx.server_lr
 
 
 def _nearer(update: Tensor, directions: Tensor) -> Tensor:
@@ -214,14 +219,14 @@ def _together(verdicts: list[Verdict], ctx: Context) -> Verdict:
 class ClusteredFl(Method):
     """One model for each group of clients that agree: clusters are cut in two when their members' updates cancel.
 
-    `eps1` and `eps2` are shares of the longest mean update that the cluster has had, so that one setting suits networks and recipes of
-    any scale: while clients come closer together, the mean is long; when they have converged, everybody's update is short, and the
-    cluster stays whole; where the mean is short and members' updates are not, they are at odds. A part that was cut off is measured by
-    its own updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would cut off whoever
-    is a little different. With `relative = false` and `across = 1` the lengths are taken as they are and every cut is made, as in the
-    authors' notebook, which has 0.4 and 1.6 (and waits for 20 rounds): small networks never get that far. Every round records each
-    cluster's `mean_norm` and `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was cut
-    trains the last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
+    `eps1` and `eps2` are shares of the longest aggregated update that the cluster has had, so that one setting suits networks and
+    recipes of any scale: while clients come closer together, the mean is long; when they have converged, everybody's update is short,
+    and the cluster stays whole; where the mean is short and members' updates are not, they are at odds. A part that was cut off is
+    measured by its own updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would cut
+    off whoever is a little different. With `relative = false` and `across = 1` the lengths are taken as they are and every cut is made,
+    as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20 rounds): small networks never get that far. Every round records
+    each cluster's `mean_norm` and `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was
+    cut trains the last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
     FedAvg. The aggregator and the detectors work inside each cluster."""
 
     Client = FedAvgClient
@@ -231,5 +236,5 @@ class ClusteredFl(Method):
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.3, 0.5, 0.7), "across": (0.0, 1.0)}
     eps1: float = setting(0.5, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0)
     eps2: float = setting(0.8, "cut only when a member's update is longer than this", ge=0)
-    relative: bool = setting(True, "whether both are shares of the longest mean update of the cluster so far; else they are lengths")
+    relative: bool = setting(True, "whether both are shares of the longest aggregated update of the cluster so far; else lengths")
     across: float = setting(0.0, "cut only when no cosine of two updates across the cut is above this (1: any cut will do)", ge=-1, le=1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.median import Median
 from holdfast.core.types import Exchange, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
@@ -103,6 +104,18 @@ def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
             assert answers is not rounds[0] or len(state["models"]) == 1
         assert len(state["models"]) == nodes and verdict.tables["split"].tolist() == [float(nodes > 1)]
         close(state["longest"], [2.0] if nodes == 1 else [2.0, *(2.3 if int(state["at"][0]) == node else 0.5 for node in (1, 2))])
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_under_a_robust_rule_nobody_makes_the_measure_long(server_lr: float) -> None:
+    where = world(relative=True)
+    up = reply([2.0, 0.0], [2.0, 0.0], [1e9, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
+    ctx = where.ctx(cohort=torch.tensor([1, 2, 3]), aggregator=Median(), server_lr=server_lr)
+    steps = where.method.Server(where.method).round(start(where), ctx)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(up)
+    close(end.value.value[0]["longest"], [2.0])
 
 
 def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> None:
