@@ -26,7 +26,7 @@ from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
-from holdfast.models.network import Model, Network
+from holdfast.models.network import Model, Network, with_head
 from holdfast.models.weights import Weights
 from holdfast.roster import Roster, read_availability
 from holdfast.store import Ready, RowStore, Store
@@ -338,7 +338,7 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
     rule.head_name = head
     kind = torch.float64 if dtype == "float64" else torch.float32
     begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
-    return Network(lambda: rule.network(make()), head and rule.head(head), f"{about} {built_by}", kind, begin)
+    return Network(lambda: rule.network(with_head(make(), head)), head and rule.head(head), f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

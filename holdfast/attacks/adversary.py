@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, View
+from holdfast.attacks.class_means import votes
 from holdfast.attacks.lies import lie
 from holdfast.attacks.poisoned import owners, with_trigger
 from holdfast.core.errors import ConfigError, RunError, suggest
@@ -161,12 +162,14 @@ class Adversary:
         fields: dict[str, Tensor] = {}
         written = [value._version for value in up.fields.values()]
         if self.attack.tasks is None or task in self.attack.tasks:
-            for rows in mine.split(1) if self.attack.knows == "own" else (mine,):
+            for rows in self._at_once(mine) if self.attack.targets(schema) else ():
                 for name, value in self._new_rows(task, schema, up, rows, key, sent).items():
                     self._check_field(task, schema, name)
                     if name not in fields:
                         fields[name] = up[name].clone()
                     fields[name][rows] = value.to(up[name].dtype)
+            for name in self.attack.features_in(schema):
+                fields[name] = self._new_means(task, schema, up, name, key.fold(name), round, sent)
         if [value._version for value in up.fields.values()] != written:
             raise RunError(f"attack '{self.attack.name}' changed replies in place; what it returns is all that its clients send")
         for name, about in schema.items():
@@ -176,6 +179,25 @@ class Adversary:
                 told = lie(self.attack.lies.get(about.kind, 1.0), said[mine], about, luck)
                 said[mine] = torch.full_like(told, self.attack.claims[about.kind]) if about.kind in self.attack.claims else told
         return replace(up, fields={**up.fields, **fields}) if fields else up
+
+    def _at_once(self, mine: Tensor) -> tuple[Tensor, ...]:
+        """Attackers who plan together; who knows only itself is asked alone."""
+        assert self.attack is not None
+        return mine.split(1) if self.attack.knows == "own" else (mine,)
+
+    def _new_means(
+        self, task: str, schema: Schema, up: Uplink, name: str, key: Key, round: int, sent: Exchange | None
+    ) -> Tensor:
+        """Class means as an attack on updates would have them: class by class, among those who hold it. What they were sent is no model
+        that a class mean could be measured by."""
+        said, sent = up[name].clone(), sent and replace(sent, pick=sent.pick[:, :0])
+        for vote in votes(name, schema, up):
+            mine = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
+            for rows in self._at_once(mine) if len(mine) else ():
+                value = self._new_rows(task, vote.schema, vote.up, rows, key.fold(vote.place or 0), sent).get("update")
+                if value is not None:
+                    vote.write(said, rows, value)
+        return said
 
     def _new_rows(self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None) -> Mapping[str, Tensor]:
         """What these attackers send instead, with no more in reach than the attack declares to know; the server's own row never is."""

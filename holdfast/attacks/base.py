@@ -85,6 +85,7 @@ class Attack(Part):
     tasks: ClassVar[frozenset[str] | None] = frozenset({"train"})
     """To which requests the replies are changed; none: to all that ask for a field of its kinds."""
     kinds: ClassVar[frozenset[str]] = frozenset({"update"})
+    """Which fields it changes. One that changes updates is made on class means, too, where a method sends nothing else."""
     least: ClassVar[Knowledge] = "own"
     """What it cannot do without."""
     fraction: float = setting(0.3, "share of the clients that are malicious", ge=0, le=1)
@@ -95,6 +96,8 @@ class Attack(Part):
         {}, "how else attackers lie, by kind of field: a factor, \"invert\" or \"random\", as in { count = 10.0, score = \"invert\" }"
     )
     claims: dict[Kind, float] = setting({}, "values in place of whatever else attackers send, by kind of field: { score = 1.0 }")
+
+    features: bool = setting(False, "attack class means (prototypes) like updates; done anyway where a method sends them and no update")
 
     @model_validator(mode="after")
     def _sound(self) -> Attack:
@@ -127,3 +130,9 @@ class Attack(Part):
     def targets(self, schema: Schema) -> list[str]:
         """The fields of a reply that are of its kinds."""
         return [name for name, field in schema.items() if field.kind in self.kinds]
+
+    def features_in(self, schema: Schema) -> list[str]:
+        """The class means of a reply that are attacked like updates; an attack that names features among its kinds sees to them itself."""
+        wanted = self.features or not any(field.kind == "update" for field in schema.values())
+        mine = "update" in self.kinds and "feature" not in self.kinds
+        return [name for name, field in schema.items() if field.kind == "feature" and wanted and mine]

@@ -24,6 +24,7 @@ from holdfast.detectors.committee import PAPER, Committee
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context, Merged, memory_of
+from holdfast.methods.tuning import Tuned, fit_part, tune, tuned_or_newest
 from holdfast.models.network import Network
 
 
@@ -52,29 +53,25 @@ class CPflClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = received.into(local.initial)  # the common head
-        fitted = local.fit(start, trainable=self._trainable(local, self._method.train))
+        fitted = local.fit(start) if self._method.train == "all" else fit_part(local, start, ~local.network.head)
         return {**state, "own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(fitted.model, received, fitted)
 
     def notify(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         return {**state, "feedback": torch.stack([extra[name] for name in ("accuracy", "threshold", "admitted")], dim=1)}, {}
 
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        """The head on the client's own data; the backbone stays to the last number, running statistics included."""
-        start = received.into(local.initial)
-        tuned = torch.ones_like(state["tuned"])
+        start, tuned = received.into(local.initial), torch.ones_like(state["tuned"])
         if not self._method.tune_epochs:
             return {**state, "own": start, "tuned": tuned}, {}
-        fitted = local.fit(start, epochs=self._method.tune_epochs, trainable=self._trainable(local, self._method.tune))
-        own = torch.where(local.network.head.to(start.device), fitted.model, start) if self._method.tune == "head" else fitted.model
-        return {**state, "own": own, "tuned": tuned}, {"loss": fitted.loss.to(own.dtype)}
+        fitted = tune(local, start, self._method.tune, self._method.tune_epochs)
+        return {**state, "own": fitted.model, "tuned": tuned}, {"loss": fitted.loss.to(fitted.model.dtype)}
+
+    def finetune(self, local: Local, state: State, received: Received) -> State:
+        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        return self.tune(local, state, received, {})[0]
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """The tuned model; before that, the backbone it is sent, or had last, under the common head."""
-        own = state["tuned"] | ~received.has.to(state["tuned"].device)
-        return torch.where(own[:, None], state["own"], received.into(local.initial))
-
-    def _trainable(self, local: Local, part: str) -> Tensor | None:
-        return None if part == "all" else local.network.head if part == "head" else ~local.network.head
+        return tuned_or_newest(local, state, received)
 
 
 class CPflServer(ServerRule):
@@ -146,7 +143,7 @@ class CPfl(Method):
     )
     committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")
     train: Literal["backbone", "all"] = setting("backbone", "what is trained together and travels; all: the head too (Fig. 2)")
-    tune: Literal["head", "all"] = setting("head", "what a client tunes for itself after the last round")
+    tune: Tuned = setting("head", "what a client tunes for itself after the last round")
     tune_epochs: int = setting(10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0)
     missing_mass: Literal["renormalise", "previous", "literal"] = setting(
         "renormalise", "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing, as printed"

@@ -22,7 +22,7 @@ from holdfast.local.losses import Batch, Loss
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.models.channels import channels
+from holdfast.models.channels import axis_of, channels
 from holdfast.models.network import Network
 
 OWN = "private."
@@ -40,7 +40,7 @@ def _said(net: nn.Module, x: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
     """The answer with some channels alone. Running statistics, which are of the whole network, do not change by it; Dropout's key is a
     copy, too, and so drops what it dropped for the whole."""
     whole = dict(net.named_parameters())
-    tensors = {name: whole[name] * mask.view(-1, *[1] * (whole[name].ndim - 1)) for name, mask in kept.items()}
+    tensors = {name: whole[name] * mask for name, mask in kept.items()}
     return functional_call(net, tensors | {name: value.clone() for name, value in net.named_buffers()}, (x,))
 
 
@@ -59,7 +59,7 @@ class Cd2PfedClient(ClientRule):
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start, halves = received.into(state["own"]), self._halves(local)
         if halves:
-            aux = {name: half.to(start).expand(local.n, -1) for name, half in halves.items()}
+            aux = {name: half.to(start).expand(local.n, *half.shape) for name, half in halves.items()}
             fitted = local.fit(start, loss=partial(cyclic, loss=local.recipe.loss), aux={**aux, "lam": local.settings.lam})
         else:  # all shared, or all private: nobody to learn from
             fitted = local.fit(start)
@@ -72,15 +72,24 @@ class Cd2PfedClient(ClientRule):
         return received.into(state["own"])
 
     def _halves(self, local: Local) -> dict[str, Tensor]:
-        """For every tensor below the head, which of its output channels are private. The head itself, whose channels are the classes,
-        stays whole: each half answers for all classes, from the features it has."""
+        """For every tensor below the head, which of its output channels are private, in a shape that it can be multiplied with. The head
+        itself, whose channels are the classes, stays whole: each half answers for all classes, from the features it has."""
         network = local.network
         private = ~self.shared(network, local.round)
-        below = network.layout.mask(lambda slot: not slot.buffer and bool(slot.shape)) & ~(network.head if network.head_name else False)
+        below = network.layout.mask(lambda slot: not slot.buffer and bool(slot.shape))
+        if network.head_name:
+            below &= ~network.head
         if not bool(private[below].any()) or bool(private[below].all()):
             return {}
         slots = [slot for slot in network.layout.slots if bool(below[slot.start : slot.stop].any())]
-        return {f"{OWN}{s.name}": private[s.start : s.stop].view(s.shape[0], -1)[:, 0] for s in slots}
+        return {f"{OWN}{s.name}": _by_channel(private[s.start : s.stop].view(s.shape), axis_of(network, s.name)) for s in slots}
+
+
+def _by_channel(private: Tensor, axis: int) -> Tensor:
+    """One number for each channel, all others of a channel being like it."""
+    for other in range(private.ndim):
+        private = private if other == axis else private.narrow(other, 0, 1)
+    return private
 
 
 class Narrowing(ServerRule):

@@ -3,8 +3,9 @@ under Privacy Constraints, IEEE TNNLS 2020.
 
 Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel, so that their mean is shorter
 than eps1, while somebody's is still longer than eps2, no model suits all of them: the cluster is cut in two by the cosines of the
-updates, and both parts go on by themselves from the model they had (the recursive bi-partitioning). The clusters are the leaves of a tree
-that remembers every cut; a client that was away walks down from where it stands, by the direction its own update takes."""
+updates, and both parts go on by themselves from the model they had (the recursive bi-partitioning). Lengths depend on the network and the
+local training, so both are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a tree that
+remembers every cut; a client that was away walks down from where it stands, by the direction its own update takes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.bipartition import at_odds, bipartition
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.geometry import cosines, norms
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.methods.base import Method, ServerRule
@@ -24,18 +25,20 @@ from holdfast.methods.context import Context, Merged
 from holdfast.methods.fedavg import FedAvgClient
 
 PAPER = "Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, IEEE TNNLS 2020"
-_TREE = ("models", "children", "directions", "ids", "at")
+_TREE = ("models", "children", "directions", "longest", "ids", "at")
 
 
 @dataclass
 class Tree:
     """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had in common. `children`
-    [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose clients made this node. `at[i]` is the node of
-    client `ids[i]`. `memory` is what the aggregator and the detectors remember of each leaf."""
+    [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose clients made this node. `longest` [nodes]: the
+    length of the longest aggregated update there was. `at[i]` is the node of client `ids[i]`. `memory` is what the aggregator and the
+    detectors remember of each leaf."""
 
     models: Tensor
     children: Tensor
     directions: Tensor
+    longest: Tensor
     ids: Tensor
     at: Tensor
     memory: dict[int, State]
@@ -48,7 +51,7 @@ class Tree:
             if name not in _TREE:
                 node, inner = name.split("/", 1) if name.startswith("node") else ("node0", name)
                 memory.setdefault(int(node.removeprefix("node")), {})[inner] = value
-        return cls(state["models"], state["children"], state["directions"], state["ids"], state["at"], memory)
+        return cls(**{name: state[name] for name in _TREE}, memory=memory)
 
     def state(self) -> State:
         memories = {f"node{node}/{name}": value for node, own in self.memory.items() for name, value in own.items()}
@@ -67,12 +70,18 @@ class Tree:
         every, order = torch.cat([self.ids[stays], ids]).sort()
         self.ids, self.at = every, torch.cat([self.at[stays], torch.as_tensor(node).expand(len(ids))])[order]
 
+    def reached(self, node: int, length: float) -> None:
+        """A step of this length."""
+        self.longest = self.longest.clone()
+        self.longest[node] = max(float(self.longest[node]), length)
+
     def grow(self, node: int, update: Tensor, part: Tensor) -> list[int]:
         """Two children under a leaf, for the updates in `part` and the others; they share its model and memory."""
         first = len(self.models)
         way = update / norms(update)[:, None].clamp(min=1e-30).to(update.dtype)  # who did not move points nowhere
         self.models = torch.cat([self.models, self.models[[node, node]]])
         self.directions = torch.cat([self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])])
+        self.longest = torch.cat([self.longest, torch.zeros(2, dtype=torch.float64)])
         self.children = torch.cat([self.children, torch.full((2, 2), -1)])
         self.children[node] = torch.tensor([first, first + 1])
         self.memory[first] = self.memory[first + 1] = self.memory.pop(node, {})
@@ -86,7 +95,8 @@ class ClusteredServer(ServerRule):
 
     def init(self, ctx: Context) -> State:
         nobody, none = torch.zeros(0, dtype=torch.int64), torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype)
-        return Tree(ctx.initial[None].clone(), torch.full((1, 2), -1), none, nobody, nobody, {}).state()
+        still = torch.zeros(1, dtype=torch.float64)
+        return Tree(ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, nobody, nobody, {}).state()
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         tree = Tree.of(state)
@@ -123,26 +133,46 @@ class ClusteredServer(ServerRule):
         tree.memory[leaf], up, verdict = yield from ctx.judge(tree.memory.get(leaf, {}), up, model)
         people = up.only(up.ids != ROOT)
         parts, leaves = [up], [leaf]
-        mean = longest = torch.nan
-        if len(people):
-            weights = ctx.priors(people)
-            mean, longest = (float(norms(rows).max()) for rows in ((weights @ people["update"])[None], people["update"]))
-            if len(people) > 2 and at_odds(people["update"], weights, self.method.eps1, self.method.eps2):
-                with ctx.timer.part("cluster"):
-                    part = bipartition(people["update"], people.ids)
-                    leaves = tree.grow(leaf, people["update"], part)
-                sides = [people.ids[part], people.ids[~part]]
-                parts = [up.only(torch.isin(up.ids, side) | (up.ids == ROOT)) for side in sides]
+        mean = _mean_length(people, ctx)
+        longest = float(norms(people["update"]).max()) if len(people) else torch.nan
+        with ctx.timer.part("cluster"):
+            part = self._cut(people, max(mean, float(tree.longest[leaf])), ctx) if len(people) > 2 else None
+        if part is not None:
+            leaves = tree.grow(leaf, people["update"], part)
+            sides = [people.ids[part], people.ids[~part]]
+            parts = [up.only(torch.isin(up.ids, side) | (up.ids == ROOT)) for side in sides]
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
             tree.put(replies.ids[replies.ids != ROOT], node)
             merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
+            tree.reached(node, _step(merged.model - model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model
             moved.append(merged)
         numbers = {"mean_norm": mean, "max_norm": longest, "split": float(len(leaves) > 1), "cluster": float(leaf)}
         told = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
         return replace(_of_both(moved), tables={**verdict.tables, **told})
+
+    def _cut(self, people: Uplink, longest: float, ctx: Context) -> Tensor | None:
+        """bool[n], one of the two parts; none where they still move together, nobody wants to move far, or the two parts would have
+        something in common. Whoever did not move has no say, and is in the first part, as in `_nearer`."""
+        method, update = self.method, people["update"]
+        unit, moved = longest if method.relative else 1.0, norms(people["update"]) > 0
+        if int(moved.sum()) < 2 or not at_odds(update, ctx.priors(people), unit * method.eps1, unit * method.eps2):
+            return None
+        part = torch.ones_like(moved)
+        part[moved] = bipartition(update[moved], people.ids[moved])
+        return part if float(cosines(update)[part & moved][:, ~part].max()) <= method.across else None
+
+
+def _mean_length(people: Uplink, ctx: Context) -> float:
+    """How long the mean of the updates is."""
+    return float(norms((ctx.priors(people) @ people["update"])[None])) if len(people) else torch.nan
+
+
+def _step(moved: Tensor, ctx: Context) -> float:
+    """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no attacker makes it long."""
+    return float(norms(moved[None, : ctx.wire.parameters])) / ctx.server_lr
 
 
 def _nearer(update: Tensor, directions: Tensor) -> Tensor:
@@ -189,15 +219,22 @@ def _together(verdicts: list[Verdict], ctx: Context) -> Verdict:
 class ClusteredFl(Method):
     """One model for each group of clients that agree: clusters are cut in two when their members' updates cancel.
 
-    What suits `eps1` and `eps2` depends on the network and the local training: every round records each cluster's `mean_norm` and
-    `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was cut trains the last common
-    model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts: FedAvg. The aggregator
-    and the detectors work inside each cluster."""
+    `eps1` and `eps2` are shares of the longest aggregated update that the cluster has had, so that one setting suits networks and
+    recipes of any scale: while clients come closer together, the mean is long; when they have converged, everybody's update is short,
+    and the cluster stays whole; where the mean is short and members' updates are not, they are at odds. A part that was cut off is
+    measured by its own updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would cut
+    off whoever is a little different. With `relative = false` and `across = 1` the lengths are taken as they are and every cut is made,
+    as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20 rounds): small networks never get that far. Every round records
+    each cluster's `mean_norm` and `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was
+    cut trains the last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
+    FedAvg. The aggregator and the detectors work inside each cluster."""
 
     Client = FedAvgClient
     Server = ClusteredServer
     models = ("customised",)
     deploys = "customised"
-    search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.1, 0.2, 0.4), "eps2": (0.8, 1.6)}
-    eps1: float = setting(0.4, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0)
-    eps2: float = setting(1.6, "cut only when a member's update is longer than this", ge=0)
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.3, 0.5, 0.7), "across": (0.0, 1.0)}
+    eps1: float = setting(0.5, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0)
+    eps2: float = setting(0.8, "cut only when a member's update is longer than this", ge=0)
+    relative: bool = setting(True, "whether both are shares of the longest aggregated update of the cluster so far; else lengths")
+    across: float = setting(0.0, "cut only when no cosine of two updates across the cut is above this (1: any cut will do)", ge=-1, le=1)

@@ -60,10 +60,11 @@ class FedAlaClient(ClientRule):
         return slice([*starts, end][max(0, len(starts) - self.method.layers)], end)
 
     def _mixed(self, local: Local, state: State, received: Received) -> tuple[Tensor, State]:
-        """The model to begin with. Whoever has not trained has nothing of its own to mix in; whoever has the received model, no choice."""
+        """The model to begin with. Whoever has not trained, or ran away when it did, has nothing of its own to mix in; whoever has the
+        received model, no choice."""
         top, start = self._top(local.network), received.into(state["own"])
         own, apart = state["own"][:, top], start[:, top] - state["own"][:, top]
-        mixing = state["trained"] & (apart != 0).any(1)
+        mixing = state["trained"] & (apart != 0).any(1) & torch.isfinite(own).all(1)
         if not bool(mixing.any()):
             return start, {"weights": state["weights"], "learned": state["learned"]}
         weights = self._learned(local, state, start, own, apart, mixing)

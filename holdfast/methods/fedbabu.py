@@ -18,7 +18,7 @@ from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.methods.context import Context
-from holdfast.methods.tuning import Tuned, ask_to_tune, fit_part, tune
+from holdfast.methods.tuning import Tuned, ask_to_tune, fit_part, tune, tuned_or_newest
 from holdfast.models.network import Network
 
 PAPER = "Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022"
@@ -49,10 +49,12 @@ class FedBabuClient(ClientRule):
         fitted = tune(local, received.into(local.initial), self.method.tune, self.method.tune_epochs)
         return {"own": fitted.model, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(fitted.model.dtype)}
 
+    def finetune(self, local: Local, state: State, received: Received) -> State:
+        """Training is for the common body alone; what a client makes of it for itself is the tuning."""
+        return self.tune(local, state, received, {})[0]
+
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """The tuned model; before that, the newest body, or the last one it was sent, under the common head."""
-        own = state["tuned"] | ~received.has.to(state["tuned"].device)
-        return torch.where(own[:, None], state["own"], received.into(local.initial))
+        return tuned_or_newest(local, state, received)
 
 
 class FedBabuServer(Averaging):

@@ -67,7 +67,9 @@ class FedFomoClient(ClientRule):
         share = omega.clamp(min=0)
         total = share.sum(1, keepdim=True)
         share = share / torch.where(total > 0, total, torch.ones_like(total))
-        mixed = sum((share[:, j : j + 1] * model for j, model in enumerate((own, *candidates))), torch.zeros_like(own))
+        mixed = torch.zeros_like(own)
+        for weight, model in zip(share.split(1, 1), (own, *candidates), strict=True):
+            mixed = mixed + torch.where(weight > 0, weight * model, 0.0)  # 0 times what is no number would be no number
         return torch.where(total > 0, mixed, own), omega[:, 1:]
 
     def _served(self, local: Local, held: Padded, before: Tensor, old: Tensor, model: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Ve
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.methods.kept import with_sent
+from holdfast.methods.kept import with_sent, without
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
 from holdfast.models.features import linear_head
 from holdfast.models.heads import Around, around
@@ -126,7 +126,7 @@ class FedGCServer(ServerRule):
         merged = ctx.reduce(state, up, model, verdict)
         heard = up.only(up.ids != ROOT)
         sent = (heard["update"] + model[: ctx.wire.parameters])[:, head_of(ctx)]
-        state = with_sent(merged.state, heard.ids, torch.cat([sent, (heard["held"] > 0).to(sent)], 1))
+        state = with_sent(without(merged.state, verdict.banned), heard.ids, torch.cat([sent, (heard["held"] > 0).to(sent)], 1))
         with ctx.timer.part("correct"):
             heads, notes = self._corrected(state, ctx, heard.ids)
         verdict = replace(merged.verdict, notes=(*merged.verdict.notes, *notes))

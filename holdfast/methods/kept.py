@@ -4,6 +4,8 @@ It is two tensors of the server's state: `ids`, sorted, and `models`, one row fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,12 @@ def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
     fresh[torch.searchsorted(everybody, state["ids"])] = state["models"]
     fresh[torch.searchsorted(everybody, ids)] = models
     return {**state, "ids": everybody, "models": fresh}
+
+
+def without(state: State, ids: Iterable[int]) -> State:
+    """The state after these clients were banned: nothing of theirs is to be handed on."""
+    stays = ~torch.isin(state["ids"], torch.tensor([*ids], dtype=torch.int64))
+    return state if bool(stays.all()) else {**state, "ids": state["ids"][stays], "models": state["models"][stays]}
 
 
 def last(state: State, ids: Tensor, otherwise: Tensor) -> Tensor:

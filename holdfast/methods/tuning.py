@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.types import Exchange, State, Uplink
-from holdfast.local.client import Local
+from holdfast.local.client import Local, Received
 from holdfast.local.fit import Fitted
 from holdfast.methods.context import Context
 
@@ -27,6 +27,12 @@ def fit_part(local: Local, model: Tensor, part: Tensor, **options: Any) -> Fitte
 def tune(local: Local, model: Tensor, what: Tuned, epochs: int) -> Fitted:
     """A client's own tuning of the model that all have in common."""
     return local.fit(model, epochs=epochs) if what == "all" else fit_part(local, model, local.network.head, epochs=epochs)
+
+
+def tuned_or_newest(local: Local, state: State, received: Received) -> Tensor:
+    """What such a client uses: its tuned model; before that, the body it is sent, or was sent last, under the common head."""
+    own = state["tuned"] | ~received.has.to(state["tuned"].device)
+    return torch.where(own[:, None], state["own"], received.into(local.initial))
 
 
 def ask_to_tune(state: State, ctx: Context, epochs: int) -> Generator[Exchange, Uplink, State]:

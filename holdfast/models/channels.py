@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.models.network import Network
+
+_SECOND = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Layers whose weights have their output channels second: the first axis of word vectors is the words."""
+
+
+def axis_of(network: Network, name: str) -> int:
+    """Along which axis of a tensor its layer's output channels lie."""
+    layer, _, kind = name.rpartition(".")
+    return int(kind == "weight" and isinstance(network.module.get_submodule(layer), _SECOND))
 
 
 def channels(network: Network, share: float) -> Tensor:
     """bool[size]: the first `share` of every layer's output channels; a single number, as a counter is, goes with them."""
     out = torch.zeros(network.layout.size, dtype=torch.bool)
     for slot in network.layout.slots:
-        each = (slot.stop - slot.start) // (slot.shape[0] if slot.shape else 1)
-        out[slot.start : slot.start + each * (round(share * slot.shape[0]) if slot.shape else 1)] = True
+        chosen = out[slot.start : slot.stop].view(slot.shape)
+        if slot.shape:
+            axis = axis_of(network, slot.name)
+            chosen = chosen.narrow(axis, 0, round(share * slot.shape[axis]))
+        chosen.fill_(True)
     return out

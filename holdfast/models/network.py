@@ -39,6 +39,14 @@ class Model:
         self.head, self.weights, self.weights_head = head, weights, weights_head
 
 
+def with_head(module: nn.Module, head: str | None) -> nn.Module:
+    """The module, which has a submodule by the name of its head: asked before anything is built around it, the user's names are in the
+    answer."""
+    if head and not any(name == head for name, _ in module.named_modules()):
+        raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in module.named_children()])}")
+    return module
+
+
 class Network:
     """One architecture: a template module, its layout, and its head; parameters always come from outside as vectors. `begin` makes the
     module that a run starts from, where that is not just a fresh one."""
@@ -52,8 +60,7 @@ class Network:
         self.layout = Layout.of(original, head)
         if not self.layout.parameters:
             raise ConfigError("model: the module has no parameters")
-        if head and not any(name == head for name, _ in original.named_modules()):
-            raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in original.named_children()])}")
+        with_head(original, head)
         self.signature = signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
         self.module = _prepare(copy.deepcopy(original)).to(dtype)
         self.innermost = self.folded = True

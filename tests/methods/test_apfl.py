@@ -99,9 +99,11 @@ def test_with_alpha_0_it_is_fedavg(model: dict[str, Any], simulate: Callable[...
     assert mixed.metrics["loss/train"].tolist() == pytest.approx(average.metrics["loss/train"].tolist())
 
 
-def test_with_alpha_1_v_is_trained_alone(simulate: Callable[..., Run]) -> None:
-    one = simulate(method={"name": "apfl", "alpha": 1.0, "adaptive": False}, train={"rounds": 3})
-    alone = simulate(method="local", train={"rounds": 3})
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": 6}, NORMALISED])
+def test_with_alpha_1_v_is_trained_alone(model: dict[str, Any], simulate: Callable[..., Run]) -> None:
+    """Running statistics included."""
+    one = simulate(method={"name": "apfl", "alpha": 1.0, "adaptive": False}, model=model, train={"rounds": 3})
+    alone = simulate(method="local", model=model, train={"rounds": 3})
     w = one._experiment.network.layout.under("shared")
     for client in range(5):
         close(one.vector(client)[w], alone.vector(client))

@@ -62,6 +62,17 @@ def test_the_first_channels_are_shared_and_the_last_private() -> None:
     assert bool(channels(network, 1.0).all()) and int(channels(network, 0.0).sum()) == 1
 
 
+def test_of_words_the_vectors_are_cut_and_not_the_vocabulary() -> None:
+    """Every word is known to both halves, by half of its vector."""
+    network = Network(lambda: nn.Sequential(nn.Embedding(3, 4), nn.ConvTranspose1d(1, 2, 3, bias=False)), None, "words", torch.float64)
+    views = network.layout.unflatten(channels(network, 0.5))
+    assert views["0.weight"].tolist() == [[True, True, False, False]] * 3
+    assert views["1.weight"].tolist() == [[[True] * 3, [False] * 3]]
+    method = method_of()
+    halves = method.Client(method)._halves(SimpleNamespace(network=network, round=1))
+    assert halves["private.0.weight"].tolist() == [[False, False, True, True]] and halves["private.1.weight"].shape == (1, 2, 1)
+
+
 @both_plans
 @pytest.mark.parametrize("lam", [0.0, 0.8])
 def test_a_step_against_autograd(plan: Plan, lam: float) -> None:
@@ -85,6 +96,17 @@ def test_a_step_against_autograd(plan: Plan, lam: float) -> None:
         (grad,) = torch.autograd.grad((F.cross_entropy(features @ head.T, torch.tensor(y), reduction="none") + lam * apart).mean(), [w])
         close(state["own"][i], (w - 0.1 * grad).tolist())
         close(sent["update"][i], (-0.1 * grad)[[0, 2, 3]].tolist())
+
+
+def test_without_a_head_every_layer_is_cut() -> None:
+    """Then the halves answer for their own classes alone, and still teach each other."""
+    method = method_of()
+    rule = method.Client(method)
+    network = Network(Body, None, "cd2 without a head", torch.float64)
+    halves = rule._halves(SimpleNamespace(network=network, round=1))
+    assert {name: half.tolist() for name, half in halves.items()} == {
+        "private.body.weight": [[False], [True]], "private.head.weight": [[False], [True]]
+    }  # fmt: skip
 
 
 def test_all_shared_is_fedavg(simulate: Simulate) -> None:

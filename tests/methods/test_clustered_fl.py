@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.median import Median
 from holdfast.core.types import Exchange, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
@@ -20,8 +21,9 @@ from tests.helpers import play as run_all
 from tests.methods.two import World, close, numbers, reply, server
 
 
-def world(**settings: float) -> World:
-    return World(plan=None, name="clustered-fl", **{"eps1": 0.4, "eps2": 1.6, **settings})  # type: ignore[arg-type]
+def world(**settings: Any) -> World:
+    """With lengths as they are, unless it is said otherwise."""
+    return World(plan=None, name="clustered-fl", **{"eps1": 0.4, "eps2": 1.6, "relative": False, "across": 1.0, **settings})  # type: ignore[arg-type]
 
 
 Answer = Callable[[Exchange], Uplink]
@@ -86,6 +88,36 @@ def test_when_a_cluster_stays_one(changes: dict[str, float], cohort: list[int]) 
     close(state["models"][0], numbers(1, 2) + numbers(*(PULLS[c] for c in cohort)).mean(0))
 
 
+def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
+    """Means of (2, 0), then (0.9, 0) with members at 2.3: 0.45 and 1.15 of the longest. Half of it and all of it are passed, but only in
+    the second round; then each part is measured by its own updates."""
+    rounds = [{1: [2.0, 0.0], 2: [2.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.0]}, {1: [2.3, 0.0], 2: [2.3, 0.0], 3: [-0.5, 0.0], 4: [-0.5, 0.0]}]
+    for eps, nodes in ((dict(eps1=0.5, eps2=1.1), 3), (dict(eps1=0.44, eps2=1.1), 1), (dict(eps1=0.5, eps2=1.16), 1)):
+        where = world(relative=True, **eps)
+        state = start(where)
+        for answers in rounds:
+            def answer(ex: Exchange, answers: dict[int, list[float]] = answers) -> Uplink:
+                ids = tuple(ex.to.tolist())
+                return reply(*(answers[c] for c in ids), ids=ids, count=(1,) * len(ids))
+
+            state, verdict, _ = play(where, state, answer, [1, 2, 3, 4])
+            assert answers is not rounds[0] or len(state["models"]) == 1
+        assert len(state["models"]) == nodes and verdict.tables["split"].tolist() == [float(nodes > 1)]
+        close(state["longest"], [2.0] if nodes == 1 else [2.0, *(2.3 if int(state["at"][0]) == node else 0.5 for node in (1, 2))])
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_under_a_robust_rule_nobody_makes_the_measure_long(server_lr: float) -> None:
+    where = world(relative=True)
+    up = reply([2.0, 0.0], [2.0, 0.0], [1e9, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
+    ctx = where.ctx(cohort=torch.tensor([1, 2, 3]), aggregator=Median(), server_lr=server_lr)
+    steps = where.method.Server(where.method).round(start(where), ctx)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(up)
+    close(end.value.value[0]["longest"], [2.0])
+
+
 def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> None:
     where = world(eps1=0.9)
     state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
@@ -122,6 +154,23 @@ def test_who_did_not_move_points_nowhere() -> None:
     assert len(state["models"]) == 3 and all(bool(torch.isfinite(value.double()).all()) for value in state.values())
 
 
+def test_who_did_not_move_is_in_nobodys_way() -> None:
+    """At a right angle to all, it would be across every cut; it goes to the first part, as it would if it came later."""
+    where, ways = world(eps1=9.0, across=-0.5), {1: [-2.0, 0.0], 2: [0.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.1], 5: [0.0, 0.0]}
+
+    def answer(ex: Exchange) -> Uplink:
+        ids = tuple(ex.to.tolist())
+        return reply(*(ways[c] for c in ids), ids=ids, count=(1,) * len(ids))
+
+    state, _, _ = play(where, start(where), answer, [1, 2, 3, 4])
+    at = state["at"].tolist()
+    assert at[2] == at[3] != at[0] and at[1] == 1
+    state, _, _ = play(where, state, answer, [5])
+    assert state["at"].tolist()[4] == 1
+    near = world(eps1=9.0, across=-1.0)  # 3 and 4 are not quite opposite to 1
+    assert len(play(near, start(near), answer, [1, 2, 3, 4])[0]["models"]) == 1
+
+
 def test_a_cut_cluster_is_cut_again() -> None:
     where = world(eps1=0.9, eps2=0.1)
     state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
@@ -148,7 +197,7 @@ def test_without_cuts_it_is_fedavg(simulate: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("aggregator", ["foolsgold", "fltrust", {"name": "trimmed-mean", "f": 1}, {"name": "centered-clip"}])
 def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Callable[..., Run]) -> None:
-    method = {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0}
+    method = {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0, "relative": False, "across": 1.0}
     data = {"clients": 8, "root": 20}
     run = simulate(method=method, aggregator=aggregator, data=data, train={"rounds": 4, "participation": 0.7}, detectors=["norm"])
     nodes = len(server(run, "models"))
@@ -159,8 +208,8 @@ def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Ca
 
 
 CUTS: dict[str, Any] = {
-    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0}, "data": {"clients": 8}, "aggregator": "foolsgold",
-    "train": {"rounds": 4, "participation": 0.7},
+    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0, "relative": False, "across": 1.0}, "data": {"clients": 8},
+    "aggregator": "foolsgold", "train": {"rounds": 4, "participation": 0.7},
 }  # fmt: skip
 
 
@@ -185,11 +234,29 @@ def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
     assert_same(everything(Run(tmp_path / "cut")), whole, 0)
 
 
+def by_default(simulate: Callable[..., Run], **changes: Any) -> list[int]:
+    """Where each of six clients ends up, with the default settings."""
+    data = {"clients": 6, "partition": {"name": "iid", "samples_per_client": 80}}
+    train = {"rounds": 9, "local_epochs": 5, "batch_size": 10}
+    run = simulate(method="clustered-fl", data=data, train=train, model={"name": "mlp", "hidden": 16}, **changes)
+    assert server(run, "ids").tolist() == list(range(6))
+    return server(run, "at").tolist()
+
+
+def test_by_default_opposed_groups_are_parted_and_alike_ones_stay_together(simulate: Callable[..., Run]) -> None:
+    """Half of the clients call every digit by its mirror image (9 - y); the same clients with one opinion are one cluster to the end,
+    although their updates become short and noisy."""
+    opposed = by_default(simulate, attack={"name": "label-flip", "flip": "mirrored", "clients": [0, 1, 2]})
+    assert len(set(opposed[:3])) == len(set(opposed[3:])) == 1 and opposed[0] != opposed[5]
+    assert by_default(simulate) == [0] * 6
+
+
 def test_it_finds_the_groups(simulate: Callable[..., Run]) -> None:
     """Two groups of clients with classes of their own, and whoever was away at the cut comes in by its update."""
     data = {"clients": 10, "partition": {"name": "grouped", "groups": 2, "share": 0.9}}
     train = {"rounds": 5, "local_epochs": 3, "batch_size": 10, "participation": 0.7}
-    run = simulate(method={"name": "clustered-fl", "eps1": 1.4, "eps2": 1.3}, data=data, train=train, model={"name": "mlp", "hidden": 16})
+    method = {"name": "clustered-fl", "eps1": 1.4, "eps2": 1.3, "relative": False, "across": 1.0}
+    run = simulate(method=method, data=data, train=train, model={"name": "mlp", "hidden": 16})
     group = run._experiment.federation.facts["group"]
     at = server(run, "at")
     assert server(run, "ids").tolist() == list(range(10)) and len(at.unique()) == 2

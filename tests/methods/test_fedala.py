@@ -73,6 +73,15 @@ def test_whoever_has_not_trained_takes_what_it_receives(plan: Plan) -> None:
     assert told["learned"].tolist() == [False, False]
 
 
+@both_plans
+def test_whoever_ran_away_takes_what_it_receives(plan: Plan) -> None:
+    """There is nothing to be mixed in of a model that is no number; its weights stay for when there is."""
+    own = torch.tensor([[float("nan"), 2.0], [1.0, 1.0]], dtype=torch.float64)
+    mixed, told = client()._mixed(local_of(plan, **settings()), state_of(own=own), received())
+    close(mixed, [[1.0, 2.0], [1.0, 1.0]])
+    close(told["weights"], [[0.5, 0.5], [1.0, 0.0]])
+
+
 def count_epochs(rule: Any, local: Any, state: dict[str, Tensor]) -> list[int]:
     """How many epochs of weights each client took."""
     taken = torch.zeros(2, dtype=torch.int64)

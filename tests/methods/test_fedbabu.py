@@ -36,6 +36,15 @@ def test_tuning(what: str, expected: list[list[float]], plan: Plan) -> None:
     assert world.rule.schema("tune", world.wire).keys() == sent.keys()
 
 
+@both_plans
+@pytest.mark.parametrize("method", [{"name": "fedbabu", "tune": "head"}, {"name": "c-pfl"}], ids=["fedbabu", "c-pfl"])
+def test_a_copy_that_is_trained_for_evaluation_is_tuned(method: dict[str, str], plan: Plan) -> None:
+    """Training proper is for the common body and leaves a client nothing of its own: late joiners would be scored untuned."""
+    world = World(plan, start=(9.0, 2.0), tune_epochs=1, **method)
+    state = world.rule.finetune(world.local, world.rule.init(world.local), world.sent(1.0))
+    close(world.rule.personal(world.local, state, world.sent(1.0)), [[1, 1.8], [1, 1.4]])
+
+
 def test_everybody_who_is_there_tunes_at_the_end() -> None:
     world = World(plan=None, name="fedbabu")  # type: ignore[arg-type]
     server_half, ctx = world.method.Server(world.method), world.ctx()
@@ -59,6 +68,15 @@ def test_a_run(simulate: Callable[..., Run]) -> None:
         assert torch.equal(run.vector(client), tuned)
     assert torch.equal(run.vector(4), before.vector()) and torch.equal(before.vector()[head], initial[head])
     assert run.metrics["bytes/down"].iloc[-1] == 4 * int((~head).sum()) * 8 and run.metrics["bytes/up"].iloc[-1] == 4 * 8
+
+
+def test_it_is_c_pfl_without_a_committee(simulate: Callable[..., Run]) -> None:
+    tables = ({"name": "fedbabu", "tune": "head"}, {"name": "c-pfl", "committee": False})
+    babu, committee = (simulate(method=method, train={"rounds": 2, "participation": 0.6}, model=NORMALISED) for method in tables)
+    close(server(babu), server(committee))
+    for client in range(5):
+        close(babu.vector(client), committee.vector(client))
+    assert babu.metrics["bytes/down"].tolist() == committee.metrics["bytes/down"].tolist()
 
 
 def test_without_tuning_it_is_fedrep_whose_heads_never_move(simulate: Callable[..., Run]) -> None:

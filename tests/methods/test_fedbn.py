@@ -39,10 +39,10 @@ def test_two_rounds_slowly(simulate: Callable[..., Run]) -> None:
             data = federation.train.take(torch.tensor([c]))
             own[c] = slow_fit(network, start[None], federation.samples, data, key, Recipe(lr=0.1, epochs=1, batch_size=5))[0]
         w = sum((share[c] * own[c] for c in range(5)), torch.zeros_like(w))
-    torch.testing.assert_close(server(run), w[~mine], rtol=0, atol=1e-9)
+    torch.testing.assert_close(server(run), w[~mine], rtol=0, atol=1e-12)
     for c in range(5):
-        torch.testing.assert_close(run.vector(c), torch.where(mine, own[c], w), rtol=0, atol=1e-9)
-        torch.testing.assert_close(rows(run, c)["own"], own[c], rtol=0, atol=1e-9)
+        torch.testing.assert_close(run.vector(c), torch.where(mine, own[c], w), rtol=0, atol=1e-12)
+        torch.testing.assert_close(rows(run, c)["own"], own[c], rtol=0, atol=1e-12)
 
 
 def test_one_client_alone_is_fedavgs(simulate: Callable[..., Run]) -> None:

@@ -98,6 +98,16 @@ def test_whoever_is_helped_by_nobody_keeps_its_own(plan: Plan) -> None:
     close(fresh["own"], [[0.0, 1.0], [0.0, 1.0]])
 
 
+@both_plans
+def test_whoever_ran_away_comes_back_by_the_models_of_others(plan: Plan) -> None:
+    """Its own model is no number, and nothing of it may be in the mixture."""
+    got = Received(vectors((3.0, -4.0)), torch.tensor([[-1, 0, -1], [-1, 0, -1]]), local_of(plan).wire)
+    state = {"own": vectors((math.nan, math.inf), (1.0, 0.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}
+    fresh, sent = client().train(local_of(plan), state, got, {})
+    close(fresh["own"][0], [3.0, -4.0])
+    assert bool(torch.isfinite(fresh["own"]).all() and torch.isfinite(sent["affinity"]).all())
+
+
 def test_without_anything_to_try_models_on_a_client_keeps_its_own() -> None:
     """One training sample and no validation: nothing can be held back."""
     local = local_of(Plan("loop"), validation=(0, 0), train=(1, 1))

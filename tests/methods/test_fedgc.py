@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Uplink
+from holdfast.detectors import Detector, Judgement
 from holdfast.local.plan import Plan
 from holdfast.methods import fedgc
 from holdfast.methods.fedgc import FAR, FedGC, correction
@@ -128,6 +130,29 @@ def test_rounds_of_the_server() -> None:
     close(state["models"][[0, 2], :3], [[a, 0.0, 0.0], [0.0, b, 0.0]])
     rows, held = double([[[a], [0.0], [0.0]], [[0.5], [1.0], [3.0]], [[0.0], [b], [0.0]]]), torch.eye(3)[[0, 2, 1]] > 0
     close(state["models"][1, :3], double([0.5, 1.0, 3.0]) - 0.2 * slowly(rows, held, False)[1, :, 0])
+
+
+class Ban(Detector):
+    """Bans client 7."""
+
+    name = "ban"
+
+    def judge(self, state: Any, ctx: Any, models: Tensor, ids: Tensor) -> Any:
+        yield from ()
+        return Judgement(state, {7: "for the test"} if 7 in ids.tolist() else {}, {})
+
+
+def test_a_banned_clients_head_is_forgotten() -> None:
+    """It was heard in round 1, and banned in round 2: nobody is kept away from its embedding, or drawn to a mean that it is in."""
+    method, rule, network = parts(lam=2.0, lr=0.1)
+    ctx = context_of(network, rule, START, [4, 7], head=double([0.0, 1.0, 1.0, 1.0]) > 0)
+    up = replies([4, 7], [[1.0, 1.0, 0.0, 0.0], [3.0, 0.0, 2.0, 0.0]], [[5, 0, 0], [0, 1, 0]])
+    _, state, _ = one_round(method, method.Server(method).init(ctx), ctx, up)
+    assert state["ids"].tolist() == [4, 7]
+    _, after, verdict = one_round(method, state, replace(ctx, detectors=(Ban(),)), up)
+    assert list(verdict.banned) == [7] and after["ids"].tolist() == [4] and len(after["models"]) == 1
+    came_from = delivered(method, state, ctx, [4]).bank[1, 1:]
+    close(after["models"][0, :3], came_from + double([1.0, 0.0, 0.0]))  # alone with its class: nothing to correct
 
 
 def test_a_correction_beyond_all_bounds_is_not_taken() -> None:
