@@ -35,7 +35,7 @@ def cells() -> list[tuple[str, Config]]:
 def play(folder: Path, watch: Watch) -> Path:
     """Run everything and write the page; gives its path."""
     start(cells(), folder, watch)
-    return write_page(folder, title="Holdfast demo: who falls under attack, and who holds")
+    return write_page(folder, title="Holdfast demo: who falls under attack, and who holds", alone=True)
 
 
 def summary(folder: Path, width: int) -> tuple[Table, str]:
