@@ -30,7 +30,7 @@ from holdfast.cli.app import (
     to_stdout,
 )  # fmt: skip
 from holdfast.cli.progress import Follow
-from holdfast.files import expand
+from holdfast.files import expand, write_atomically
 
 if TYPE_CHECKING:
     from holdfast.config import Config
@@ -113,25 +113,46 @@ def resume(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR. Of --tables: their file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")] = False,
+    tables: Annotated[str | None, typer.Option("--tables", metavar="FORMAT", help="Only the tables: md, latex (booktabs) or csv.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", metavar="FOLDER", help="Only the charts, each a file in FOLDER.")] = None,
+    form: Annotated[str, typer.Option("--format", help="Of --figures: svg, or png (drawn by Chromium).")] = "svg",
     plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
     """Write one self-contained HTML page about the runs in DIR: a run, a sweep, or a folder of runs.
 
+    More than 12 runs get a page each too, in a folder beside it.
+
     \b
     Examples:
       holdfast report runs/sweep --open
       holdfast report runs/sweep --markdown >> notes.md
+      holdfast report runs/sweep --tables latex --out tables.tex
+      holdfast report runs/sweep --figures figures --format png
     """
+    from holdfast.report.exports import export
+    from holdfast.report.figures import write_figures
     from holdfast.report.gather import by_setting, read_cells
-    from holdfast.report.page import write_page
+    from holdfast.report.page import render, write_page
     from holdfast.report.table import tabulate, to_markdown
 
     load_plugins(plugin)
     if markdown:
         print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
+        return
+    if tables is not None:
+        text = export(by_setting(read_cells(folder)), tables)
+        if out is None:
+            print(text, end="")
+        else:
+            write_atomically(out, text.encode())
+            print(out)
+    if figures is not None:
+        for path in write_figures(render(read_cells(folder)), figures, form):
+            print(path)
+    if tables is not None or figures is not None:
         return
     page = write_page(folder, out)
     print(page)

@@ -42,12 +42,14 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
         if len(grid.attacks) - (BENIGN in grid.attacks) < 2 or len(known) < 2:
             continue
         (best, held), *others = known
-        said = f"holds best{f' on {grid.data}' if len(grids) > 1 else ''}: under its worst attack, {_in_points(held)}"
+        where = f" on {grid.data}" if len(grids) > 1 else ""
+        said = f"holds best{where}: {100 * held.mean:.1f} % under the attack that is worst for it, {held.attack}"
         honest = grid.score(best, BENIGN)
-        said += "." if honest is None else f", against {100 * honest.mean:.1f} % without one."
+        said += "." if honest is None else f", and {100 * honest.mean:.1f} % without one."
         said += _bans_in_words(grid.lines[best, held.attack])
-        told = [f"{setting} falls to {_in_points(worst)}" for setting, worst in others[-3:]]
-        said += f" {_listed(told)}." if held.mean - others[-1][1].mean >= _WORTH_NAMING else " The others hold as well."
+        fell = [(setting, worst) for setting, worst in others if held.mean - worst.mean >= _WORTH_NAMING][-3:]
+        told = [f"{setting} {'falls ' if not i else ''}to {_in_points(worst)}" for i, (setting, worst) in enumerate(fell)]
+        said += f" In its worst case {_listed(told)}." if told else " The others hold as well."
         second, runner_up = others[0]
         if held.spread is None:
             return best, said + " One seed each: the order may be luck."
@@ -57,7 +59,7 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
 
 
 def _in_points(score: Score) -> str:
-    return f"{score.attack}, {100 * score.mean:.1f} %"
+    return f"{100 * score.mean:.1f} % ({score.attack})"
 
 
 def _listed(words: Sequence[str]) -> str:

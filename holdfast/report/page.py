@@ -13,6 +13,7 @@ from holdfast import __version__
 from holdfast.data.progress import progress
 from holdfast.files import write_atomically
 from holdfast.report import harm, rounds, sections
+from holdfast.report.costs import costs
 from holdfast.report.crossing import Crossing
 from holdfast.report.gather import Cell, by_setting, read_cells
 
@@ -50,13 +51,14 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
     """`links` lead to the pages of single runs, where they have some; `back` leads from such a page to the one about all."""
     lines = by_setting(cells)
     crossing = Crossing(lines)
-    title = title or sections.title(lines)
+    title = title or sections.title(lines, crossing)
     body = [
         sections.headline(lines, crossing),
         rounds.over_rounds(lines, crossing),
         harm.bans(lines, crossing),
         sections.clients(lines, crossing),
         sections.partition(cells),
+        costs(lines),
         sections.protocol(lines, crossing),
         sections.runs(cells, links or {}),
         sections.repeat(cells),

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.charts import heat_map, strips, swatch
-from holdfast.report.crossing import Crossing
+from holdfast.report.crossing import BENIGN, WORST, Crossing
 from holdfast.report.gather import Cell, Line, not_begun
 from holdfast.report.harm import attacked, held_or_fell, worst_cases
 from holdfast.report.holdings import Holdings, in_words, spread
@@ -22,11 +22,12 @@ MOST_CLIENTS = 100  # columns of the heat map
 MOST_DOTS = 6000  # clients' dots on a page
 
 
-def title(lines: Sequence[Line]) -> str:
+def title(lines: Sequence[Line], crossing: Crossing) -> str:
     data = " and ".join(sorted({str(line.cells[0].config["data"]["name"]) for line in lines}))
-    names = [line.label for line in lines]
+    attacks = len({one.attack for one in crossing.faced} - {BENIGN})
+    names = crossing.settings if attacks > 1 else [line.label for line in lines]
     who = names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if len(names) <= 4 else f"{len(names)} settings"
-    return f"{who} on {data}"
+    return f"{who}{f' under {attacks} attacks' if attacks > 1 else ''} on {data}"
 
 
 def facts(lines: Sequence[Line]) -> str:
@@ -51,7 +52,7 @@ def headline(lines: Sequence[Line], crossing: Crossing) -> str:
     maps = _maps(crossing)
     words = f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
     question = "Figures" if maps else "Who held, who fell" if attacked(lines) else "Who is best" if len(lines) > 1 else "Figures"
-    return f"{words}{maps}<section><h2>{question}</h2>{_figures(lines, crossing)}{_all_figures(lines)}</section>"
+    return f"{words}{maps}<section><h2>{question}</h2>{_figures(lines, crossing, ranked=not maps)}{_all_figures(lines)}</section>"
 
 
 def _maps(crossing: Crossing) -> str:
@@ -65,12 +66,13 @@ def _maps(crossing: Crossing) -> str:
         drawn.append(f'{title}<div class="scroll">{score_map(grid, f", {grid.data}" if len(grids) > 1 else "")}</div>')
     notes = ["Accuracy of the benign clients after the last round, mean over seeds ± standard deviation."]
     notes.append("A stronger colour is a higher accuracy, ★ the best of its column.")
-    if any("worst case" in grid.columns for grid in grids):
+    if any(WORST in grid.columns for grid in grids):
         notes.append("The worst case is the attack that costs a setting most.")
     return f'<section><h2>Who held, who fell</h2><p class="note">{" ".join(notes)}</p>{"".join(drawn)}</section>'
 
 
-def _figures(lines: Sequence[Line], crossing: Crossing) -> str:
+def _figures(lines: Sequence[Line], crossing: Crossing, ranked: bool) -> str:
+    """`ranked`: the best of a column is marked, which says something where all rows faced the same."""
     table, shown = tabulate(lines), columns(lines)
     heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in shown)
     heads += "".join(f'<th class="{STATUS}" scope="col">{title}</th>' for title in table.titles[len(shown) + 1 :])
@@ -78,11 +80,11 @@ def _figures(lines: Sequence[Line], crossing: Crossing) -> str:
     for line, row in zip(lines, table.rows, strict=True):
         cells = []
         for name, entry in zip(table.titles[1:], row[1:], strict=True):
-            kind = STATUS if name == STATUS else "best" if entry.best else "plain"
+            kind = (STATUS if len(entry.text) > 24 else "brief") if name == STATUS else "best" if entry.best and ranked else "plain"
             value = "" if entry.value is None else f' data-value="{entry.value:.6g}"'
             cells.append(f'<td class="{kind}"{value}>{escape(entry.text)}</td>')
         rows.append(f'<tr><th scope="row">{swatch(crossing.place(line))}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
-    notes = ["★ best of its column."] if len(lines) > 1 else []
+    notes = ["★ best of its column."] if ranked and len(lines) > 1 else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
@@ -256,8 +258,9 @@ def runs(cells: Sequence[Cell], links: Mapping[Path, str]) -> str:
         texts = "".join(f'<td data-value="{f:.6g}">{percent(f)}</td>' if f is not None else "<td>–</td>" for f in figures)
         label = escape(str(cell.manifest["label"] or cell.label))
         name = f'<th scope="row"><a href="{escape(links[cell.path])}">{label}</a></th>'
-        rows.append(f"<tr>{name}{texts}<td>{escape(cell.standing.words)}</td></tr>")
-    heads = "".join(f'<th scope="col">{word}</th>' for word in ("accuracy", "worst 10 %", "lost", STATUS))
+        rows.append(f"<tr>{name}{texts}<td class=\"{STATUS}\">{escape(cell.standing.words)}</td></tr>")
+    heads = "".join(f'<th scope="col">{word}</th>' for word in ("accuracy", "worst 10 %", "lost"))
+    heads += f'<th scope="col" class="{STATUS}">{STATUS}</th>'
     return (
         '<section><h2>Every run</h2><p class="note">Each has a page of its own, with what happened inside it.</p><div class="scroll">'
         f'<table class="sortable"><thead><tr><th scope="col">run</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
