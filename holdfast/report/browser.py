@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from holdfast.core.errors import ConfigError
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VARIABLE = "HOLDFAST_CHROMIUM"
 MISSING = f"no browser is at hand: install chromium (`make browser`), or name the program in the environment's {VARIABLE}"
+# A program in between, because a shell knows no file beyond 9, and a fork that runs Python between two threads may hang.
+_WIRE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 _PATIENCE = 300.0  # seconds for one answer: a busy machine is slow, and only a hung browser must not wait for ever
 
 
@@ -45,6 +48,7 @@ class Browser:
         self._calls = 0
         self._session: str | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-browser-", ignore_cleanup_errors=True)
+        self._log = Path(self._folder.name) / "log"
         self._unread = b""
         self._start(program)
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
@@ -62,11 +66,11 @@ class Browser:
                    "--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions"]  # fmt: skip
         if os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium refuses to run as root otherwise; it is shown only pages that we wrote
-        wired = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        self._process = subprocess.Popen(
-            ["sh", "-c", wired, program, *options], pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        wired = [sys.executable, "-I", "-S", "-c", _WIRE, str(theirs_in), str(theirs_out), program, *options]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                wired, pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         os.close(theirs_in)
         os.close(theirs_out)
 
@@ -134,13 +138,17 @@ class Browser:
         try:
             os.write(self._orders, json.dumps(order).encode() + b"\0")
         except BrokenPipeError:
-            raise ConfigError("the browser did not start, or ended early") from None
+            raise self._gone() from None
         deadline = time.monotonic() + _PATIENCE
         while (message := self._next(deadline)).get("id") != self._calls:
             self._events.append(message)
         if "error" in message:
             raise RuntimeError(f"{method}: {message['error']['message']}")
         return message["result"]
+
+    def _gone(self) -> ConfigError:
+        said = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return ConfigError(f"the browser did not start, or ended early{': ' + said[-1] if said else ''}")
 
     def _next(self, deadline: float) -> dict[str, Any]:
         """The next message, an answer or an event; what went wrong on the page is kept."""
@@ -149,7 +157,7 @@ class Browser:
             if not ready:
                 raise ConfigError(f"the browser did not answer within {_PATIENCE:.0f} s")
             if not (block := os.read(self._answers, 1 << 20)):
-                raise ConfigError("the browser did not start, or ended early")
+                raise self._gone()
             self._unread += block
         text, _, self._unread = self._unread.partition(b"\0")
         message = json.loads(text)

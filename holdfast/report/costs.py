@@ -26,10 +26,11 @@ def costs(lines: Sequence[Line]) -> str:
         charts.append(f'<div><h3>{title}</h3><p class="note">{told}</p><div class="scroll">{bars}</div></div>')
     if not charts:
         return ""
-    shared = " Runs that are played together share their time, so it does not rank methods." if len(lines) > 1 or lines[0].seeds > 1 else ""
-    return (
-        f'<section><h2>What it cost</h2><p class="note">Means over seeds.{shared}</p><div class="two">{"".join(charts)}</div></section>'
-    )
+    words = ["Means over seeds."] if any(line.seeds > 1 for line in lines) else []
+    if len(lines) > 1 or words:
+        words.append("Runs that are played together share their time, so it does not rank methods.")
+    note = f'<p class="note">{" ".join(words)}</p>' if words else ""
+    return f'<section><h2>What it cost</h2>{note}<div class="two">{"".join(charts)}</div></section>'
 
 
 def _bars(rows: Sequence[tuple[str, Sequence[float]]], title: str, words: Sequence[str], write: Callable[[float], str]) -> str:

@@ -30,7 +30,7 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     if fell:
         costs = [f"{line.label} {-100 * _lost(line):.1f} points" for line in fell]
         said += f" The attack costs {_listed(costs)}."
-    return best.label, said + (" One seed each: the order may be luck." if best.seeds == 1 else "")
+    return best.label, said + (" One seed each: the order may be luck." if others and best.seeds == 1 else "")
 
 
 def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
@@ -48,8 +48,10 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
         said += "." if honest is None else f", and {100 * honest.mean:.1f} % without one."
         said += _bans_in_words(grid.lines[best, held.attack])
         fell = [(setting, worst) for setting, worst in others if held.mean - worst.mean >= _WORTH_NAMING][-3:]
-        told = [f"{setting} {'falls ' if not i else ''}to {_in_points(worst)}" for i, (setting, worst) in enumerate(fell)]
-        said += f" In its worst case {_listed(told)}." if told else " The others hold as well."
+        alike = len({worst.attack for _, worst in fell}) == 1
+        told = [f"{setting} {'' if i else 'falls '}to {_in_points(worst, alike)}" for i, (setting, worst) in enumerate(fell)]
+        when = f"Under {fell[0][1].attack}" if told and alike else "In its worst case"
+        said += f" {when} {_listed(told)}." if told else " The others hold as well."
         second, runner_up = others[0]
         if held.spread is None:
             return best, said + " One seed each: the order may be luck."
@@ -58,8 +60,8 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
     return None
 
 
-def _in_points(score: Score) -> str:
-    return f"{100 * score.mean:.1f} % ({score.attack})"
+def _in_points(score: Score, known: bool) -> str:
+    return f"{100 * score.mean:.1f} %" + ("" if known else f" ({score.attack})")
 
 
 def _listed(words: Sequence[str]) -> str:

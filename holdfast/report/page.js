@@ -124,7 +124,7 @@ function sort(table, head, column) {
 }
 
 // What scrolls sideways must be reachable without a mouse.
-for (const box of document.querySelectorAll(".scroll, pre")) {
+for (const box of document.querySelectorAll(".scroll, pre, [data-chart]")) {
   if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
 }
 

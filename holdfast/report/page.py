@@ -55,6 +55,7 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
     body = [
         sections.headline(lines, crossing),
         rounds.over_rounds(lines, crossing),
+        sections.figures(lines, crossing),
         harm.bans(lines, crossing),
         sections.clients(lines, crossing),
         sections.partition(cells),
@@ -64,7 +65,8 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
         sections.repeat(cells),
     ]
     contents, body = _contents(body)
-    body = [back, header("report", title, sections.facts(lines)), contents, *body, f"<footer>{escape(_origin(cells))}</footer>"]
+    skip = '<a class="skip" href="#s1">Skip to the result</a>'
+    body = [skip, back, header("report", title, sections.facts(lines)), contents, *body, f"<footer>{escape(_origin(cells))}</footer>"]
     data = rounds.pointed_at(lines, crossing)
     script = (
         f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
@@ -83,7 +85,7 @@ def _contents(body: Sequence[str]) -> tuple[str, list[str]]:
 
     def named(found: re.Match[str]) -> str:
         titles.append(found[1])
-        return f'<section id="s{len(titles)}"><h2>{found[1]}</h2>'
+        return f'<section id="s{len(titles)}" tabindex="-1"><h2>{found[1]}</h2>'
 
     marked = [re.sub(r"<section><h2>(.*?)</h2>", named, part) for part in body]
     links = "".join(f'<a href="#s{place}">{title}</a>' for place, title in enumerate(titles, 1))
@@ -100,8 +102,7 @@ def document(title: str, body: Sequence[str], script: str = "") -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#main">Skip to the content</a>\n<main id="main" tabindex="-1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + f"\n</main>\n{script}</body>\n</html>\n"
     )

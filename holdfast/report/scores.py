@@ -8,7 +8,7 @@ from holdfast.report.charts import shorten
 from holdfast.report.crossing import WORST, Grid, Score
 
 _WIDTH, _ROW, _HEAD, _LETTER = 1120.0, 46.0, 34.0, 7.6
-_PALE, _DEEP = 0.03, 0.55  # of the heat colour: the page's ink stays legible on all shades, in light and in dark
+_PALE, _DEEP = 0.03, 0.5  # of the heat colour: the page's ink stays legible on all shades, in light and in dark
 
 
 def score_map(grid: Grid, about: str = "") -> str:
@@ -21,8 +21,9 @@ def score_map(grid: Grid, about: str = "") -> str:
     width, height = left + wide * len(grid.columns) + apart, _HEAD + _ROW * len(grid.settings)
     means = [score.mean for row in grid.scores for score in row if score is not None]
     low, high = (min(means), max(means)) if means else (0.0, 1.0)
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px;min-width:{0.8 * width:.0f}px"'
     out = [
-        f'<svg class="chart scores" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="table" '
+        f'<svg class="chart scores" {size} role="table" '
         f'aria-label="Accuracy by setting and attack{escape(about)}"><g role="row"><g role="columnheader"></g>'
     ]
     for place, column in enumerate(grid.columns):

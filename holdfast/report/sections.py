@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.charts import heat_map, strips, swatch
-from holdfast.report.crossing import BENIGN, WORST, Crossing
+from holdfast.report.crossing import BENIGN, WORST, Crossing, Grid
 from holdfast.report.gather import Cell, Line, not_begun
 from holdfast.report.harm import attacked, held_or_fell, worst_cases
 from holdfast.report.holdings import Holdings, in_words, spread
@@ -19,6 +19,7 @@ from holdfast.report.table import STATUS, columns, percent, tabulate
 from holdfast.report.toml import to_toml
 
 MOST_CLIENTS = 100  # columns of the heat map
+MOST_ROWS = 24  # of a list that is shown at once
 MOST_DOTS = 6000  # clients' dots on a page
 
 
@@ -47,19 +48,34 @@ def facts(lines: Sequence[Line]) -> str:
 
 
 def headline(lines: Sequence[Line], crossing: Crossing) -> str:
-    """The result in words; against whom everybody held, where there was somebody; and the figures."""
+    """The result in words, and what shows it: against whom everybody held, or, where that is no question, the figures."""
     name, said = verdict(lines, crossing)
-    maps = _maps(crossing)
-    words = f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
-    question = "Figures" if maps else "Who held, who fell" if attacked(lines) else "Who is best" if len(lines) > 1 else "Figures"
-    return f"{words}{maps}<section><h2>{question}</h2>{_figures(lines, crossing, ranked=not maps)}{_all_figures(lines)}</section>"
+    words = f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said).replace(" %", "&nbsp;%")}</p>'
+    if _mapped(crossing):
+        return words + _maps(_mapped(crossing))
+    question = "Who held, who fell" if attacked(lines) and len(lines) > 1 else "Who is best" if len(lines) > 1 else "Figures"
+    return f"{words}<section><h2>{question}</h2>{_figures(lines, crossing, ranked=True)}{_all_figures(lines)}</section>"
 
 
-def _maps(crossing: Crossing) -> str:
-    """A map for each dataset; without two attacks or two settings to compare, the table of figures says all of it."""
-    grids = [grid for grid in crossing.grids if len(grid.attacks) > 1 and len(grid.settings) > 1]
-    if not grids:
+def figures(lines: Sequence[Line], crossing: Crossing) -> str:
+    """What the maps have no room for."""
+    if not _mapped(crossing):
         return ""
+    table = f"{_figures(lines, crossing, ranked=False)}{_all_figures(lines)}"
+    return f"<section><h2>Figures</h2>{_folded(table, len(lines))}</section>"
+
+
+def _folded(content: str, rows: int) -> str:
+    """Long lists wait to be opened."""
+    return content if rows <= MOST_ROWS else f"<details><summary>All {rows} rows</summary>{content}</details>"
+
+
+def _mapped(crossing: Crossing) -> list[Grid]:
+    """A map for each dataset; without two attacks or two settings to compare, the table of figures says all of it."""
+    return [grid for grid in crossing.grids if len(grid.attacks) > 1 and len(grid.settings) > 1]
+
+
+def _maps(grids: Sequence[Grid]) -> str:
     drawn = []
     for grid in grids:
         title = f"<h3>{escape(grid.data)}</h3>" if len(grids) > 1 else ""
@@ -164,12 +180,12 @@ def clients(lines: Sequence[Line], crossing: Crossing) -> str:
     if not any(dots for _, dots, _, _ in rows):
         return ""
     many, most = max(len(dots) for _, dots, _, _ in rows), max(60, min(600, MOST_DOTS // len(rows)))
+    drawn = f'<div class="scroll">{strips(rows, most, [crossing.place(line) for line in lines])}</div>'
     thinned = f" Of up to {many} clients, evenly thinned." if many > most else ""
     return (
         '<section><h2>Every client</h2><p class="note">A dot is one client (under one seed) after the last evaluated round: its '
         'accuracy on its own test samples. <span class="mark"></span> mean, <span class="mark dashed"></span> worst 10 %.'
-        f'{thinned}</p>'
-        f'<div class="scroll">{strips(rows, most, [crossing.place(line) for line in lines])}</div></section>'
+        f"{thinned}</p>{_folded(drawn, len(lines))}</section>"
     )
 
 
