@@ -52,7 +52,8 @@ def main() -> None:
     took = time.perf_counter() - before
     others = sorted(page.with_suffix("").glob("*.html"))
     largest = max(others, key=lambda one: one.stat().st_size)
-    print(f"written in {took:.1f} s: {page.stat().st_size / 1e6:.2f} MB, and {len(others)} pages of up to {largest.stat().st_size / 1e6:.2f} MB")
+    sizes = [file.stat().st_size / 1e6 for file in (page, largest)]
+    print(f"written in {took:.1f} s: {sizes[0]:.2f} MB, and {len(others)} pages of up to {sizes[1]:.2f} MB")
     with Browser() as browser:
         for name, file in (("summary", page), ("largest run", largest)):
             seen = []

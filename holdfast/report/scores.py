@@ -17,11 +17,11 @@ def score_map(grid: Grid, about: str = "") -> str:
     left = max(90.0, 16 + 8.2 * longest)
     widest = max(len(shorten(column, 18)) for column in grid.columns)
     apart = 14.0 if WORST in grid.columns else 0.0  # the worst case stands off: it is no attack of its own
-    wide = min(190.0, max(104.0, 20 + _LETTER * widest, (_WIDTH - left - apart) / len(grid.columns)))
+    wide = min(150.0, max(104.0, 20 + _LETTER * widest, (_WIDTH - left - apart) / len(grid.columns)))
     width, height = left + wide * len(grid.columns) + apart, _HEAD + _ROW * len(grid.settings)
     means = [score.mean for row in grid.scores for score in row if score is not None]
     low, high = (min(means), max(means)) if means else (0.0, 1.0)
-    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px;min-width:{0.8 * width:.0f}px"'
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px;min-width:{0.72 * width:.0f}px"'
     out = [
         f'<svg class="chart scores" {size} role="table" '
         f'aria-label="Accuracy by setting and attack{escape(about)}"><g role="row"><g role="columnheader"></g>'
