@@ -30,7 +30,7 @@ bench: $(VENV)/.installed
 
 # For PNG figures of reports and for the tests that drive them; without it those tests are skipped.
 browser:
-	@if command -v chromium chromium-browser google-chrome >/dev/null 2>&1; then echo "there is a browser already"; \
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo "there is a browser already"; \
 	elif command -v apt-get >/dev/null 2>&1; then \
 		if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends chromium; \
 		else sudo apt-get update && sudo apt-get install -y --no-install-recommends chromium; fi; \
