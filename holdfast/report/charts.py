@@ -24,8 +24,8 @@ class Series:
 
 
 def line_class(place: int) -> str:
-    """Colour and dash together tell lines apart, also in grey."""
-    return f"c{place % COLOURS} d{place // COLOURS % 4}"
+    """Colour and dash together tell lines apart, also in grey. The last two colours are near others for some eyes, and dotted at once."""
+    return f"c{place % COLOURS} d{(place // COLOURS + 2 * (place % COLOURS > 4)) % 4}"
 
 
 def swatch(place: int) -> str:

@@ -16,6 +16,9 @@ _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
 
 
 def costs(lines: Sequence[Line]) -> str:
+    """For a comparison; of a single run, the table says it."""
+    if len(lines) < 2:
+        return ""
     charts = []
     for title, (names, write) in _PARTS.items():
         rows = [(line.label, [line.mean(metric) or 0.0 for metric in names]) for line in lines]
@@ -27,10 +30,8 @@ def costs(lines: Sequence[Line]) -> str:
     if not charts:
         return ""
     words = ["Means over seeds."] if any(line.seeds > 1 for line in lines) else []
-    if len(lines) > 1 or words:
-        words.append("Runs that are played together share their time, so it does not rank methods.")
-    note = f'<p class="note">{" ".join(words)}</p>' if words else ""
-    return f'<section><h2>What it cost</h2>{note}<div class="two">{"".join(charts)}</div></section>'
+    words.append("Runs that are played together share their time, so it does not rank methods.")
+    return f'<section><h2>What it cost</h2><p class="note">{" ".join(words)}</p><div class="two">{"".join(charts)}</div></section>'
 
 
 def _bars(rows: Sequence[tuple[str, Sequence[float]]], title: str, words: Sequence[str], write: Callable[[float], str]) -> str:

@@ -32,7 +32,9 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         write_atomically(target, render(cells, title).encode())
         return target
     names = {cell.path: f"{cell.path.name}.html" for cell in cells}
-    beside = target.with_suffix("") if target.suffix else target.with_name(target.name + "-runs")
+    beside = target.with_suffix("")
+    if beside == target or (beside / "manifest.json").exists():  # the page has no suffix, or a run has the name
+        beside = target.with_name(f"{target.name}-runs")
     beside.mkdir(parents=True, exist_ok=True)
     with progress("pages of the runs", len(cells) + 1) as advance:
         links = {path: f"{quote(beside.name)}/{quote(name)}" for path, name in names.items()}

@@ -11,7 +11,7 @@ from holdfast.report.crossing import BENIGN, HIGHLIGHTED, Crossing, Faced
 from holdfast.report.gather import Line, asked
 
 CURVES = {"accuracy": "Accuracy", "loss": "Loss", "macro_f1": "Macro-F1", "balanced_accuracy": "Balanced accuracy", "auc": "AUC"}
-MOST_POINTS = 400  # of a curve; a chart has not many more dots across
+MOST_POINTS, ON_A_PAGE = 400, 40_000  # of a curve, for a chart has not many more dots across; and of all curves, for its size
 
 
 def charted(lines: Sequence[Line]) -> dict[str, str]:
@@ -45,13 +45,13 @@ def over_rounds(lines: Sequence[Line], crossing: Crossing) -> str:
 
 def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -> str:
     """Charts of one metric share their axis, so that they can be compared by eye."""
-    points = [point for line in lines for point in line.curve(metric)]
+    points, most = [point for line in lines for point in line.curve(metric)], _room(lines)
     axis = Axis(nice_ticks(*worth_seeing(points, metric != "loss"))) if points else None
     out = []
     for place, (title, faced) in enumerate(crossing.panels):
         heading = name if len(crossing.panels) == 1 else f"{name}, {title}" if title.endswith(BENIGN) else f"{name} under {title}"
         chart = curves(
-            [Series(one.setting, thinned(one.line.curve(metric))) for one in faced], heading, metric != "loss", axis=axis,
+            [Series(one.setting, thinned(one.line.curve(metric), most)) for one in faced], heading, metric != "loss", axis=axis,
             places=[crossing.place(one.line) for one in faced], highlighted=HIGHLIGHTED if crossing.many else None,
         )  # fmt: skip
         out.append(f'<div data-chart="{metric}/{place}"><h3>{escape(heading)}</h3>{chart}</div>')
@@ -60,19 +60,24 @@ def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -
 
 def pointed_at(lines: Sequence[Line], crossing: Crossing) -> str:
     """The values that a pointer reads, by chart. `<` is written as an escape, so that no label can end the script element."""
-    out = {}
+    out, most = {}, _room(lines)
     for metric in charted(lines):
         for place, (_, faced) in enumerate(crossing.panels):
-            out[f"{metric}/{place}"] = [_values(one, metric, crossing.place(one.line)) for one in faced]
+            out[f"{metric}/{place}"] = [_values(one, metric, crossing.place(one.line), most) for one in faced]
     return json.dumps(out, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _values(one: Faced, metric: str, place: int) -> dict[str, object]:
-    points = thinned(one.line.curve(metric))
+def _values(one: Faced, metric: str, place: int, most: int) -> dict[str, object]:
+    points = thinned(one.line.curve(metric), most)
     return {"line": place, "label": one.setting, "rounds": [p[0] for p in points], "values": [float(f"{p[1]:.4g}") for p in points]}
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def _room(lines: Sequence[Line]) -> int:
+    """How many points a curve of this page may have."""
+    return max(60, min(MOST_POINTS, ON_A_PAGE // (len(lines) * len(charted(lines)))))
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """Every k-th, counted from the last, which is the one that all tables show."""
     step = -(-len(points) // most) or 1
     return list(points[::-1][::step])[::-1]

@@ -215,6 +215,8 @@ def protocol(lines: Sequence[Line], crossing: Crossing) -> str:
         alike.setdefault(words, []).append(f'<div class="who">{swatch(crossing.place(line))}{escape(line.label)}</div>')
     rows = []
     for told_alike, names in alike.items():
+        if len(names) > MOST_ROWS:
+            names = [*names[: MOST_ROWS - 1], f'<div class="who">and {len(names) - MOST_ROWS + 1} more</div>']
         texts = "".join(f"<td>{escape(word)}</td>" for word in told_alike)
         rows.append(f'<tr><th scope="row">{"".join(names)}</th>{texts}</tr>')
     return (

@@ -114,6 +114,7 @@ def test_the_page_of_a_duel(duel: Path) -> None:
     assert text.count('<text class="score') == 2 * 4 and text.index("Who held, who fell</h2>") < text.index("Over the rounds</h2>")
     assert [found for found in re.findall(r'data-chart="(accuracy/\d)"', text)] == ["accuracy/0", "accuracy/1", "accuracy/2"]
     assert "Accuracy under sign-flip" in text and text.count('class="key"') == 2
+    assert "What it cost</h2>" in text and "fedcap ipm, to the server: " in text and "What it cost</h2>" not in render(cells[:1])
 
 
 @pytest.mark.parametrize("beta", [[0.3, 0.9]])
