@@ -1,7 +1,7 @@
 """How large the report of a large sweep is, how long it takes to write, and how long a browser takes to open it.
 
     python benchmarks/report.py                    # 48 cells, 100 rounds, 20 clients: about two minutes of training the first time
-    python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md
+    python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md and of the README
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image
 
+from holdfast import demo
 from holdfast.files import write_atomically
 from holdfast.grid import configs
 from holdfast.manifest import run_folders
@@ -35,6 +36,11 @@ SWEEP: dict[str, Any] = {
         "seed": [0, 1, 2],
     },
 }
+PICTURES = {  # light or dark, how wide, from where to where
+    "report-light": ("light", 1180, "header", "#s1"),
+    "report-dark": ("dark", 1180, "#s2", "#s2"),
+    "report-phone": ("light", 400, "header", "#s1"),
+}
 # until everything is laid out and painted, not only read
 PAINTED = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done([
     performance.getEntriesByType('navigation')[0].loadEventEnd, performance.now()]))))"""
@@ -43,7 +49,7 @@ PAINTED = """new Promise(done => requestAnimationFrame(() => requestAnimationFra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/report-benchmark"), help="of the sweep; played where it is not there yet")
-    parser.add_argument("--screenshots", action="store_true", help="draw docs/images/report-*.png from it")
+    parser.add_argument("--screenshots", action="store_true", help="draw docs/images from it, and from the demo")
     given = parser.parse_args()
     if not run_folders(given.folder):
         start(configs(SWEEP), given.folder, Watch(say=print))
@@ -63,15 +69,17 @@ def main() -> None:
             loaded, painted = (statistics.median(column) for column in zip(*seen, strict=True))
             print(f"{name}: loaded after {loaded:.0f} ms, painted after {painted:.0f} ms (median of 5)")
         if given.screenshots:
-            draw(browser, page)
+            draw(browser, page, PICTURES)
+            draw(browser, demo_page(given.folder.with_name(given.folder.name + "-demo")), {"demo": ("light", 1180, "header", "#s2")})
 
 
-def draw(browser: Browser, page: Path) -> None:
-    for name, scheme, width, first, last in (
-        ("report-light", "light", 1180, "header", "#s1"),
-        ("report-dark", "dark", 1180, "#s2", "#s2"),
-        ("report-phone", "light", 400, "header", "#s1"),
-    ):
+def demo_page(folder: Path) -> Path:
+    """Of `holdfast demo`, for the README; played where it is not there yet."""
+    return write_page(folder, title=demo.TITLE, alone=True) if run_folders(folder) else demo.play(folder, Watch(say=print))
+
+
+def draw(browser: Browser, page: Path, pictures: dict[str, tuple[str, int, str, str]]) -> None:
+    for name, (scheme, width, first, last) in pictures.items():
         browser.resize(width, 900, 1.5 if width > 500 else 2)
         browser.dress(scheme)
         browser.open(page)

@@ -7,6 +7,7 @@ from html import escape
 
 from holdfast.report.charts import NAME_LETTERS, shorten
 from holdfast.report.gather import Line
+from holdfast.report.sections import folded
 from holdfast.report.table import amount, duration
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
@@ -30,14 +31,15 @@ def costs(lines: Sequence[Line]) -> str:
     if not charts:
         return ""
     words = ["Means over seeds."] if any(line.seeds > 1 for line in lines) else []
+    body = f'<div class="two">{"".join(charts)}</div>'
     words.append("Runs that are played together share their time, so it does not rank methods.")
-    return f'<section><h2>What it cost</h2><p class="note">{" ".join(words)}</p><div class="two">{"".join(charts)}</div></section>'
+    return f'<section><h2>What it cost</h2><p class="note">{" ".join(words)}</p>{folded(body, len(lines))}</section>'
 
 
 def _bars(rows: Sequence[tuple[str, Sequence[float]]], title: str, words: Sequence[str], write: Callable[[float], str]) -> str:
     """A row per line, its parts one after the other, their sum in words at the end."""
     width, right, row = 560, 76, 24
-    left = 14 + round(7.4 * max(len(shorten(label, NAME_LETTERS)) for label, _ in rows))
+    left = 14 + round(8.0 * max(len(shorten(label, NAME_LETTERS)) for label, _ in rows))
     most = max(sum(values) for _, values in rows)
     out = [f'<svg class="chart bars" viewBox="0 0 {width} {row * len(rows) + 4}" role="img" aria-label="{escape(title)} of every setting">']
     for down, (label, values) in enumerate(rows):

@@ -62,10 +62,10 @@ def figures(lines: Sequence[Line], crossing: Crossing) -> str:
     if not _mapped(crossing):
         return ""
     table = f"{_figures(lines, crossing, ranked=False)}{_all_figures(lines)}"
-    return f"<section><h2>Figures</h2>{_folded(table, len(lines))}</section>"
+    return f"<section><h2>Figures</h2>{folded(table, len(lines))}</section>"
 
 
-def _folded(content: str, rows: int) -> str:
+def folded(content: str, rows: int) -> str:
     """Long lists wait to be opened."""
     return content if rows <= MOST_ROWS else f"<details><summary>All {rows} rows</summary>{content}</details>"
 
@@ -185,7 +185,7 @@ def clients(lines: Sequence[Line], crossing: Crossing) -> str:
     return (
         '<section><h2>Every client</h2><p class="note">A dot is one client (under one seed) after the last evaluated round: its '
         'accuracy on its own test samples. <span class="mark"></span> mean, <span class="mark dashed"></span> worst 10 %.'
-        f"{thinned}</p>{_folded(drawn, len(lines))}</section>"
+        f"{thinned}</p>{folded(drawn, len(lines))}</section>"
     )
 
 
