@@ -14,6 +14,7 @@ from holdfast.report.gather import Dot
 Scale = Callable[[float], float]
 Point = tuple[int, float, float, float]  # round, mean, lowest, highest
 COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
+_DASHES = (0, 0, 0, 1, 1, 1, 2)
 _FAR_OFF = 10  # times the median of all that a chart shows of a loss
 
 
@@ -24,8 +25,10 @@ class Series:
 
 
 def line_class(place: int) -> str:
-    """Colour and dash together tell lines apart, also in grey. The last two colours are near others for some eyes, and dotted at once."""
-    return f"c{place % COLOURS} d{(place // COLOURS + 2 * (place % COLOURS > 4)) % 4}"
+    """Colour and dash together tell lines apart. To some eyes the colours are only three, blue, yellow and grey: those that look alike have
+    other dashes."""
+    turn, colour = divmod(place, COLOURS)
+    return f"c{colour} d{(_DASHES[colour] + 2 * turn) % 4}"
 
 
 def swatch(place: int) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from holdfast.cli import main
-from holdfast.report.charts import Series, curves, nice_ticks, round_ticks, shorten, spread_out, thin_out
+from holdfast.report.charts import Series, curves, line_class, nice_ticks, round_ticks, shorten, spread_out, thin_out
 from holdfast.report.gather import Dot, read_cells
 from holdfast.report.page import render, write_page
 from holdfast.report.rounds import thinned
@@ -146,6 +146,14 @@ def test_labels_do_not_overlap() -> None:
     ordered = sorted(placed)
     assert all(b - a >= 14 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False)) and 0 <= ordered[0] and ordered[-1] <= 100
     assert [placed.index(p) for p in ordered] == [3, 0, 1, 2]
+
+
+def test_lines_that_look_alike_to_some_eyes_differ_by_their_dashes() -> None:
+    """Under deuteranopia, blue and indigo are one, orange and ochre, and green, pink and grey."""
+    kinds = [line_class(place).split() for place in range(8)]
+    for alike in ({"c0", "c5"}, {"c1", "c4"}, {"c2", "c3", "c6"}):
+        dashes = [dash for colour, dash in kinds if colour in alike]
+        assert len(dashes) == len(set(dashes)) >= 2
 
 
 def test_thinning_keeps_the_worst() -> None:
