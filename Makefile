@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench browser clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
@@ -27,6 +27,14 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/holdfast bench
+
+# For PNG figures of reports and for the tests that drive them; without it those tests are skipped.
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo "there is a browser already"; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends chromium; \
+		else sudo apt-get update && sudo apt-get install -y --no-install-recommends chromium; fi; \
+	else echo "install Chromium or Chrome by your system's own means, or name the program in HOLDFAST_CHROMIUM"; exit 1; fi
 
 # Leaves runs/ alone: results are not ours to throw away.
 clean:

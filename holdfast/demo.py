@@ -17,6 +17,7 @@ from holdfast.report.table import narrowed, tabulate, to_rich
 from holdfast.session import Watch, start
 
 CONFIG = files("holdfast") / "demo.toml"
+TITLE = "Holdfast demo: who falls under attack, and who holds"
 
 INTRODUCTION = """\
 20 clients hold handwritten digits, each mostly of a few classes. Four ways to train them, with and without six of them sending twenty
@@ -35,7 +36,7 @@ def cells() -> list[tuple[str, Config]]:
 def play(folder: Path, watch: Watch) -> Path:
     """Run everything and write the page; gives its path."""
     start(cells(), folder, watch)
-    return write_page(folder, title="Holdfast demo: who falls under attack, and who holds")
+    return write_page(folder, title=TITLE, alone=True)
 
 
 def summary(folder: Path, width: int) -> tuple[Table, str]:

@@ -34,7 +34,7 @@ from holdfast.cli.live import Live, Port
 from holdfast.cli.live import check as check_live
 from holdfast.cli.live import follow as follow_live
 from holdfast.cli.progress import Follow
-from holdfast.files import expand
+from holdfast.files import expand, write_atomically
 
 if TYPE_CHECKING:
     from holdfast.config import Config
@@ -122,8 +122,11 @@ def resume(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR. Of --tables: their file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")] = False,
+    tables: Annotated[str | None, typer.Option("--tables", metavar="FORMAT", help="Only the tables: md, latex (booktabs) or csv.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", metavar="FOLDER", help="Only the charts, each a file in FOLDER.")] = None,
+    form: Annotated[str, typer.Option("--format", help="Of --figures: svg, or png (drawn by Chromium).")] = "svg",
     live: Live = False,
     port: Port = None,
     plugin: Plugins = None,
@@ -131,25 +134,69 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about the runs in DIR: a run, a sweep, or a folder of runs.
 
+    More than 12 runs get a page each too, in a folder beside it.
+
     \b
     Examples:
       holdfast report runs/sweep --live --open
       holdfast report runs/sweep --open
       holdfast report runs/sweep --markdown >> notes.md
+      holdfast report runs/sweep --tables latex --out tables.tex
+      holdfast report runs/sweep --figures figures --format png
     """
     check_live(live, port, out, markdown)
+    from holdfast.report.exports import export
+    from holdfast.report.figures import write_figures
     from holdfast.report.gather import by_setting, read_cells
-    from holdfast.report.page import write_page
+    from holdfast.report.page import render, write_page
     from holdfast.report.table import tabulate, to_markdown
+    from holdfast.reproducing.outcome import is_reproduction
 
     load_plugins(plugin)
     if live:
+        if tables is not None or figures is not None:
+            raise ConfigError("--live: a page that is followed has no --tables and no --figures; leave one of them out")
         return follow_live(folder, port, opened)
+    if is_reproduction(folder):
+        return _report_reproduction(folder, tables, figures, form, out, opened)
     if markdown:
         print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
         return
+    if tables is not None:
+        text = export(by_setting(read_cells(folder)), tables)
+        if out is None:
+            print(text, end="")
+        else:
+            write_atomically(out, text.encode())
+            print(out)
+    if figures is not None:
+        for path in write_figures(render(read_cells(folder)), figures, form):
+            print(path)
+    if tables is not None or figures is not None:
+        return
     page = write_page(folder, out)
     print(page)
+    if opened:
+        open_page(page)
+
+
+def _report_reproduction(folder: Path, tables: str | None, figures: Path | None, form: str, out: Path | None, opened: bool) -> None:
+    """The page of a paper's table that was played again; its tables stand beside it already."""
+    from holdfast.report.figures import write_figures
+    from holdfast.report.reproduction import write_reproduction
+    from holdfast.reproducing.outcome import read_outcome
+
+    page = write_reproduction(read_outcome(folder))
+    if figures is not None:
+        for path in write_figures(page.read_text(), figures, form):
+            print(path)
+        return
+    written = page.parent / f"table.{({'latex': 'tex'}).get(tables, tables)}" if tables is not None else page
+    if not written.exists():
+        raise ConfigError(f"--tables {tables}: one of md, latex, csv")
+    if out is not None:
+        write_atomically(out, written.read_bytes())
+    print(out or (written.read_text() if tables is not None else page))
     if opened:
         open_page(page)
 

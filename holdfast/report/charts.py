@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from holdfast.report.gather import Dot
 Scale = Callable[[float], float]
 Point = tuple[int, float, float, float]  # round, mean, lowest, highest
 COLOURS = 7  # classes c0 ... c6 of the page's style; further lines repeat them with other dashes
+_DASHES = (0, 0, 0, 1, 1, 1, 2)
 _FAR_OFF = 10  # times the median of all that a chart shows of a loss
 
 
@@ -23,8 +25,18 @@ class Series:
 
 
 def line_class(place: int) -> str:
-    """Colour and dash together tell lines apart, also in grey."""
-    return f"c{place % COLOURS} d{place // COLOURS % 4}"
+    """Colour and dash together tell lines apart. To some eyes the colours are only three, blue, yellow and grey: those that look alike have
+    other dashes."""
+    turn, colour = divmod(place, COLOURS)
+    return f"c{colour} d{(_DASHES[colour] + 2 * turn) % 4}"
+
+
+def swatch(place: int) -> str:
+    """What a line of this colour looks like, for legends and tables."""
+    return (
+        f'<svg class="swatch {line_class(place)}" viewBox="0 0 26 12" aria-hidden="true"><path class="line" d="M1 6H25"/>'
+        '<circle class="dot" cx="13" cy="6" r="3.5"/></svg>'
+    )
 
 
 @dataclass(frozen=True)
@@ -51,8 +63,12 @@ class Axis:
         return Axis(nice_ticks(min(low, 0.0) if low < 0.3 * high or high - low < 0.2 * high else low, high))
 
 
-def curves(series: Sequence[Series], name: str, percent: bool, across: str = "round", axis: Axis | None = None) -> str:
-    """Means over rounds (or another whole number) as lines, the range over seeds as a band, labels at the end of the lines."""
+def curves(
+    series: Sequence[Series], name: str, percent: bool, across: str = "round", axis: Axis | None = None, places: Sequence[int] = (),
+    highlighted: int | None = None,
+) -> str:  # fmt: skip
+    """Means over rounds (or another whole number) as lines, the range over seeds as a band, labels at the end of the lines. `places` are
+    those of their colours; of the lines from place `highlighted` on, only a thin grey trace is drawn until they are asked for."""
     width, height, left, top, bottom = 560, 340, 48, 14, 40
     every = [point for one in series for point in one.points]
     if not every:
@@ -60,13 +76,16 @@ def curves(series: Sequence[Series], name: str, percent: bool, across: str = "ro
     right = 24 + 7.5 * max(len(shorten(one.label, 18)) for one in series)
     first, last = min(p[0] for p in every), max(p[0] for p in every)
     axis = axis or Axis(nice_ticks(*worth_seeing(every, percent)))
-    clip = f"clip-{escape(name.replace(' ', '-'))}"
+    places = places or range(len(series))
+    muted = [highlighted is not None and place >= highlighted for place in places]
+    clip = f"clip-{re.sub('[^A-Za-z0-9]+', '-', name)}"
 
     def x(round: float) -> float:
         return left + (round - first) / max(last - first, 1) * (width - left - right)
 
     def y(value: float) -> float:
-        return top + (1 - axis.share(value)) * (height - top - bottom)
+        share = min(max(axis.share(value), -2.0), 3.0)  # outside the chart all places are alike, and a browser knows no number of 50 digits
+        return top + (1 - share) * (height - top - bottom)
 
     out = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)} by {escape(across)}" '
@@ -80,9 +99,14 @@ def curves(series: Sequence[Series], name: str, percent: bool, across: str = "ro
     for tick in round_ticks(first, last):
         out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - bottom + 18}">{tick}</text>')
     out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 4}">{escape(across)}</text>')
-    ends = spread_out([y(one.points[-1][1]) if one.points else 0.0 for one in series], 14, top + 4, height - bottom)
-    for place, one in enumerate(series):
-        out.append(_curve(one, place, x, y, ends[place], f'clip-path="url(#{clip})"'))
+    wanted = [min(max(y(one.points[-1][1]), top), height - bottom) if one.points else 0.0 for one in series]
+    named = [i for i, quiet in enumerate(muted) if not quiet]
+    ends = list(wanted)
+    for i, end in zip(named, spread_out([wanted[i] for i in named], 14, top + 4, height - bottom), strict=True):
+        ends[i] = end
+    for i in sorted(range(len(series)), key=lambda i: not muted[i]):  # the quiet ones first, so that they hide nothing
+        kind = f"{line_class(places[i])}{' muted' if muted[i] else ''}"
+        out.append(_curve(series[i], places[i], kind, x, y, ends[i], f'clip-path="url(#{clip})"'))
     out.append(f'<path class="cursor" d="M0 {top}V{height - bottom}" visibility="hidden"/></svg>')
     return "".join(out)
 
@@ -91,7 +115,7 @@ def tick_text(value: float, percent: bool) -> str:
     return f"{100 * value:.3g} %" if percent else f"{value:.3g}"
 
 
-def _curve(one: Series, place: int, x: Scale, y: Scale, end: float, clip: str) -> str:
+def _curve(one: Series, place: int, kind: str, x: Scale, y: Scale, end: float, clip: str) -> str:
     if not one.points:
         return ""
     line = "M" + "L".join(f"{x(r):.1f} {y(mean):.1f}" for r, mean, _, _ in one.points)
@@ -102,15 +126,16 @@ def _curve(one: Series, place: int, x: Scale, y: Scale, end: float, clip: str) -
         band = f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
     r, mean = one.points[-1][:2]
     return (
-        f'<g class="{line_class(place)}" data-line="{place}"><g {clip}>{band}<path class="line" d="{line}"/></g>'
-        f'<circle class="dot" cx="{x(r):.1f}" cy="{y(mean):.1f}" r="3.5"/>'
+        f'<g class="{kind}" data-line="{place}"><g {clip}>{band}<path class="line" d="{line}"/></g>'
+        f'<circle {clip} class="dot" cx="{x(r):.1f}" cy="{y(mean):.1f}" r="3.5"/>'
         f'<text class="label" x="{x(r) + 9:.1f}" y="{end + 4:.1f}">{escape(shorten(one.label, 18))}</text></g>'
     )
 
 
-def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]], most: int = 600) -> str:
+def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]], most: int = 600, places: Sequence[int] = ()) -> str:
     """A row per method: every client a dot at its accuracy, the mean and the worst tenth marked."""
-    width, left, right, top = 1120, 150, 60, 8
+    width, left, right, top = 1120, name_room([row[0] for row in rows]), 60, 8
+    places = places or range(len(rows))
     row = 76 if len(rows) <= 6 else 48
     height = top + row * len(rows) + 34
     lowest = min((dot.accuracy for _, dots, _, _ in rows for dot in dots), default=0.0)
@@ -123,10 +148,10 @@ def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]]
     for tick in ticks:
         out.append(f'<path class="grid" d="M{x(tick):.1f} {top}V{height - 34}"/>')
         out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - 14}">{100 * tick:.3g} %</text>')
-    for place, (label, dots, mean, worst) in enumerate(rows):
-        middle = top + row * place + row / 2
+    for down, (place, (label, dots, mean, worst)) in enumerate(zip(places, rows, strict=True)):
+        middle = top + row * down + row / 2
         out.append(f'<g class="{line_class(place)}" data-line="{place}">')
-        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(label, 20))}</text>')
+        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(label, NAME_LETTERS))}</text>')
         for pile in _swarm(thin_out(dots, most), x, row):
             for dot, at, up in pile:
                 about = f"client {dot.client}, seed {dot.seed}: {100 * dot.accuracy:.1f} % of {dot.samples}"
@@ -258,6 +283,14 @@ def thin_out(dots: Sequence[Dot], most: int) -> list[Dot]:
     """Every k-th dot in order of accuracy, the worst always among them."""
     ordered = sorted(dots, key=lambda d: d.accuracy)
     return ordered[:: max(1, math.ceil(len(ordered) / most))]
+
+
+NAME_LETTERS = 30  # of a row's name beside a chart
+
+
+def name_room(names: Sequence[str]) -> int:
+    """How far from the left edge a chart begins that has these names beside it."""
+    return max(150, 24 + round(8.6 * max((len(shorten(name, NAME_LETTERS)) for name in names), default=0)))
 
 
 def shorten(text: str, most: int) -> str:

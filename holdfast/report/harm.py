@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from holdfast.report.charts import line_class, round_ticks, shorten
+from holdfast.report.charts import NAME_LETTERS, line_class, name_room, round_ticks, shorten
+from holdfast.report.crossing import BENIGN, Crossing, Grid, Score
 from holdfast.report.gather import Line
 
 _WORTH_NAMING = 0.01  # of accuracy lost
@@ -28,8 +29,43 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     fell = sorted((line for line in others if (line.mean("attack/lost") or 0.0) >= _WORTH_NAMING), key=_lost)[:3]
     if fell:
         costs = [f"{line.label} {-100 * _lost(line):.1f} points" for line in fell]
-        said += f" The attack costs {' and '.join([', '.join(costs[:-1]), costs[-1]]) if len(costs) > 1 else costs[0]}."
-    return best.label, said + (" One seed each: the order may be luck." if best.seeds == 1 else "")
+        said += f" The attack costs {_listed(costs)}."
+    return best.label, said + (" One seed each: the order may be luck." if others and best.seeds == 1 else "")
+
+
+def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
+    """The same where there are several attacks: then the worst of them decides, because an attacker chooses too. Told of the first dataset
+    on which there were several, and two settings to compare."""
+    for grid in grids:
+        ranked = [(setting, grid.worst(setting)) for setting in grid.settings]
+        known = [(setting, worst) for setting, worst in ranked if worst is not None]
+        if len(grid.attacks) - (BENIGN in grid.attacks) < 2 or len(known) < 2:
+            continue
+        (best, held), *others = known
+        where = f" on {grid.data}" if len(grids) > 1 else ""
+        said = f"holds best{where}: {100 * held.mean:.1f} % under the attack that is worst for it, {held.attack}"
+        honest = grid.score(best, BENIGN)
+        said += "." if honest is None else f", and {100 * honest.mean:.1f} % without one."
+        said += _bans_in_words(grid.lines[best, held.attack])
+        fell = [(setting, worst) for setting, worst in others if held.mean - worst.mean >= _WORTH_NAMING][-3:]
+        alike = len({worst.attack for _, worst in fell}) == 1
+        told = [f"{setting} {'' if i else 'falls '}to {_in_points(worst, alike)}" for i, (setting, worst) in enumerate(fell)]
+        when = f"Under {fell[0][1].attack}" if told and alike else "In its worst case"
+        said += f" {when} {_listed(told)}." if told else " The others hold as well."
+        second, runner_up = others[0]
+        if held.spread is None:
+            return best, said + " One seed each: the order may be luck."
+        close = held.mean - runner_up.mean <= max(held.spread, runner_up.spread or 0.0)
+        return best, said + (f" Its lead over {second} is within the spread over seeds." if close else "")
+    return None
+
+
+def _in_points(score: Score, known: bool) -> str:
+    return f"{100 * score.mean:.1f} %" + ("" if known else f" ({score.attack})")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _lost(line: Line) -> float:
@@ -46,12 +82,12 @@ def _bans_in_words(line: Line) -> str:
     return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
 
 
-def bans(lines: Sequence[Line]) -> str:
+def bans(lines: Sequence[Line], crossing: Crossing) -> str:
     """When each setting banned whom: a dot per ban, full for an attacker, hollow for a benign client."""
-    shown = [(place, line, _bans_of(line)) for place, line in enumerate(lines) if any(cell.bans for cell in line.cells)]
+    shown = [(crossing.place(line), line, _bans_of(line)) for line in lines if any(cell.bans for cell in line.cells)]
     if not shown:
         return ""
-    width, left, right, top, row = 1120, 150, 60, 8, 56
+    width, left, right, top, row = 1120, name_room([line.label for _, line, _ in shown]), 60, 8, 56
     height, last = top + row * len(shown) + 44, max(cell.rounds for line in lines for cell in line.cells)
 
     def x(round: float) -> float:
@@ -65,7 +101,7 @@ def bans(lines: Sequence[Line]) -> str:
     for down, (place, line, banned) in enumerate(shown):
         middle = top + row * down + row / 2
         out.append(f'<g class="{line_class(place)}" data-line="{place}">')
-        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(line.label, 20))}</text>')
+        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(line.label, NAME_LETTERS))}</text>')
         for round in sorted({when for when, *_ in banned}):
             now = [entry for entry in banned if entry[0] == round]
             step = min(8.0, (row - 10) / len(now))

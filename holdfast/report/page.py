@@ -2,50 +2,98 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import quote
 
 from holdfast import __version__
+from holdfast.data.progress import progress
 from holdfast.files import write_atomically
-from holdfast.report import harm, sections
-from holdfast.report.gather import Cell, Line, by_setting, read_cells
+from holdfast.report import harm, rounds, sections
+from holdfast.report.costs import costs
+from holdfast.report.crossing import Crossing
+from holdfast.report.gather import Cell, by_setting, read_cells
 from holdfast.report.inside import inside_each
+
+MOST_TOGETHER = 12  # runs on one page; more of them get a page each
 
 # Nothing may be fetched: a page about private data must not talk to anybody.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def write_page(folder: Path, out: Path | None = None, title: str | None = None) -> Path:
-    """The page of the runs in a folder; gives its path."""
-    text = render(read_cells(folder), title)
+def write_page(folder: Path, out: Path | None = None, title: str | None = None, alone: bool = False) -> Path:
+    """The page of the runs in a folder; gives its path. More than a few runs get a page each too, in a folder beside it that has its name,
+    unless it is to be `alone`."""
+    cells = read_cells(folder)
     target = Path(folder) / "report.html" if out is None else Path(out)
-    write_atomically(target, text.encode())
+    if alone or len(cells) <= MOST_TOGETHER:
+        write_atomically(target, render(cells, title).encode())
+        return target
+    names = {cell.path: f"{cell.path.name}.html" for cell in cells}
+    beside = target.with_suffix("")
+    if beside == target or (beside / "manifest.json").exists():  # the page has no suffix, or a run has the name
+        beside = target.with_name(f"{target.name}-runs")
+    beside.mkdir(parents=True, exist_ok=True)
+    with progress("pages of the runs", len(cells) + 1) as advance:
+        links = {path: f"{quote(beside.name)}/{quote(name)}" for path, name in names.items()}
+        write_atomically(target, render(cells, title, links).encode())
+        advance(1)
+        for place, cell in enumerate(cells):
+            near = [("previous run", cells[place - 1 : place]), ("next run", cells[place + 1 : place + 2])]
+            ways = [(words, quote(names[one.path])) for words, some in near for one in some]
+            back = _way_back([(f"all {len(cells)} runs", f"../{quote(target.name)}"), *ways])
+            write_atomically(beside / names[cell.path], render([cell], back=back).encode())
+            advance(1)
     return target
 
 
-def render(cells: Sequence[Cell], title: str | None = None) -> str:
+def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path, str] | None = None, back: str = "") -> str:
+    """`links` lead to the pages of single runs, where they have some; `back` leads from such a page to the one about all."""
     lines = by_setting(cells)
-    title = title or sections.title(lines)
+    crossing = Crossing(lines)
+    title = title or sections.title(lines, crossing)
     body = [
-        header("report", title, sections.facts(lines)),
-        sections.headline(lines),
-        sections.over_rounds(lines),
-        harm.bans(lines),
-        sections.clients(lines),
+        sections.headline(lines, crossing),
+        rounds.over_rounds(lines, crossing),
+        sections.figures(lines, crossing),
+        harm.bans(lines, crossing),
+        sections.clients(lines, crossing),
         inside_each(cells),
         sections.partition(cells),
-        sections.protocol(lines),
+        costs(lines),
+        sections.protocol(lines, crossing),
+        sections.runs(cells, links or {}),
         sections.repeat(cells),
-        f"<footer>{escape(_origin(cells))}</footer>",
     ]
+    contents, body = _contents(body)
+    skip = '<a class="skip" href="#s1">Skip to the result</a>'
+    body = [skip, back, header("report", title, sections.facts(lines)), contents, *body, f"<footer>{escape(_origin(cells))}</footer>"]
+    data = rounds.pointed_at(lines, crossing)
     script = (
-        f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{_data(lines)}</script>\n'
+        f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
         f"<script>\n{_resource('page.js')}{_resource('inside.js')}</script>\n"
     )
     return document(title, body, script)
+
+
+def _way_back(links: Sequence[tuple[str, str]]) -> str:
+    return '<nav class="back" aria-label="Other pages">' + "".join(f'<a href="{href}">{words}</a>' for words, href in links) + "</nav>"
+
+
+def _contents(body: Sequence[str]) -> tuple[str, list[str]]:
+    """Links to the sections, and the sections with the names that the links lead to."""
+    titles: list[str] = []
+
+    def named(found: re.Match[str]) -> str:
+        titles.append(found[1])
+        return f'<section id="s{len(titles)}" tabindex="-1"><h2>{found[1]}</h2>'
+
+    marked = [re.sub(r"<section><h2>(.*?)</h2>", named, part) for part in body]
+    links = "".join(f'<a href="#s{place}">{title}</a>' for place, title in enumerate(titles, 1))
+    return f'<nav class="contents" aria-label="On this page">{links}</nav>', marked
 
 
 def header(kind: str, title: str, facts: str) -> str:
@@ -62,15 +110,6 @@ def document(title: str, body: Sequence[str], script: str = "") -> str:
         + "\n".join(part for part in body if part)
         + f"\n</main>\n{script}</body>\n</html>\n"
     )
-
-
-def _data(lines: Sequence[Line]) -> str:
-    """What the pointer reads. `<` is written as an escape, so that no label can end the script element."""
-    out = {}
-    for metric in sections.charted(lines):
-        curves = [(line.label, line.curve(metric)) for line in lines]
-        out[metric] = [{"label": name, "rounds": [p[0] for p in c], "values": [round(p[1], 5) for p in c]} for name, c in curves]
-    return json.dumps(out, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _origin(cells: Sequence[Cell]) -> str:

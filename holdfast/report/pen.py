@@ -15,7 +15,7 @@ from holdfast.files import write_atomically
 
 SCALE = 2
 PAPER, INK, SOFT, RULE, CELL, HEAT = "#ffffff", "#1b1f24", "#5d6670", "#e3e5e2", "#f1f2ef", (11, 95, 150)
-LINES = ("#0072b2", "#c74f00", "#00825f", "#b0508a", "#a87000", "#2f8fce", "#555b61")  # as in the page's style
+LINES = ("#0072b2", "#c74f00", "#00825f", "#b0508a", "#a87000", "#5a55c9", "#555b61")  # as in the page's style
 _FINER = 2  # lines are drawn larger still and then made smaller, which smooths them
 
 

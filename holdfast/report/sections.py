@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.report.charts import Series, curves, heat_map, line_class, strips, worth_seeing
-from holdfast.report.gather import Cell, Line, asked, not_begun
-from holdfast.report.harm import attacked, held_or_fell
+from holdfast.report.charts import heat_map, strips, swatch
+from holdfast.report.crossing import BENIGN, WORST, Crossing, Grid
+from holdfast.report.gather import Cell, Line, not_begun
+from holdfast.report.harm import attacked, held_or_fell, worst_cases
 from holdfast.report.holdings import Holdings, in_words, spread
 from holdfast.report.repeat import command, config_text, without_defaults
-from holdfast.report.table import STATUS, columns, tabulate
+from holdfast.report.scores import score_map
+from holdfast.report.table import STATUS, columns, percent, tabulate
 from holdfast.report.toml import to_toml
 
-CURVES = {"accuracy": "Accuracy", "loss": "Loss", "macro_f1": "Macro-F1", "balanced_accuracy": "Balanced accuracy", "auc": "AUC"}
 MOST_CLIENTS = 100  # columns of the heat map
+MOST_ROWS = 24  # of a list that is shown at once
+MOST_DOTS = 6000  # clients' dots on a page
 
 
-def charted(lines: Sequence[Line]) -> dict[str, str]:
-    """What has a curve: accuracy and loss, and of what the runs were asked for that which was defined."""
-    more = [metric for metric in asked(lines) if any(line.curve(metric) for line in lines)]
-    return {metric: CURVES[metric] for metric in ("accuracy", "loss", *more)}
-
-
-def title(lines: Sequence[Line]) -> str:
+def title(lines: Sequence[Line], crossing: Crossing) -> str:
     data = " and ".join(sorted({str(line.cells[0].config["data"]["name"]) for line in lines}))
-    names = [line.label for line in lines]
+    attacks = len({one.attack for one in crossing.faced} - {BENIGN})
+    names = crossing.settings if attacks > 1 else [line.label for line in lines]
     who = names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if len(names) <= 4 else f"{len(names)} settings"
-    return f"{who} on {data}"
+    return f"{who}{f' under {attacks} attacks' if attacks > 1 else ''} on {data}"
 
 
 def facts(lines: Sequence[Line]) -> str:
@@ -48,35 +47,74 @@ def facts(lines: Sequence[Line]) -> str:
     return '<ul class="facts">' + "".join(f"<li>{word}<b>{escape(value)}</b></li>" for word, value in rows if value) + "</ul>"
 
 
-def headline(lines: Sequence[Line]) -> str:
+def headline(lines: Sequence[Line], crossing: Crossing) -> str:
+    """The result in words, and what shows it: against whom everybody held, or, where that is no question, the figures."""
+    name, said = verdict(lines, crossing)
+    words = f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said).replace(" %", "&nbsp;%")}</p>'
+    if _mapped(crossing):
+        return words + _maps(_mapped(crossing))
+    question = "Who held, who fell" if attacked(lines) and len(lines) > 1 else "Who is best" if len(lines) > 1 else "Figures"
+    return f"{words}<section><h2>{question}</h2>{_figures(lines, crossing, ranked=True)}{_all_figures(lines)}</section>"
+
+
+def figures(lines: Sequence[Line], crossing: Crossing) -> str:
+    """What the maps have no room for."""
+    if not _mapped(crossing):
+        return ""
+    table = f"{_figures(lines, crossing, ranked=False)}{_all_figures(lines)}"
+    return f"<section><h2>Figures</h2>{folded(table, len(lines))}</section>"
+
+
+def folded(content: str, rows: int) -> str:
+    """Long lists wait to be opened."""
+    return content if rows <= MOST_ROWS else f"<details><summary>All {rows} rows</summary>{content}</details>"
+
+
+def _mapped(crossing: Crossing) -> list[Grid]:
+    """A map for each dataset; without two attacks or two settings to compare, the table of figures says all of it."""
+    return [grid for grid in crossing.grids if len(grid.attacks) > 1 and len(grid.settings) > 1]
+
+
+def _maps(grids: Sequence[Grid]) -> str:
+    drawn = []
+    for grid in grids:
+        title = f"<h3>{escape(grid.data)}</h3>" if len(grids) > 1 else ""
+        drawn.append(f'{title}<div class="scroll">{score_map(grid, f", {grid.data}" if len(grids) > 1 else "")}</div>')
+    notes = ["Accuracy of the benign clients after the last round, mean over seeds ± standard deviation."]
+    notes.append("A stronger colour is a higher accuracy, ★ the best of its column.")
+    if any(WORST in grid.columns for grid in grids):
+        notes.append("The worst case is the attack that costs a setting most.")
+    return f'<section><h2>Who held, who fell</h2><p class="note">{" ".join(notes)}</p>{"".join(drawn)}</section>'
+
+
+def _figures(lines: Sequence[Line], crossing: Crossing, ranked: bool) -> str:
+    """`ranked`: the best of a column is marked, which says something where all rows faced the same."""
     table, shown = tabulate(lines), columns(lines)
     heads = "".join(f'<th class="figure" scope="col" title="{escape(column.help)}">{escape(column.title)}</th>' for column in shown)
     heads += "".join(f'<th class="{STATUS}" scope="col">{title}</th>' for title in table.titles[len(shown) + 1 :])
     rows = []
-    for place, row in enumerate(table.rows):
+    for line, row in zip(lines, table.rows, strict=True):
         cells = []
         for name, entry in zip(table.titles[1:], row[1:], strict=True):
-            kind = STATUS if name == STATUS else "best" if entry.best else "plain"
-            cells.append(f'<td class="{kind}">{escape(entry.text)}</td>')
-        rows.append(f'<tr><th scope="row">{swatch(place)}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
-    notes = ["★ best of its column."] if len(lines) > 1 else []
+            kind = (STATUS if len(entry.text) > 24 else "brief") if name == STATUS else "best" if entry.best and ranked else "plain"
+            value = "" if entry.value is None else f' data-value="{entry.value:.6g}"'
+            cells.append(f'<td class="{kind}"{value}>{escape(entry.text)}</td>')
+        rows.append(f'<tr><th scope="row">{swatch(crossing.place(line))}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
+    notes = ["★ best of its column."] if ranked and len(lines) > 1 else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:
         notes.append("Runs that are played together share their time, so it does not rank methods.")
     notes += _troubles([cell for line in lines for cell in line.cells])
-    name, said = verdict(lines)
     return (
-        f'<p class="verdict"><strong>{escape(name)}</strong> {escape(said)}</p>'
-        f'<section><h2>{_question(lines)}</h2>'
-        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        + (f'<p class="note below">{" ".join(notes)}</p>' if notes else "")
-        + f'{_all_figures(lines)}</section>'
+        f'<div class="scroll"><table{_sortable(lines)}><thead><tr><th scope="col" class="first">setting</th>{heads}</tr></thead>'
+        f'<tbody>{"".join(rows)}</tbody></table></div>' + (f'<p class="note below">{" ".join(notes)}</p>' if notes else "")
     )
 
 
-def _question(lines: Sequence[Line]) -> str:
-    return "Who held, who fell" if attacked(lines) else "Who is best" if len(lines) > 1 else "Figures"
+def _sortable(rows: Sequence[object]) -> str:
+    """For the page's script, which puts a button on every head."""
+    return ' class="sortable"' if len(rows) > 2 else ""
 
 
 def _troubles(cells: Sequence[Cell]) -> list[str]:
@@ -96,26 +134,28 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
     return notes
 
 
-def verdict(lines: Sequence[Line]) -> tuple[str, str]:
+def verdict(lines: Sequence[Line], crossing: Crossing | None = None) -> tuple[str, str]:
     """The result in a sentence or two, with its uncertainty: who, and what is to be said of it."""
     ranked = sorted((line for line in lines if line.mean("accuracy") is not None), key=lambda line: -(line.mean("accuracy") or 0.0))
     if not ranked:
         return "Nothing", "was evaluated yet."
+    if worst := worst_cases((crossing or Crossing(lines)).grids):
+        return worst
     if attacked(lines):
         return held_or_fell(lines)
     first = ranked[0]
     top, low = first.mean("accuracy") or 0.0, first.mean("accuracy/worst10")
     said = f"answers {100 * top:.1f} % of a client's test samples right on average"
-    worst = f" The tenth of the clients it serves worst get {100 * low:.1f} %." if low is not None else ""
+    tenth = f" The tenth of the clients it serves worst get {100 * low:.1f} %." if low is not None else ""
     if len(ranked) == 1:
-        return first.label, f"{said}.{worst}"
+        return first.label, f"{said}.{tenth}"
     second = ranked[1]
     gap = top - (second.mean("accuracy") or 0.0)
     noise = max(first.spread("accuracy") or 0.0, second.spread("accuracy") or 0.0)
     doubt = " The gap is within the spread over seeds, so the order may be luck." if first.seeds > 1 and gap <= noise else ""
     if first.seeds == 1:
         doubt = " One seed each: the order may be luck."
-    return first.label, f"{said}, {100 * gap:.1f} points more than {second.label}.{worst}{doubt}"
+    return first.label, f"{said}, {100 * gap:.1f} points more than {second.label}.{tenth}{doubt}"
 
 
 def _all_figures(lines: Sequence[Line]) -> str:
@@ -135,35 +175,17 @@ def _all_figures(lines: Sequence[Line]) -> str:
     )
 
 
-def over_rounds(lines: Sequence[Line]) -> str:
-    charts = []
-    for metric, name in charted(lines).items():
-        chart = curves([Series(line.label, line.curve(metric)) for line in lines], name, metric != "loss")
-        charts.append(f'<div data-chart="{metric}"><h3>{name}</h3>{chart}</div>')
-    cut = " What is far off the other values lies outside the charts." if any(_is_cut(lines, metric) for metric in charted(lines)) else ""
-    band = " Bands reach from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
-    return (
-        f'<section><h2>Over the rounds</h2><p class="note">Of the model each method deploys, on the clients\' test samples.{band}{cut}</p>'
-        f'{_keys(lines)}<div class="two">{"".join(charts)}</div></section>'
-    )
-
-
-def _is_cut(lines: Sequence[Line], metric: str) -> bool:
-    points = [point for line in lines for point in line.curve(metric)]
-    return bool(points) and worth_seeing(points, metric != "loss") != (min(p[2] for p in points), max(p[3] for p in points))
-
-
-def clients(lines: Sequence[Line]) -> str:
+def clients(lines: Sequence[Line], crossing: Crossing) -> str:
     rows = [(line.label, line.dots(), line.mean("accuracy"), line.mean("accuracy/worst10")) for line in lines]
     if not any(dots for _, dots, _, _ in rows):
         return ""
-    many = max(len(dots) for _, dots, _, _ in rows)
-    thinned = f" Of up to {many} clients, evenly thinned." if many > 600 else ""
+    many, most = max(len(dots) for _, dots, _, _ in rows), max(60, min(600, MOST_DOTS // len(rows)))
+    drawn = f'<div class="scroll">{strips(rows, most, [crossing.place(line) for line in lines])}</div>'
+    thinned = f" Of up to {many} clients, evenly thinned." if many > most else ""
     return (
         '<section><h2>Every client</h2><p class="note">A dot is one client (under one seed) after the last evaluated round: its '
         'accuracy on its own test samples. <span class="mark"></span> mean, <span class="mark dashed"></span> worst 10 %.'
-        f'{thinned}</p>'
-        f'<div class="scroll">{strips(rows)}</div></section>'
+        f"{thinned}</p>{folded(drawn, len(lines))}</section>"
     )
 
 
@@ -184,15 +206,17 @@ def partition(cells: Sequence[Cell]) -> str:
     return f'<section><h2>Who holds what</h2><p class="note">{" ".join(words)}</p><div class="scroll">{drawn}</div></section>'
 
 
-def protocol(lines: Sequence[Line]) -> str:
+def protocol(lines: Sequence[Line], crossing: Crossing) -> str:
     """Which model is measured, on whom, when: nothing hidden in the score."""
     alike: dict[tuple[str, ...], list[str]] = {}  # lines that were measured in the same way share a row
-    for place, line in enumerate(lines):
+    for line in lines:
         told = line.cells[0].protocol
         words = (_model_words(told), _client_words(told, line.cells[0]), _time_words(told, line.cells[0]))
-        alike.setdefault(words, []).append(f'<div class="who">{swatch(place)}{escape(line.label)}</div>')
+        alike.setdefault(words, []).append(f'<div class="who">{swatch(crossing.place(line))}{escape(line.label)}</div>')
     rows = []
     for told_alike, names in alike.items():
+        if len(names) > MOST_ROWS:
+            names = [*names[: MOST_ROWS - 1], f'<div class="who">and {len(names) - MOST_ROWS + 1} more</div>']
         texts = "".join(f"<td>{escape(word)}</td>" for word in told_alike)
         rows.append(f'<tr><th scope="row">{"".join(names)}</th>{texts}</tr>')
     return (
@@ -242,21 +266,24 @@ def repeat(cells: Sequence[Cell]) -> str:
     )
 
 
-def swatch(place: int) -> str:
-    return (
-        f'<svg class="swatch {line_class(place)}" viewBox="0 0 26 12" aria-hidden="true"><path class="line" d="M1 6H25"/>'
-        '<circle class="dot" cx="13" cy="6" r="3.5"/></svg>'
-    )
-
-
-def _keys(lines: Sequence[Line]) -> str:
-    if len(lines) < 2:
+def runs(cells: Sequence[Cell], links: Mapping[Path, str]) -> str:
+    """Every run of a large sweep, with the page that is about it alone."""
+    if not links:
         return ""
-    buttons = (
-        f'<button type="button" class="key" aria-pressed="true" data-key="{i}">{swatch(i)}{escape(line.label)}</button>'
-        for i, line in enumerate(lines)
+    rows = []
+    for cell in cells:
+        figures = [cell.final.get(name) for name in ("accuracy", "accuracy/worst10", "attack/lost")]
+        texts = "".join(f'<td data-value="{f:.6g}">{percent(f)}</td>' if f is not None else "<td>–</td>" for f in figures)
+        label = escape(str(cell.manifest["label"] or cell.label))
+        name = f'<th scope="row"><a href="{escape(links[cell.path])}">{label}</a></th>'
+        rows.append(f"<tr>{name}{texts}<td class=\"{STATUS}\">{escape(cell.standing.words)}</td></tr>")
+    heads = "".join(f'<th scope="col">{word}</th>' for word in ("accuracy", "worst 10 %", "lost"))
+    heads += f'<th scope="col" class="{STATUS}">{STATUS}</th>'
+    return (
+        '<section><h2>Every run</h2><p class="note">Each has a page of its own, with what happened inside it.</p><div class="scroll">'
+        f'<table class="sortable"><thead><tr><th scope="col">run</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        "</div></section>"
     )
-    return f'<div class="keys" role="group" aria-label="Lines to show">{"".join(buttons)}</div>'
 
 
 def _common(cells: Sequence[Cell], of: Any) -> str | None:

@@ -89,6 +89,7 @@ class Entry:
     text: str
     value: float | None = None
     best: bool = False
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ def _entry(column: Column, line: Line, values: Sequence[float | None], place: in
     if value is None:
         return Entry("–")
     text = column.write(value)
-    spread = line.spread(column.metrics[0]) if column.write is percent else None
-    if spread is not None:
+    spread = line.spread(column.metrics[0]) if len(column.metrics) == 1 else None
+    if spread is not None and column.write is percent:
         text = f"{100 * value:.1f} ± {100 * spread:.1f} %"
     known = [v for v in values if v is not None]
     extreme = max(known) if column.better > 0 else min(known)
     best = column.better > 0 and len(known) > 1 and value == extreme and min(known) != max(known)
-    return Entry(text, value, best)
+    return Entry(text, value, best, spread)
 
 
 def narrowed(table: Table, width: int) -> Table:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.report.crossing import Crossing
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.harm import bans, held_or_fell
 from holdfast.report.page import write_page
@@ -52,8 +53,8 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
     method = {"name": "fedcap", "t_unit": "absolute"}
     out = sweep(tmp_path / "s", method=method, sweep={"attack": ["none", LONG], "method.t_norm": [5.0, 1e-6]})
     lines = by_setting(read_cells(out))
-    dots = [circles(bans([one])) for one in lines]
-    assert dots[0] == [] and bans(lines[:1]) == ""  # no attack, and a bound that all keep to
+    dots = [circles(bans([one], Crossing(lines))) for one in lines]
+    assert dots[0] == [] and bans(lines[:1], Crossing(lines)) == ""  # no attack, and a bound that all keep to
     assert [kind for kind, _ in dots[1]] == ["wronged"] * 4
     assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
     two = [(kind, about.split(":")[0]) for kind, about in dots[3]][:2]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from holdfast.cli import main
-from holdfast.report.charts import nice_ticks, round_ticks, shorten, spread_out, thin_out
+from holdfast.report.charts import Series, curves, line_class, nice_ticks, round_ticks, shorten, spread_out, thin_out
 from holdfast.report.gather import Dot, read_cells
 from holdfast.report.page import render, write_page
+from holdfast.report.rounds import thinned
 from holdfast.report.sections import verdict
 from holdfast.store import Store
 from tests.report.conftest import sweep
@@ -47,14 +49,14 @@ def test_the_page_is_whole_small_and_alone(grid: Path) -> None:
     text = page.read_text()
     seen = Balanced(text)
     assert page == grid / "report.html" and len(text) < 500_000
-    assert seen.links == [] and seen.tags["script"] == 2
+    assert all(link.startswith("#") for link in seen.links) and seen.tags["script"] == 2
     assert not re.search(r"https?:|@import|url\((?!#)", text)
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and "@media print" in text
 
 
 def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> None:
     text = render(read_cells(grid))
-    assert text.count('class="line"') >= 6 and 'data-chart="loss"' in text
+    assert text.count('class="line"') >= 6 and 'data-chart="loss/0"' in text
     assert text.count('class="client"') == 3 * 2 * 4  # methods, seeds, clients
     assert re.search(r"client 3, class \d: \d+ samples", text)
     assert "the global model, one for all" in text and "each client&#x27;s personal model" in text
@@ -65,10 +67,10 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
 def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) -> None:
     text = render(read_cells(sweep(tmp_path / "s", evaluate={"metrics": ["balanced_accuracy", "auc"]})))
     Balanced(text)
-    assert 'data-chart="balanced_accuracy"' in text and 'data-chart="auc"' in text and 'data-chart="macro_f1"' not in text
+    assert 'data-chart="balanced_accuracy/0"' in text and 'data-chart="auc/0"' in text and 'data-chart="macro_f1' not in text
     for clip in re.findall(r"url\(#([^)]*)\)", text):
         assert " " not in clip and f'id="{clip}"' in text
-    assert "AUC</th>" in text and "auc/worst10" in text and '"auc":[{' in text
+    assert "AUC</th>" in text and "auc/worst10" in text and '"auc/0":[{' in text
     assert "AUC" not in render(read_cells(single))
 
 
@@ -146,6 +148,14 @@ def test_labels_do_not_overlap() -> None:
     assert [placed.index(p) for p in ordered] == [3, 0, 1, 2]
 
 
+def test_lines_that_look_alike_to_some_eyes_differ_by_their_dashes() -> None:
+    """Under deuteranopia, blue and indigo are one, orange and ochre, and green, pink and grey."""
+    kinds = [line_class(place).split() for place in range(8)]
+    for alike in ({"c0", "c5"}, {"c1", "c4"}, {"c2", "c3", "c6"}):
+        dashes = [dash for colour, dash in kinds if colour in alike]
+        assert len(dashes) == len(set(dashes)) >= 2
+
+
 def test_thinning_keeps_the_worst() -> None:
     dots = [Dot(i, 0, i / 5000, 1) for i in reversed(range(5000))]
     few = thin_out(dots, 600)
@@ -156,3 +166,29 @@ def test_thinning_keeps_the_worst() -> None:
 def test_a_clamped_attack_is_told(tmp_path: Path) -> None:
     page = write_page(sweep(tmp_path / "s", attack={"name": "lie", "fraction": 0.75}))
     assert "lie: z = inf for 3 attackers among 4 clients, clamped to 3." in page.read_text()
+
+
+def test_many_runs_have_a_page_each(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.report.page.MOST_TOGETHER", 5)
+    page = write_page(grid, tmp_path / "all of it.html")
+    links = [link for link in Balanced(page.read_text()).links if not link.startswith("#")]
+    assert len(links) == 6 and links[0] == "all%20of%20it/000-local_seed%3D0.html"
+    for place, link in enumerate(links):
+        own = tmp_path / unquote(link)
+        text = own.read_text()
+        back = [link for link in Balanced(text).links if not link.startswith("#")]
+        assert (own.parent / unquote(back[0])).resolve() == page.resolve() and len(back) == (2 if place in (0, 5) else 3)
+        assert all((own.parent / unquote(other)).exists() for other in back)
+    assert "ditto seed=1 on digits" in text and "holdfast run config.toml" in text
+    assert write_page(grid, tmp_path / "one.html", alone=True).exists() and not (tmp_path / "one").exists()
+
+
+def test_values_beyond_all_bounds_stay_numbers_that_a_browser_reads() -> None:
+    points = [(r, v, v, v) for r, v in ((1, 1.0), (2, 1e50), (3, 1.1))]
+    numbers = re.findall(r"-?\d[\d.]*", re.findall(r' d="(M[^"]*L[^"]*)"', curves([Series("a", points)], "Loss", False))[0])
+    assert all(abs(float(number)) < 2000 for number in numbers)
+
+
+def test_long_curves_are_thinned_from_their_end() -> None:
+    points = [(r, 0.5, 0.5, 0.5) for r in range(1, 1002)]
+    assert thinned(points, 400)[-1][0] == 1001 and len(thinned(points, 400)) == 334 and thinned(points[:9], 400) == points[:9]
