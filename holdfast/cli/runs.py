@@ -34,6 +34,7 @@ from holdfast.cli.live import Live, Port
 from holdfast.cli.live import check as check_live
 from holdfast.cli.live import follow as follow_live
 from holdfast.cli.progress import Follow
+from holdfast.core.errors import ConfigError
 from holdfast.files import expand, write_atomically
 
 if TYPE_CHECKING:

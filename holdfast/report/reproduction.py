@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.files import write_atomically
 from holdfast.report.along import along
 from holdfast.report.charts import Series, curves, heat_map
+from holdfast.report.exports import tex, to_latex
 from holdfast.report.page import document, header
 from holdfast.report.sheet import Box, Head, Sheet, sheet_of, to_csv, to_table
 from holdfast.report.table import to_markdown
@@ -29,6 +30,7 @@ def write_reproduction(outcome: Outcome) -> Path:
     write_atomically(page, render(outcome, sheet).encode())
     write_atomically(folder / "table.md", markdown(outcome, sheet).encode())
     write_atomically(folder / "table.csv", to_csv(outcome, sheet).encode())
+    write_atomically(folder / "table.tex", f"% {tex(title(outcome))}\n{to_latex(to_table(sheet))}".encode())
     return page
 
 
