@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.files import write_atomically
 from holdfast.report.along import along
-from holdfast.report.charts import Series, curves, heat_map
+from holdfast.report.charts import Axis, Series, curves, heat_map
 from holdfast.report.page import document, header
 from holdfast.report.sheet import Box, Head, Sheet, sheet_of, to_csv, to_table
 from holdfast.report.table import to_markdown
@@ -194,12 +194,29 @@ def _chart(outcome: Outcome, number: int, show: Show) -> str:
 def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
     series = []
     for at, runs in _groups(outcome, show):
-        curves_ = [{int(r): float(v) for r, v in zip(f["round"], f[show.figure], strict=True) if v == v} for run in runs
-                   for f in [run.metrics] if show.figure in f]  # fmt: skip
-        rounds = sorted(set.intersection(*map(set, curves_))) if curves_ else []
-        points = [(r, statistics.fmean(c[r] for c in curves_), min(c[r] for c in curves_), max(c[r] for c in curves_)) for r in rounds]
-        series.append(Series(_name(outcome, at, ()), points))
-    return f"<h2>{escape(show.figure)} over the rounds</h2>" + curves(series, f"{show.figure} {number}", show.figure.startswith("accuracy"))
+        played = [_by_round(run, show.figure) for run in runs]
+        for kind in dict.fromkeys(kind for one in played for kind in one):
+            found = [one.get(kind, {}) for one in played]
+            rounds = sorted(set.intersection(*map(set, found)))
+            points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
+            series.append(Series(f"{_name(outcome, at, ())} {kind}".strip(), points))
+    percent = show.figure.startswith("accuracy")
+    every = [point for one in series for point in one.points]
+    axis = Axis.over(every) if every and not percent else None
+    return f"<h2>{escape(show.figure)} over the rounds</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
+
+
+def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
+    """A figure of every round; or, of a recorded table, the median over benign and over malicious clients."""
+    frame = run.metrics
+    if figure in frame:
+        return {"": {int(r): float(v) for r, v in zip(frame["round"], frame[figure], strict=True) if v == v}}
+    if figure not in run.tables:
+        return {}
+    table = run.table(figure)
+    table = table[table["value"] < float("inf")]
+    kinds = {"benign": table[~table["malicious"]], "malicious": table[table["malicious"]]}
+    return {kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()} for kind, of in kinds.items() if len(of)}
 
 
 def _along(outcome: Outcome, number: int, show: Show) -> str:

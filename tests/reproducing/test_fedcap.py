@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from holdfast.report.reproduction import write_reproduction
 from holdfast.reproducing.cells import Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
@@ -30,6 +31,17 @@ def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
     assert [finding.holds for _, finding in outcome.findings] == [True, True, True, True]  # in print
     assert all(finding.cases for finding, _ in outcome.findings)
     assert outcome.grid.substitutes == ["digits for all data"]
+
+
+def test_fig_3_draws_lengths_of_both_kinds_of_client(tmp_path: Path) -> None:
+    engine = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
+    outcome = reproduce(read("fedcap/fig-3"), Wanted(scale="smoke", changes=engine, only=("attack=benign,MR",)), tmp_path / "out")
+    page = write_reproduction(outcome).read_text()
+    assert "norms over the rounds" in page and "MR malicious" in page and "MR benign" in page and "benign benign" in page
+    at = {"dataset": "CIFAR-10", "method": "FedAvg", "attack": "MR"}
+    first, benign = outcome.ours.mean("malicious, first round", at), outcome.ours.mean("benign, last round with any", at)
+    assert first is not None and benign is not None and first > 3 * benign  # ten times an honest one, and benign ones grow too
+    assert outcome.ours.mean("malicious, first round", {**at, "attack": "benign"}) is None
 
 
 def test_lengths_of_updates() -> None:
