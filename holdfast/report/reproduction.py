@@ -17,7 +17,7 @@ from holdfast.report.table import to_markdown
 from holdfast.reproducing.cells import At, changed
 from holdfast.reproducing.claims import Finding
 from holdfast.reproducing.outcome import Outcome
-from holdfast.reproducing.study import Show, matches
+from holdfast.reproducing.study import Show, as_labels, matches
 from holdfast.reproducing.values import place
 from holdfast.results import Run
 
@@ -187,6 +187,9 @@ def _cell(box: Box | None) -> str:
 
 
 def _chart(outcome: Outcome, number: int, show: Show) -> str:
+    """Nothing where no cell that it shows is played."""
+    if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
+        return ""
     draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix}[show.kind]
     return f"<section>{draw(outcome, number, show)}</section>"
 
@@ -199,11 +202,11 @@ def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
             found = [one.get(kind, {}) for one in played]
             rounds = sorted(set.intersection(*map(set, found)))
             points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
-            series.append(Series(f"{_name(outcome, at, ())} {kind}".strip(), points))
+            series.append(Series(f"{_name(outcome, at, _fixed(show))} {kind}".strip(), points))
     percent = show.figure.startswith("accuracy")
     every = [point for one in series for point in one.points]
     axis = Axis.over(every) if every and not percent else None
-    return f"<h2>{escape(show.figure)} over the rounds</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
+    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
 
 
 def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
@@ -227,10 +230,10 @@ def _along(outcome: Outcome, number: int, show: Show) -> str:
     for at in values.places(metric, show.where):
         found = values.get(metric, at)
         if found is not None:
-            dots = lines.setdefault(_name(outcome, at, (show.axis,)) or metric, [])
+            dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]
-    return f"<h2>{escape(metric)} by {escape(show.axis)}</h2>{along(shown, labels, metric, show.axis)}"
+    return f"<h2>{escape(metric)} by {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
 
 
 def _matrix(outcome: Outcome, number: int, show: Show) -> str:
@@ -248,6 +251,16 @@ def _matrix(outcome: Outcome, number: int, show: Show) -> str:
         )  # fmt: skip
         out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
     return "".join(out)
+
+
+def _fixed(show: Show) -> list[str]:
+    """Axes of which a chart shows one label: its title says which, the lines need not."""
+    return [axis for axis, labels in show.where.items() if len(as_labels(labels)) == 1]
+
+
+def _of(show: Show) -> str:
+    labels = " ".join(as_labels(show.where[axis])[0] for axis in _fixed(show))
+    return f": {escape(labels)}" if labels else ""
 
 
 def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:

@@ -2,7 +2,7 @@
 
 A study names it (shared = "fedcap") and says `axes.dataset = ["CIFAR-10"]` where it wants those labels of the shared axis; an axis given as
 a table is its own. Conditions are cut down to the labels that the study has: what speaks only of others, or of an axis it does not have,
-is left away. What the study says itself comes later, and wins."""
+is left away. What the study says itself comes later, and wins; stand-ins of its own replace the shared ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, suggest
 
 Table = Mapping[str, Any]
-_CONDITIONAL = ("override", "authors", "stand_in")
+_CONDITIONAL = ("override", "authors")
 
 
 def completed(own: Table, shared: Table, key: str) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def completed(own: Table, shared: Table, key: str) -> dict[str, Any]:
     out = {**shared, **own, "axes": axes, "config": _merged(shared.get("config", {}), own.get("config", {}))}
     for name in _CONDITIONAL:
         out[name] = [*_fitting(shared.get(name, ()), axes), *own.get(name, ())]
+    out["stand_in"] = own.get("stand_in", _fitting(shared.get("stand_in", ()), axes))
     scales = {**shared.get("scale", {}), **own.get("scale", {})}
     out["scale"] = {name: _scale(own.get("scale", {}).get(name, {}), shared.get("scale", {}).get(name, {}), axes) for name in scales}
     return out
@@ -36,7 +37,6 @@ def _picked(axis: str, labels: Any, axes: Table, key: str) -> Any:
 
 
 def _scale(own: Table, shared: Table, axes: Table) -> dict[str, Any]:
-    """A scale's own stand-ins replace the shared ones, as they replace those of the study."""
     stand_in = own.get("stand_in", _fitting(shared.get("stand_in", ()), axes))
     override = [*_fitting(shared.get("override", ()), axes), *own.get("override", ())]
     return {**own, "set": {**shared.get("set", {}), **own.get("set", {})}, "override": override, "stand_in": stand_in}
