@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.files import write_atomically
 from holdfast.report.along import along
-from holdfast.report.charts import Series, curves, heat_map
+from holdfast.report.charts import Axis, Series, curves, heat_map
 from holdfast.report.exports import tex, to_latex
 from holdfast.report.page import document, header
 from holdfast.report.sheet import Box, Head, Sheet, sheet_of, to_csv, to_table
@@ -18,7 +18,7 @@ from holdfast.report.table import to_markdown
 from holdfast.reproducing.cells import At, changed
 from holdfast.reproducing.claims import Finding
 from holdfast.reproducing.outcome import Outcome
-from holdfast.reproducing.study import Show, matches
+from holdfast.reproducing.study import Show, as_labels, matches
 from holdfast.reproducing.values import place
 from holdfast.results import Run
 
@@ -189,6 +189,9 @@ def _cell(box: Box | None) -> str:
 
 
 def _chart(outcome: Outcome, number: int, show: Show) -> str:
+    """Nothing where no cell that it shows is played."""
+    if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
+        return ""
     draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix}[show.kind]
     return f"<section>{draw(outcome, number, show)}</section>"
 
@@ -196,12 +199,29 @@ def _chart(outcome: Outcome, number: int, show: Show) -> str:
 def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
     series = []
     for at, runs in _groups(outcome, show):
-        curves_ = [{int(r): float(v) for r, v in zip(f["round"], f[show.figure], strict=True) if v == v} for run in runs
-                   for f in [run.metrics] if show.figure in f]  # fmt: skip
-        rounds = sorted(set.intersection(*map(set, curves_))) if curves_ else []
-        points = [(r, statistics.fmean(c[r] for c in curves_), min(c[r] for c in curves_), max(c[r] for c in curves_)) for r in rounds]
-        series.append(Series(_name(outcome, at, ()), points))
-    return f"<h2>{escape(show.figure)} over the rounds</h2>" + curves(series, f"{show.figure} {number}", show.figure.startswith("accuracy"))
+        played = [_by_round(run, show.figure) for run in runs]
+        for kind in dict.fromkeys(kind for one in played for kind in one):
+            found = [one.get(kind, {}) for one in played]
+            rounds = sorted(set.intersection(*map(set, found)))
+            points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
+            series.append(Series(f"{_name(outcome, at, _fixed(show))} {kind}".strip(), points))
+    percent = show.figure.startswith("accuracy")
+    every = [point for one in series for point in one.points]
+    axis = Axis.over(every) if every and not percent else None
+    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
+
+
+def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
+    """A figure of every round; or, of a recorded table, the median over benign and over malicious clients."""
+    frame = run.metrics
+    if figure in frame:
+        return {"": {int(r): float(v) for r, v in zip(frame["round"], frame[figure], strict=True) if v == v}}
+    if figure not in run.tables:
+        return {}
+    table = run.table(figure)
+    table = table[table["value"] < float("inf")]
+    kinds = {"benign": table[~table["malicious"]], "malicious": table[table["malicious"]]}
+    return {kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()} for kind, of in kinds.items() if len(of)}
 
 
 def _along(outcome: Outcome, number: int, show: Show) -> str:
@@ -212,10 +232,10 @@ def _along(outcome: Outcome, number: int, show: Show) -> str:
     for at in values.places(metric, show.where):
         found = values.get(metric, at)
         if found is not None:
-            dots = lines.setdefault(_name(outcome, at, (show.axis,)) or metric, [])
+            dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]
-    return f"<h2>{escape(metric)} by {escape(show.axis)}</h2>{along(shown, labels, metric, show.axis)}"
+    return f"<h2>{escape(metric)} by {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
 
 
 def _matrix(outcome: Outcome, number: int, show: Show) -> str:
@@ -233,6 +253,16 @@ def _matrix(outcome: Outcome, number: int, show: Show) -> str:
         )  # fmt: skip
         out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
     return "".join(out)
+
+
+def _fixed(show: Show) -> list[str]:
+    """Axes of which a chart shows one label: its title says which, the lines need not."""
+    return [axis for axis, labels in show.where.items() if len(as_labels(labels)) == 1]
+
+
+def _of(show: Show) -> str:
+    labels = " ".join(as_labels(show.where[axis])[0] for axis in _fixed(show))
+    return f": {escape(labels)}" if labels else ""
 
 
 def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:

@@ -4,7 +4,8 @@ A claim is looked at in every combination of the labels it does not name (a case
 
     best     axis, label          no other label of the axis is better by more than `by`
     beats    axis, label, over    better than each of `over` by at least `by`
-    within   axis, label, over    at most `by` worse than the best of `over`, or than the printed value where `over` is empty
+    within   axis, label, over    at most `by` worse than the best of `over`, or than the printed value where `over` is empty;
+                                  without a label, every other label is
     above    value                more than `value`
     below    value                less than `value`
     rises    axis                 the last label has more than the first, by at least `by`
@@ -99,9 +100,13 @@ def _beats(claim: Claim, values: Values, against: Values | None, value: Look, at
 
 
 def _within(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
-    mine, others = value(claim.label), _known(value, claim.over)
+    others = _known(value, claim.over)
+    if claim.label is None:
+        rest = _known(value, (label for label in _along(claim, values) if label not in claim.over))
+        return None if not rest or not others else min(rest) >= max(others) - claim.by
+    mine = value(claim.label)
     if not claim.over and against is not None and claim.axis is not None:
-        shown = {axis: label for axis, label in {**at, claim.axis: claim.label or ""}.items() if axis != "variant"}
+        shown = {axis: label for axis, label in {**at, claim.axis: claim.label}.items() if axis != "variant"}
         said = against.mean(metric, shown)
         return None if mine is None or said is None else abs(abs(mine) - abs(said)) <= claim.by
     return None if mine is None or not others else mine >= max(others) - claim.by

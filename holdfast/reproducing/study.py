@@ -4,6 +4,7 @@
     title = "Accuracy under six attacks, by defence"
     printed = "I"                      # the table's name in print; a figure has none, its claims only
     notes = ["..."]                    # where paper and code contradict each other, one sentence each
+    shared = "fedcap"                  # what the paper's studies have in common (shared.py)
 
     [config]                           # what all experiments share, as for `holdfast run`
     [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes together are the experiments
@@ -13,6 +14,8 @@
     set = { "method.alpha" = 5 }
     [[skip]]                           # what the table does not have
     when = { ... }
+    [[authors]]                        # what the released code does beside the `variant = "authors"` of its parts, for --variant
+    set = { "train.shuffle" = false }
     [metrics."TAcc(%)"]                # what is read off each
     figure = "accuracy"
     times = 100
@@ -37,6 +40,7 @@ from pydantic import Field, ValidationError, model_validator
 from holdfast.config import Section
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.registry import explain
+from holdfast.reproducing.shared import completed
 
 SCALES = ("smoke", "quick", "full")
 VARIANTS = ("card", "authors")
@@ -114,6 +118,8 @@ class Print(Section):
     dataset: str = "{dataset}"
     setting: str = "-"
     method: str = "{method}"
+    instead: dict[str, str] = {}
+    """What stands in print where a filled template is this: { "attack=none" = "benign" }."""
     omits: tuple[str, ...] = ()
     """Printed metrics that are arithmetic on the others (margins), and are not read again."""
 
@@ -160,6 +166,7 @@ class Study(Section):
     axes: dict[str, dict[str, dict[str, Any]]]
     override: tuple[Override, ...] = ()
     skip: tuple[Skip, ...] = ()
+    authors: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()
     metrics: dict[str, Metric]
     layout: Layout
@@ -193,7 +200,7 @@ class Study(Section):
 
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
         """Everything that names axes and labels."""
-        found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in self.override]
+        found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in (*self.override, *self.authors)]
         found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
@@ -223,7 +230,7 @@ class Study(Section):
             raise ValueError(f"{where}: {claim.check} needs a value")
         if claim.check not in ("above", "below") and claim.axis is None:
             raise ValueError(f"{where}: {claim.check} needs an axis")
-        if claim.check in ("best", "beats", "within") and claim.label is None:
+        if claim.label is None and (claim.check in ("best", "beats") or claim.check == "within" and not claim.over):
             raise ValueError(f"{where}: {claim.check} needs a label")
         if claim.axis is not None:
             self.check_labels({claim.axis: labels}, where)
@@ -288,8 +295,11 @@ def _normal(what: str) -> str:
 
 
 def read(key: str) -> Study:
-    text = (files("holdfast.papers") / f"{key.replace('/', '-')}.toml").read_text()
-    return make({**tomllib.loads(text), "key": key})
+    papers = files("holdfast.papers")
+    table = tomllib.loads((papers / f"{key.replace('/', '-')}.toml").read_text())
+    if (shared := table.pop("shared", None)) is not None:
+        table = completed(table, tomllib.loads((papers / "shared" / f"{shared}.toml").read_text()), key)
+    return make({**table, "key": key})
 
 
 def make(table: Mapping[str, Any]) -> Study:

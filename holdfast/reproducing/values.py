@@ -89,7 +89,7 @@ def ours(grid: Grid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
         for at in {key: dict(cell.at) for cell in grid.cells for key in [place("", cell.at)]}.values():
             finished = [run for run in runs[place("", at)] if run is not None]
             figures = [value for run in finished if (value := _read(metric, run)) is not None]
-            if figures and matches(metric.where, at):
+            if figures:
                 out.by_place[place(name, at)] = Value(tuple(figures), _diverged(finished))
     _derive(out)
     return out
@@ -122,11 +122,25 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
         for at in out.places(name):
             filled = {axis: at.get(axis, "") for axis in study.axes}
             where = (text.format(**filled) for text in (study.print.dataset, study.print.setting, study.print.method))
-            row = rows.get((study.printed, *where, metric.printed or name))
+            row = rows.get((study.printed, *(study.print.instead.get(text, text) for text in where), metric.printed or name))
             if row is not None:
                 doubt = "doubtful in print" if row["doubtful"] else ""
                 out.by_place[place(name, at)] = Value((float(row["value"]),), doubt, float(row["std"]) if row["std"] else None)
+    _subtract(out)
     return out
+
+
+def _subtract(values: Values) -> None:
+    """Differences that are not printed themselves, of printed values."""
+    there = {name for name, _ in values.by_place}
+    for name, metric in values.study.metrics.items():
+        if metric.minus and name not in there:
+            whole = next((of for of, other in values.study.metrics.items() if other.figure == metric.figure and of in there), None)
+            mine = {at: value for (of, at), value in values.by_place.items() if of == whole}
+            for at, value in mine.items():
+                less = _less(value, mine.get(_moved(at, metric.minus)))
+                if less is not None and matches(metric.where, dict(at)):
+                    values.by_place[name, at] = less
 
 
 def printed_rows(paper: str) -> list[dict[str, str]]:
@@ -135,16 +149,18 @@ def printed_rows(paper: str) -> list[dict[str, str]]:
 
 
 def _derive(values: Values) -> None:
-    """Differences, ranks, means over axes, means of metrics, in this order."""
+    """Differences (also to cells that a metric does not show), ranks, means over axes, means of metrics, in this order."""
     for name, metric in values.study.metrics.items():
         mine: dict[Axes, Value | None] = {at: value for (of, at), value in values.by_place.items() if of == name}
         if metric.minus:
             mine = {at: _less(value, mine.get(_moved(at, metric.minus))) for at, value in mine.items()}
+        if metric.where:
+            mine = {at: value for at, value in mine.items() if matches(metric.where, dict(at))}
         if metric.rank is not None:
             mine = _ranked(mine, metric.rank, metric.better)
         if metric.mean:
             mine = _averaged(mine, metric.mean)
-        if metric.minus or metric.rank is not None or metric.mean:
+        if metric.minus or metric.where or metric.rank is not None or metric.mean:
             values.by_place = {key: value for key, value in values.by_place.items() if key[0] != name}
             values.by_place |= {(name, at): value for at, value in mine.items() if value is not None}
     for name, metric in values.study.metrics.items():

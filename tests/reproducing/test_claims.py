@@ -31,6 +31,8 @@ def values(small: dict[str, Any]) -> Values:
         ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.0}, 1, ("IPM",)),
         ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.5}, 0, ("none", "IPM")),
         ({"check": "within", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 1.0}, 2, ()),
+        ({"check": "within", "axis": "method", "over": ["Mean"], "by": 1.0}, 2, ()),
+        ({"check": "within", "axis": "attack", "over": ["none"], "by": 71.0}, 1, ("Ditto",)),
         ({"check": "below", "value": 15, "where": {"attack": "IPM"}}, 2, ()),
         ({"check": "below", "value": 9.5, "axis": "method", "label": "Ditto"}, 1, ("none",)),
         ({"check": "above", "value": 82}, 1, ("none Mean", "IPM Mean", "IPM Ditto")),

@@ -33,4 +33,5 @@ def test_every_printed_number_has_its_cell(key: str) -> None:
     grid = Grid(study, Wanted(scale="full"))
     found = printed(study, grid.labels)
     wanted = [row for row in printed_rows(study.paper) if row["table"] == study.printed and row["metric"] not in study.print.omits]
-    assert wanted and len(found.by_place) == len(wanted)
+    named = {row["metric"] for row in wanted}  # differences that only a claim needs are not printed
+    assert wanted and sum((study.metrics[name].printed or name) in named for name, _ in found.by_place) == len(wanted)
