@@ -11,8 +11,8 @@ which moves only a little when the numbers do."""
 
 
 def least(matrix: Tensor) -> Tensor | None:
-    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it first. None where M is not finite, or
-    its entries are too far apart for numbers to hold.
+    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it first. None where M is not
+    finite, or its entries are too far apart for numbers to hold.
 
     Everybody is measured in units of his own diagonal entry before anything is lifted: else one client with absurd numbers would lift all
     others to one height, and their differences would be gone.
