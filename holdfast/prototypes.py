@@ -47,7 +47,8 @@ def averaged(means: Tensor, held: Tensor, weighting: str, old: Tensor, known: Te
     alike ("equal") or by their samples of it. A class that none of them holds keeps the prototype it had."""
     share = held if weighting == "samples" else (held > 0).to(means.dtype)
     total = share.sum(0)
-    mean = torch.einsum("kc,kcd->cd", share, means) / total.clamp(min=torch.finfo(total.dtype).tiny)[:, None]
+    share = share / total.clamp(min=torch.finfo(total.dtype).tiny)  # before anything is added up: the mean of finite numbers is finite
+    mean = torch.einsum("kc,kcd->cd", share, means)
     fresh = total > 0
     return torch.where(fresh[:, None], mean, old), torch.where(fresh, torch.ones_like(known), known)
 

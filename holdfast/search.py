@@ -26,8 +26,10 @@ from holdfast.grid import Table, combinations, copied, flatten, label
 
 SEED = 1000
 REPEATS = 3
-AROUND = (0.2, 1.0, 5.0)
-"""Learning rates that are tried, in units of the config's, where [tune] names none."""
+AROUND = 5.0
+"""Learning rates are tried from the config's divided by this to the config's times this, where [tune] names none."""
+GIVEN = ("data", "attack", "evaluate")
+"""Sections that are no method's to choose: one that was tried on easier data would win by that."""
 _MOST = 10**5  # combinations that are still listed to draw from
 
 
@@ -74,7 +76,7 @@ class Search:
         if self.seed in self.seeds:
             raise ConfigError(f"tune.seed: {self.seed} is a seed of the report too; trials need one of their own")
         for chosen, config in cells:
-            _check(config, label(chosen))
+            _check(config, label({path: value for path, value in chosen.items() if path != "seed"}))
         self.contenders = self._contenders(asked)
 
     def _contenders(self, asked: _Asked) -> list[Contender]:
@@ -86,7 +88,7 @@ class Search:
         for axes, cell in combinations(tried):
             config = _made(cell, label(axes))
             assign(cell, "seed", self.seed)
-            ranges = {path: values for path, values in asked.ranges(config).items() if path not in axes}
+            ranges = asked.ranges(config, axes, self.budget)
             name = label(axes) or config.parts().method.name
             out.append(Contender(name, axes, cell, ranges, tuple(draw(ranges, self.budget, Key(self.seed).fold("tune", name)))))
         return out
@@ -140,16 +142,32 @@ class _Asked:
         for name, inside in own.items():
             if not isinstance(inside, Mapping):
                 raise ConfigError(f"tune.{name}: must be a table of lists, for example lam = [0.1, 1.0]")
-        spelt = {name: {_path(path): values for path, values in flatten(inside).items()} for name, inside in own.items()}
-        return cls(seed, _lists(common, "tune"), {name: _lists(inside, f"tune.{name}") for name, inside in spelt.items()})
+            for key in flatten(inside):
+                setting = _path(key).removeprefix("method.").split(".")[0]
+                if _path(key).startswith("method.") and setting not in methods[name].model_fields:
+                    raise ConfigError(f"unknown key 'tune.{name}.{key}'{suggest(setting, methods[name].model_fields)}")
+        lists = {name: _lists(flatten(inside), f"tune.{name}") for name, inside in own.items()}
+        spelt = {name: {_path(key): values for key, values in inside.items()} for name, inside in lists.items()}
+        return cls(seed, _lists(common, "tune"), spelt)
 
-    def ranges(self, config: Config) -> dict[str, list[Any]]:
-        """What is tried for a method, by path."""
+    def ranges(self, config: Config, axes: Table, budget: int) -> dict[str, list[Any]]:
+        """What is tried for a method, by path; not what the sweep goes over. A method with little to set has more learning rates, so that
+        it has as many trials as the others."""
         method = config.parts().method
-        found = {"train.lr": [float(f"{config.train.lr * times:.6g}") for times in AROUND]}
-        found |= {f"method.{name}": list(values) for name, values in method.search.items()}
+        found = {f"method.{name}": list(values) for name, values in method.search.items()}
         found |= {path: values for path, values in self.common.items() if _has(method, path)}
-        return found | self.own.get(method.name, {})
+        found |= self.own.get(method.name, {})
+        found = {path: values for path, values in found.items() if path not in axes}
+        listed = {path: found.pop(path) for path in ["train.lr"] if path in found}
+        if "train.lr" not in axes and not listed:
+            listed = {"train.lr": rates(config.train.lr, -(-budget // math.prod(map(len, found.values()))))}
+        return listed | found
+
+
+def rates(middle: float, least: int) -> list[float]:
+    """An odd number of learning rates, three or more, in equal ratios around that of the config."""
+    half = max(1, least // 2)
+    return [float(f"{middle * float(f'{AROUND ** (step / half):.3g}'):.6g}") for step in range(-half, half + 1)]
 
 
 def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Table]:
@@ -222,6 +240,8 @@ def _has(method: Part, path: str) -> bool:
 
 def _lists(given: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     for path, values in given.items():
+        if path.split(".")[0] in GIVEN:
+            raise ConfigError(f"{where}.{path}: all trials have the data, attack and evaluation of the config; sweep over it instead")
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.{path}: needs a list of values, got {values!r}")
     return {path: list({json.dumps(v, sort_keys=True, default=repr): v for v in values}.values()) for path, values in given.items()}

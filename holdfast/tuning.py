@@ -51,6 +51,12 @@ class Choice:
     def words(self) -> str:
         return label(self.settings)
 
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether the best learning rate may well lie beyond those that were tried."""
+        rates = self.contender.ranges.get("train.lr", [])
+        return len(rates) > 1 and self.settings["train.lr"] in (min(rates), max(rates))
+
 
 class Tuning:
     """`try_all`, then `report`; each goes on where it was stopped."""
@@ -136,7 +142,10 @@ class Tuned:
         seeds = f"seed{'s' if len(search.seeds) > 1 else ''} {', '.join(map(str, search.seeds))}"
         tried = " ".join(filter(None, ["tried", setting, f"on seed {search.seed}"]))
         fewer = " (all there are, where its range has fewer)" if any(c.contender.possible < search.budget for c in self.choices) else ""
-        return f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over seeds"
+        said = f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over seeds"
+        edge = sum(choice.at_the_edge for choice in self.choices)
+        of = f"{edge} of {len(self.choices)} lines" if len(self.choices) > 1 else "it"
+        return f"{said}; {of} chose the lowest or highest learning rate that was tried: better ones may lie beyond" if edge else said
 
     def plain(self) -> dict[str, Any]:
         """For --json."""

@@ -10,7 +10,7 @@ from holdfast import evaluate
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 from holdfast.models.split import Split
-from holdfast.prototypes import prototypes
+from holdfast.prototypes import averaged, prototypes
 from tests.helpers import LOOP, VMAP, deal, random_samples, starts
 
 COUNTS = [7, 0, 30, 1, 5]
@@ -46,3 +46,19 @@ def test_every_plan_equals_a_slow_reference(plan: Plan, at_once: int, head: str 
 def test_clients_without_any_sample_have_zeros_of_the_right_width() -> None:
     got = prototypes(NETWORK, starts(NETWORK, 2), SAMPLES, deal(SAMPLES, [0, 0]), LOOP, "head")
     assert got.means.shape == (2, 3, 4) and not got.means.any() and not got.counts.any()
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("equal", 2.0), ("samples", 1.5)])
+def test_means_over_those_who_hold_a_class(weighting: str, expected: float) -> None:
+    """Client 0 holds three samples of class 0, client 1 one; nobody holds class 1, which keeps what it had, known or not."""
+    means, held = torch.tensor([[[1.0], [7.0]], [[3.0], [8.0]]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    mean, known = averaged(means, held, weighting, torch.tensor([[0.0], [5.0]]), torch.tensor([0.0, 0.0]))
+    assert mean.tolist() == [[expected], [5.0]] and known.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+def test_the_mean_of_the_largest_numbers_is_a_number(weighting: str) -> None:
+    """Prototypes that screening lets pass must not become infinite by adding them up."""
+    means, held = torch.full((4, 1, 2), 3e38), torch.full((4, 1), 1e9)
+    mean, _ = averaged(means, held, weighting, torch.zeros(1, 2), torch.zeros(1))
+    torch.testing.assert_close(mean, torch.full((1, 2), 3e38))

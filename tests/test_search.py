@@ -38,10 +38,21 @@ def test_what_a_method_declares_can_be_set(name: str) -> None:
 def test_every_method_is_tried_as_often() -> None:
     found = by_label(search(4, sweep={"method.name": ["fedavg", "fedprox", "ditto", "fedcap"], "seed": [0, 1]}))
     assert {label: (len(c.trials), c.possible) for label, c in found.items()} == {
-        "fedavg": (3, 3), "fedprox": (4, 12), "ditto": (4, 12), "fedcap": (4, 81),
+        "fedavg": (4, 5), "fedprox": (4, 12), "ditto": (4, 12), "fedcap": (4, 81),
     }  # fmt: skip
-    assert found["fedavg"].ranges == {"train.lr": [0.002, 0.01, 0.05]}
+    assert found["fedprox"].ranges["train.lr"] == [0.002, 0.01, 0.05]
     assert set(found["fedcap"].ranges) == {"train.lr", "method.alpha", "method.phi", "method.lam"}
+
+
+def test_who_has_little_to_set_is_given_more_learning_rates() -> None:
+    """Within the same bounds, the config's own among them; what the user lists is left as it is, and a line may then have fewer trials."""
+    found = by_label(search(20, train={"lr": 0.1}, sweep={"method.name": ["fedavg", "ditto"]}))
+    assert {label: len(c.trials) for label, c in found.items()} == {"fedavg": 20, "ditto": 20}
+    rates = found["fedavg"].ranges["train.lr"]
+    assert len(set(rates)) == 21 and rates == sorted(rates) and (rates[0], rates[10], rates[-1]) == (0.02, 0.1, 0.5)
+    assert found["ditto"].ranges["train.lr"] == [0.02, 0.0447, 0.1, 0.224, 0.5]  # times four of lam
+    listed = search(20, tune={"train.lr": [0.1, 0.2]}, method="fedavg").contenders[0]
+    assert len(listed.trials) == listed.possible == 2
 
 
 def test_draws_do_not_repeat_and_are_balanced() -> None:
@@ -102,10 +113,14 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
         ({"data": {}}, "never by test data; set for example data.split"),
         ({"tune": {"seed": 2}}, "tune.seed: 2 is a seed of the report too"),
         ({"tune": {"train.lr": []}}, "tune.train.lr: needs a list"),
-        ({"tune": {"ditto": {"lam": 1.0}}}, "tune.ditto.method.lam: needs a list"),
+        ({"tune": {"ditto": {"lam": 1.0}}}, "tune.ditto.lam: needs a list"),
         ({"tune": {"dito": {"lam": [1.0]}}}, "unknown key 'tune.dito.lam'; did you mean 'ditto'"),
         ({"tune": {"method.lamb": [1.0]}}, "unknown key 'tune.method.lamb'; did you mean 'lam'"),
-        ({"tune": {"ditto": {"lamb": [1.0]}}}, "unknown key 'method.lamb'; did you mean 'lam'"),
+        ({"tune": {"ditto": {"lamb": [1.0]}}}, "unknown key 'tune.ditto.lamb'; did you mean 'lam'"),
+        ({"tune": {"fedprox": {"mv": [1.0]}}}, "unknown key 'tune.fedprox.mv'; did you mean 'mu'"),  # also where it is not compared
+        ({"tune": {"data.clients": [5, 10]}}, "tune.data.clients: all trials have the data, attack and evaluation of the config"),
+        ({"tune": {"ditto": {"attack.fraction": [0.1]}}}, "tune.ditto.attack.fraction: all trials have"),
+        ({"tune": {"evaluate.unselected": ["deliver"]}}, "tune.evaluate.unselected: all trials have"),
         ({"tune": {"ditto": {"lam": [-1.0]}}}, "method.lam: input should be greater than or equal to 0"),
         ({"tune": 3}, "tune: must be a table"),
         ({"evaluate": {"models": ["global"]}}, "add \"personal\" to evaluate.models"),
@@ -117,7 +132,7 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
 def test_refusals(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=".*") as said:
         search(**{"method": "ditto", **table}).cells()
-    assert message in str(said.value)
+    assert message in str(said.value) and "seed=" not in str(said.value)
 
 
 def test_a_budget_is_at_least_one() -> None:

@@ -115,6 +115,7 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
     assert list(by_label) == ["fedavg none", "fedavg ipm", "ditto none", "ditto ipm"]
     values = [standing.result["final"]["accuracy"] for standing in tuned.standings if standing.label.startswith("ditto ipm")]  # type: ignore[index]
     assert by_label["ditto ipm"].mean("accuracy") == pytest.approx(sum(values) / 2) and len(values) == 2
+    assert "2 of 2 lines chose the lowest or highest" in str(tuned)  # there are only two
     assert "4 trials for every line" in str(tuned) and "without an attack" in str(tuned) and "seeds 0, 1" in str(tuned)
     # again: nothing is played
     before = all_bits(tmp_path / "fair" / "report")
@@ -193,6 +194,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None, capsy
 def test_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
     first = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair")
     assert first.code == 0 and "2 of 8" in first.out and "all 2" in first.out and "fair/tuned.toml" in first.out
+    trials, _, report = first.err.partition("the report")
+    assert "validation/accuracy 0." in trials and "  accuracy" not in trials and "  accuracy 0." in report
     told = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair", "--json")
     content = json.loads(told.out)
     assert [(line["label"], line["trials"], line["possible"]) for line in content["tuned"]] == [("fedavg", 2, 2), ("ditto", 2, 8)]

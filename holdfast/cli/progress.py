@@ -19,8 +19,8 @@ MOST_BARS = 12  # a sweep of more cells than this has one bar for all
 class Follow:
     """Follows experiments as they are played. Use as a context manager and hand `watch` to the session."""
 
-    def __init__(self, console: Console, unit: str = "rounds"):
-        self.console, self.unit = console, unit
+    def __init__(self, console: Console, unit: str = "rounds", figure: str = "accuracy"):
+        self.console, self.unit, self.metric = console, unit, figure
         self.live = sys.stderr.isatty()
         self.total = 0
         self.done: dict[int, int] = {}  # by experiment: committed rounds
@@ -67,7 +67,7 @@ class Follow:
             return
         self.done[id(experiment)] = committed
         part = experiment.store.read_json(f"parts/{committed:06d}.json") or {}
-        accuracy = part.get("metrics", {}).get("accuracy")
+        accuracy = part.get("metrics", {}).get(self.metric)
         if accuracy is not None:
             self.accuracy[id(experiment)] = accuracy
         if part.get("diverged") and id(experiment) not in self.diverged:
@@ -81,7 +81,7 @@ class Follow:
     def _figure(self, experiment: Experiment) -> str:
         shared = len(set(self.bars.values())) < len(self.bars)
         seen = self.accuracy.values() if shared else [self.accuracy[id(experiment)]] if id(experiment) in self.accuracy else []
-        return _span(list(seen))
+        return self._span(list(seen))
 
     def _line(self) -> None:
         """Without a terminal: one line for every tenth of the work."""
@@ -89,11 +89,10 @@ class Follow:
         tenth = 10 * done // max(self.total, 1)
         if tenth > self.tenth:
             self.tenth = tenth
-            self.say(f"{done}/{self.total} {self.unit}  {_span(list(self.accuracy.values()))}".rstrip())
+            self.say(f"{done}/{self.total} {self.unit}  {self._span(list(self.accuracy.values()))}".rstrip())
 
-
-def _span(accuracies: list[float]) -> str:
-    if not accuracies:
-        return ""
-    low, high = min(accuracies), max(accuracies)
-    return f"accuracy {low:.3f}" if len(accuracies) == 1 else f"accuracy {low:.3f} to {high:.3f}"
+    def _span(self, accuracies: list[float]) -> str:
+        if not accuracies:
+            return ""
+        low, high = min(accuracies), max(accuracies)
+        return f"{self.metric} {low:.3f}" if len(accuracies) == 1 else f"{self.metric} {low:.3f} to {high:.3f}"

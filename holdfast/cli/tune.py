@@ -54,8 +54,8 @@ def tune(
     """Compare methods fairly: N trials each, chosen by validation data, reported on test data.
 
     CONFIG is one experiment or a sweep over methods, attacks, seeds and settings. Every line of its table has N trials, drawn from the
-    ranges of the method (`holdfast show ditto`) and of the learning rate; where there are fewer combinations, all of them. A section
-    \\[tune] names other ranges. Trials are played on a seed of their own and without an attack, unless --under-attack.
+    ranges of the method (`holdfast show ditto`) and of the learning rate. A section \\[tune] names other ranges; where it leaves fewer
+    combinations, all of them are tried. Trials are played on a seed of their own and without an attack, unless --under-attack.
 
     data.split.validation must be above 0: what is chosen is chosen by the benign clients' validation data, never by test data. The choice
     is then played under the seeds of the sweep (default: three) and its attacks.
@@ -80,7 +80,7 @@ def tune(
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         tuning = Tuning(table, budget, folder, under_attack)
         with _continued(folder):
-            with Follow(to_stderr()) as follow:
+            with Follow(to_stderr(), figure="validation/accuracy") as follow:  # nobody looks at a trial's test figures
                 follow.say(f"{len(tuning.cells)} trials, at most {budget} for each line of the table")
                 choices = tuning.try_all(follow.watch(), plugins, retry)
             with Follow(to_stderr()) as follow:

@@ -11,37 +11,80 @@ which moves only a little when the numbers do."""
 
 
 def least(matrix: Tensor) -> Tensor | None:
-    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it first. None where M is not finite.
+    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it first. None where M is not
+    finite, or its entries are too far apart for numbers to hold.
+
+    Everybody is measured in units of his own diagonal entry before anything is lifted: else one client with absurd numbers would lift all
+    others to one height, and their differences would be gone.
 
     Without the sum, min u^T M u + (sum u - 1)^2 over u >= 0 has its answer on the same ray: for a given sum s, the best u is s times the
     answer. That is a least-squares problem in numbers that are not negative, which Lawson and Hanson's active sets solve in few steps."""
-    m = matrix.double()
-    if not bool(torch.isfinite(m).all()):
+    m = (matrix.double() + matrix.double().T) / 2
+    unit = _units(m)
+    even = m * unit[:, None] * unit
+    if not bool(torch.isfinite(even).all()):
         return None
-    values, vectors = torch.linalg.eigh((m + m.T) / 2)
-    n, largest = len(m), float(values.max()) if len(m) else 0.0
-    if largest <= 0:  # nobody is better than anybody else
+    n, lifted = len(m), _lifted(even)
+    if lifted is None:  # nobody is better than anybody else
         return torch.full((n,), 1 / max(1, n), dtype=torch.float64)
-    q = (vectors * (values / largest).clamp(min=FLOOR)) @ vectors.T + 1
-    u, used = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
+    aim = unit / unit.max()  # the sum is that of unit * b
+    q = lifted + torch.outer(aim, aim)
+    b, used = _begun(q, aim)
     for _ in range(10 * n):
-        gain = torch.where(used, -torch.inf, 1 - q @ u)
+        gain = torch.where(used, -torch.inf, aim - q @ b)
         if float(gain.max()) <= 1e-12:
             break
         used[gain.argmax()] = True
-        u, used = _settled(q, u, used)
-    return u / u.sum()
+        b, used = _settled(q, aim, b, used)
+    return b * aim / (b * aim).sum()
 
 
-def _settled(q: Tensor, u: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-    """The best u on a set of entries; those that would become negative on the way there leave the set."""
+def _units(m: Tensor) -> Tensor:
+    """1 / sqrt of the diagonal; an entry of (nearly) 0 counts as a small share of the least other one."""
+    size = m.diagonal().abs()
+    if not bool((size > 0).any()):
+        size = m.abs().sum(1)
+    if not bool((size > 0).any()):
+        return torch.ones_like(size)
+    return size.clamp(min=FLOOR * float(size[size > 0].min())).rsqrt()
+
+
+def _lifted(m: Tensor) -> Tensor | None:
+    """M with no eigenvalue below the floor; None where none is above 0. Most are fine as they are, which is quickly seen."""
+    if not bool(m.any()):
+        return None
+    eye = torch.eye(len(m), dtype=m.dtype)
+    if int(torch.linalg.cholesky_ex(m - FLOOR * m.diagonal().abs().sum() * eye).info) == 0:
+        return m
+    values, vectors = torch.linalg.eigh(m)
+    largest = float(values.max())
+    return None if largest <= 0 else (vectors * values.clamp(min=FLOOR * largest)) @ vectors.T
+
+
+def _begun(q: Tensor, aim: Tensor) -> tuple[Tensor, Tensor]:
+    """A good set of entries to begin with: whoever would be negative leaves, all at once. There is always one who is not."""
+    used = torch.ones_like(aim, dtype=torch.bool)
     while True:
-        best = torch.zeros_like(u)
-        best[used] = torch.linalg.solve(q[used][:, used], torch.ones(int(used.sum()), dtype=torch.float64))
+        best = _best(q, aim, used)
+        if bool((best[used] > 0).all()):
+            return best, used
+        used = best > 0
+
+
+def _best(q: Tensor, aim: Tensor, used: Tensor) -> Tensor:
+    out = torch.zeros_like(aim)
+    out[used] = torch.linalg.solve(q[used][:, used], aim[used])
+    return out
+
+
+def _settled(q: Tensor, aim: Tensor, b: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """The best b on a set of entries; those that would become negative on the way there leave the set."""
+    while True:
+        best = _best(q, aim, used)
         bad = used & (best <= 0)
         if not bool(bad.any()):
             return best, used
-        way = torch.where(bad, u / (u - best), torch.inf)
-        u = u + way.min() * (best - u)
-        used = used & (way > way.min()) & (u > 0)
-        u = torch.where(used, u, 0.0)
+        way = torch.where(bad, b / (b - best), torch.inf)
+        b = b + way.min() * (best - b)
+        used = used & (way > way.min()) & (b > 0)
+        b = torch.where(used, b, 0.0)

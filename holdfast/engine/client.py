@@ -152,7 +152,7 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
     taken = outside & received.has if measure.unselected == "deliver" else outside & received.has & ~job.known
     if not state or not bool(taken.any()):
         return own
-    return torch.where(taken.to(own.device)[:, None], received.into(own), own)
+    return torch.where(taken.to(own.device)[:, None], rule.handed(local, own, received), own)
 
 
 def pick(local: Local, rows: Tensor) -> Local:

@@ -89,6 +89,10 @@ class ClientRule:
         """The models [n, size] these clients would use for themselves; `received.has` is false where a client keeps what it had."""
         return received.into(local.initial)
 
+    def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
+        """What becomes of these models where clients outside the cohort are handed the newest before evaluation: it takes its place."""
+        return received.into(own)
+
 
 class ServerRule:
     """The server half: state and uplinks in, state and verdict out. A round is a generator that yields Exchanges and is sent Uplinks."""

@@ -25,6 +25,7 @@ from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, Serv
 from holdfast.methods.context import Context
 from holdfast.methods.kept import with_sent
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
+from holdfast.methods.tuning import fit_part
 from holdfast.models.features import catching, head_sizes
 from holdfast.prototypes import Prototypes, apart, averaged, prototypes
 
@@ -54,9 +55,9 @@ class FedPACClient(ClientRule):
         method, network, start = self.method, local.network, received.into(state["own"])
         head, aux = network.head, {"lam": local.settings.lam.to(start), **self._aim(local, start, extra)}
         seen = self._seen(local, start) if method.statistics == "received" else None
-        begun = local.fit(start, purpose="head", epochs=method.head_epochs, trainable=head).model
+        begun = fit_part(local, start, head, purpose="head", epochs=method.head_epochs).model
         loss = partial(aligned, loss=local.recipe.loss, head=network.head_name)
-        fitted = local.fit(begun, loss=loss, trainable=~head, aux=aux)
+        fitted = fit_part(local, begun, ~head, loss=loss, aux=aux)
         own = self._seen(local, fitted.model)
         variance, h = statistics(seen or own)
         sent = {"prototypes": own.means, "held": own.counts.to(start.dtype), "h": h, "variance": variance}

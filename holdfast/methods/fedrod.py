@@ -7,9 +7,11 @@ does not change, what to add to the generic logits: the plain loss of their sum.
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
@@ -20,15 +22,18 @@ from holdfast.local.losses import Batch, Loss
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.models.network import Network
+from holdfast.models.pair import loss_with
+from holdfast.models.stand_in import StandIn
 
 NOBODY = 1e-30
 """In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity gets into a loss."""
 
 
-class TwoHeads(nn.Module):
+class TwoHeads(StandIn):
     """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common start, and with it every
     global model, has 0: there only the generic one is heard."""
 
+    stands_for = "generic"
     voice: Tensor
 
     def __init__(self, head: nn.Module):
@@ -42,10 +47,26 @@ class TwoHeads(nn.Module):
 
 def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
     """The experiment's loss twice: of the generic logits with the classes' counts, and of the sum, which reaches the personal head
-    alone. It is asked about logits that are there already, so it may only call the network."""
+    alone, whatever else the loss looks at."""
     generic, personal = _logits(net, batch.x, head)
-    balanced, summed = generic + batch.aux["log_counts"], generic.detach() + personal
-    return loss(lambda x: balanced, batch) + loss(lambda x: summed, batch)
+    counts = batch.aux["log_counts"]
+    counts = F.pad(counts, (0, generic.shape[-1] - counts.shape[-1]), value=math.log(NOBODY))  # outputs that no label ever has
+    still = {f"net.{name}": value.detach() for name, value in net.named_parameters() if not name.startswith(f"{head}.personal.")}
+    balanced, summed = loss(Answered(net, generic + counts), batch), Answered(net, generic.detach() + personal)
+    return balanced + loss_with(summed, still, loss, batch)
+
+
+class Answered(StandIn):
+    """The network as a loss sees it, with an answer that is there already."""
+
+    stands_for = "net"
+
+    def __init__(self, net: nn.Module, answer: Tensor):
+        super().__init__()
+        self.net, self.answer = net, answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer
 
 
 def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ class GPFLClient(ClientRule):
         return {"own": local.initial}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        start, head = self._conditioned(local, state, received), local.network.head_name or ""
+        start, head = self.handed(local, state["own"], received), local.network.head_name or ""
         loss = partial(guided, loss=local.recipe.loss, head=head, length=self.method.length)
         aux = {"embedding": local.network.layout.unflatten(start)[f"{head}.embedding"]}
         aux |= {name: getattr(local.settings, name).to(start) for name in ("lam", "mu")}
@@ -84,15 +84,15 @@ class GPFLClient(ClientRule):
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
-        return self._conditioned(local, state, received)
+        return self.handed(local, state["own"], received)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        return self._conditioned(local, state, received)
+        return self.handed(local, state["own"], received)
 
-    def _conditioned(self, local: Local, state: State, received: Received) -> Tensor:
+    def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
         """Each client's model with what it was sent, and the conditions that follow from it; one that was sent nothing stays as it is."""
         layout, head = local.network.layout, local.network.head_name
-        model = received.into(state["own"]).clone()
+        model = received.into(own).clone()
         views, has = layout.unflatten(model), received.has.to(model.device)[:, None]
         embedding = views[f"{head}.embedding"]
         mean = torch.einsum("nc,ncd->nd", shares(local, embedding.shape[1]), embedding)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.models.features import NO_HEAD, head_sizes
+from holdfast.models.stand_in import StandIn
 
 
-class Around(nn.Module):
-    """Whoever asks it for the head's own tensors finds them, so that a user's loss may go on to say `net.fc.weight`."""
+class Around(StandIn):
+    """A head with something around it."""
+
+    stands_for = "inner"
 
     def __init__(self, head: nn.Module):
         super().__init__()
         self.inner = head
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
 
 
 def around(module: nn.Module, head: str | None, make: Callable[[nn.Module, int, int], Around]) -> nn.Module:

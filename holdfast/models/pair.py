@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.models.network import Network
+from holdfast.models.stand_in import StandIn
 
 SHARED, OWN = "shared", "own"
 
 
-class Pair(nn.Module):
+class Pair(StandIn):
     """`shared` is the model as it was built, `own` starts as a copy of it."""
+
+    stands_for = SHARED
 
     def __init__(self, module: nn.Module):
         super().__init__()

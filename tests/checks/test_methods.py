@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from holdfast import Model
 from holdfast.core.registry import describe, find
 from holdfast.engine.simulator import Simulator
+from holdfast.methods import ClientRule
 from holdfast.results import Run
 from holdfast.session import resume
 from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, play
@@ -179,6 +183,29 @@ def test_exported_models_are_those_that_were_measured(name: str, simulate: Calla
             with torch.no_grad():
                 right = (module(federation.samples.batch(rows, torch.float64)).argmax(1) == labels).double().mean()
             assert float(right) == pytest.approx(float(frame.loc[frame.client == client, f"accuracy/{kind}"].iloc[0]))
+
+
+class Mine(nn.Module):
+    """A user's module: the head has a name of its own and comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.body, self.norm = nn.Linear(5, 10), nn.Linear(64, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.body(x.flatten(1))).tanh())
+
+
+def with_a_term(net: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(net(batch.x), batch.y, reduction="none") + 0.01 * net.fc.weight.norm()
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if find("method", name).Client.network is not ClientRule.network])  # type: ignore[attr-defined]
+def test_a_loss_may_look_into_the_users_module(name: str, simulate: Callable[..., Run]) -> None:
+    """Although the method puts something around it, and also in the first steps, which choose a plan."""
+    train, model = {"loss": with_a_term, "rounds": 1, "local_steps": 1}, Model(Mine, head="fc")
+    run = simulate(**hard(name, model=model, train=train, engine={"plan": "auto"}))
+    assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
 
 
 def test_a_mixed_group(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:

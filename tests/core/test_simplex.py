@@ -32,9 +32,10 @@ def test_against_brute_force(seed: int) -> None:
     m = x @ x.T + torch.diag(torch.rand(n, dtype=torch.float64) * (seed % 3))
     a = least(m)
     assert a is not None and bool((a >= 0).all()) and float(a.sum()) == pytest.approx(1)
-    values, vectors = torch.linalg.eigh(m)
-    lifted = (vectors * values.clamp(min=FLOOR * values.max())) @ vectors.T
-    assert float(a @ lifted @ a) == pytest.approx(tried(lifted), abs=1e-10 * float(values.max()))
+    size = m.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(m / size / size[:, None])
+    lifted = (vectors * values.clamp(min=FLOOR * values.max())) @ vectors.T * size * size[:, None]
+    assert float(a @ lifted @ a) == pytest.approx(tried(lifted), abs=1e-10 * float(m.diagonal().max()))
 
 
 def test_by_hand() -> None:
@@ -52,6 +53,22 @@ def test_a_matrix_that_is_not_positive_is_made_so() -> None:
     wild = torch.randn(9, 9, dtype=torch.float64)
     a = least(wild + wild.T)
     assert a is not None and bool((a >= 0).all()) and float(a.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("absurd", [1e3, 1e9, 1e30])
+def test_one_absurd_entry_changes_nothing_between_the_others(absurd: float) -> None:
+    """Errors of 1, 2 and 4 beside one without measure, which takes no part."""
+    a = least(torch.diag(torch.tensor([1.0, 2.0, 4.0, absurd], dtype=torch.float64)))
+    assert a is not None
+    expected = torch.tensor([4.0, 2.0, 1.0, 4 / absurd], dtype=torch.float64)
+    torch.testing.assert_close(a, expected / expected.sum(), rtol=0, atol=1e-9)
+
+
+def test_who_makes_no_error_takes_all() -> None:
+    a = least(torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)))
+    assert a is not None and a.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=2 * FLOOR)
+    a = least(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))  # not convex, and both alike
+    assert a is not None and a.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_nothing_to_choose_by() -> None:

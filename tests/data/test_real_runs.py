@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import holdfast
+from tests.helpers import built_in
 
 SMALL = {"name": "dirichlet", "beta": 0.5, "samples_per_client": 150}
 RUNS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any]]] = {
@@ -53,6 +56,48 @@ def test_three_rounds_on_the_real_files(name: str, real: Callable[[str], Path], 
         assert run.round == 3 and all(math.isfinite(loss) for loss in losses)
         assert losses[-1] < losses[0]  # it learns
         assert run.final["accuracy"] is not None and 0 <= run.final["accuracy"] <= 1 and run.final["diverged"] is None
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "cifar10": {"name": "cnn-bn", "channels": [4, 4], "hidden": 8},
+    "uci-har": {"name": "mlp", "hidden": 8, "batch_norm": True},
+    "ag-news": {"name": "text-mean", "rows": 64},
+    "table": {"name": "mlp", "hidden": 8, "batch_norm": True},
+}
+
+
+def small_table(folder: Path) -> Path:
+    """The real one has millions of rows: four people with 30 rows each of two numbers and a word."""
+    rows = [{"a": float(i % 7), "b": i * 0.01, "c": "xyz"[i % 3], "who": i // 30, "label": "up" if i % 2 else "down"} for i in range(120)]
+    (folder / "small").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "small" / "train.parquet")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_every_method_on_every_kind_of_data(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, quick_disk: None
+) -> None:  # fmt: skip
+    """Images, windows, texts and tables, in float32."""
+    folder, data, _ = RUNS[name]
+    if name == "table":
+        where, options = small_table(tmp_path), {"folder": "small", "label": "label", "user": "who"}
+        data = {"partition": {"name": "by-user"}, "options": options}
+    else:
+        where = request.getfixturevalue("real")(folder)
+    methods = [method for method in built_in("method") if not (method == "fedbn" and name == "ag-news")]  # a network without BatchNorm
+    config = {
+        "model": KINDS[name], "train": {"rounds": 2, "local_steps": 2, "lr": 0.05, "participation": 0.5}, "engine": {"plan": "vmap"},
+        "data": {
+            "name": name, "dir": str(where), **data, "partition": {**data["partition"], "samples_per_client": 20},
+            "split": {"train": 0.6, "validation": 0.2, "test": 0.2},
+        },
+        "sweep": {"method.name": methods},
+    }  # fmt: skip
+    cells = holdfast.sweep(config, tmp_path / "sweep")
+    assert [(cell.label, cell.status, cell.reason) for cell in cells] == [(method, "finished", None) for method in methods]
+    assert all(cell.final is not None and 0 <= cell.final["accuracy"] <= 1 and math.isfinite(cell.final["loss"]) for cell in cells)
 
 
 @pytest.mark.slow

@@ -89,6 +89,18 @@ def test_numbers_beyond_all_bounds_leave_each_with_its_own_head() -> None:
     assert alone == [0, 1]
 
 
+@pytest.mark.parametrize("times", [1e3, 1e15])
+@pytest.mark.parametrize("lie", ["features", "variance"])
+def test_one_liar_does_not_level_the_others_mixtures(lie: str, times: float) -> None:
+    """Features or a variance beyond all measure keep the liar out of everybody's mixture; hardly anything changes between the others."""
+    variance, h = 0.2 + Key(1).uniform(6, dtype=torch.float64), Key(2).normal(6, 3, 4, dtype=torch.float64)
+    honest, _ = mixtures(variance[:5], h[:5], 0.0)
+    variance[5], h[5] = (variance[5] * times, h[5]) if lie == "variance" else (variance[5], h[5] * times)
+    lied, _ = mixtures(variance, h, 0.0)
+    torch.testing.assert_close(lied[:5, :5], honest, rtol=0, atol=0.03)  # to lean on absurd features a very little may even be best
+    assert float(lied[:5, 5].max()) < 0.01
+
+
 @both_plans
 def test_a_client_trains_the_head_and_then_the_body(plan: Plan) -> None:
     method = method_of(lam=0.7)
@@ -125,6 +137,14 @@ def test_a_client_trains_the_head_and_then_the_body(plan: Plan) -> None:
     close(sent["h"], statistics(seen)[1])
     close(sent["variance"], statistics(seen)[0])
     assert not screen(Uplink(local.ids, sent), rule.schema("train", local.wire)).refused
+
+
+def test_training_the_head_leaves_the_bodys_running_statistics_alone(simulate: Callable[..., Run]) -> None:
+    run = simulate(**hard("fedpac", train={"rounds": 1, "local_epochs": 0}))
+    layout, own = run._experiment.network.layout, everything(run)["rows/own"]
+    body = ~run._experiment.network.head
+    assert bool(body[layout.parameters :].any()) and bool((own[:, ~body] != run._experiment.initial[~body]).any())
+    assert torch.equal(own[:, body], run._experiment.initial[body].expand(len(own), -1))
 
 
 def replies(ids: list[int], update: Any, h: Any, variance: Any, means: Any, held: Any) -> Uplink:

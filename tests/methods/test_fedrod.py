@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +144,34 @@ def test_each_model_is_what_it_says(simulate: Simulate) -> None:
     size = run._experiment.network.layout
     private = int(size.under("head.personal").sum()) + 1
     assert run.metrics["bytes/down"].iloc[0] == 8 * len(took_part) * (size.size - private)
+
+
+def test_a_model_with_more_outputs_than_classes(simulate: Simulate) -> None:
+    """As FedCPA's ResNet with 1000 outputs: those that no label ever has are classes that nobody holds."""
+
+    def net(outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+    run = simulate(method="fedrod", model=holdfast.Model(lambda: net(12), head="3"))
+    generic = run.model().get_submodule("3").generic.weight
+    start = run._experiment.network.layout.unflatten(run._experiment.initial)["3.generic.weight"]
+    assert torch.equal(generic[10:].double(), start[10:]) and not torch.equal(generic[:10].double(), start[:10])
+
+
+@both_plans
+def test_a_term_on_the_head_is_the_generic_heads_alone(plan: Plan) -> None:
+    """The loss is only such a term: h0 + 2 h1 + 3 h2 of the head, and 5 of the body. Heads and body move by these numbers once, the
+    personal head by nothing."""
+
+    def term(net: Any, batch: Any) -> Tensor:
+        weight = net.head.weight[:, 0] * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        assert dict(net.named_parameters())
+        return 0 * net(batch.x).sum(1) + weight.sum() + 5 * net.body.weight.sum()
+
+    local = local_of(plan)
+    local = replace(local, recipe=replace(local.recipe, loss=term))
+    state, _ = rule().train(local, rule().init(local), received(), {})
+    close(state["own"], [[1.0 - 3.0, -0.6, -1.2, -1.8, 0.0, 0.0, 0.0, 1.0]] * 2)
 
 
 def test_around_a_users_own_model(simulate: Simulate) -> None:

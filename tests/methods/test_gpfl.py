@@ -109,6 +109,19 @@ def test_the_head_stays_and_bytes_say_so(simulate: Callable[..., Run]) -> None:
     assert run.metrics["bytes/up"].tolist() == [n * (sent + 2) * 8 for n in (4, 4, 5)]
 
 
+def test_conditions_follow_the_embeddings_also_where_unselected_clients_are_handed_the_newest(simulate: Callable[..., Run]) -> None:
+    table = hard("gpfl", train={"participation": 0.6, "rounds": 3}, evaluate={"unselected": "deliver"})
+    run = simulate(**table)
+    layout = run._experiment.network.layout
+    idle = set(run.store.arrays(1)["cohort"].tolist()) - set(run.store.arrays(3)["cohort"].tolist())
+    assert idle
+    counts = run._experiment.federation.train.by_class(10).double()
+    for client in idle:
+        views = layout.unflatten(run.vector(client))
+        close(views["head.generic"], views["head.embedding"].mean(0))
+        close(views["head.personal"], counts[client] / counts[client].sum() @ views["head.embedding"])
+
+
 def test_plans_agree_on_a_user_module_and_loss(simulate: Callable[..., Run]) -> None:
     class Mine(nn.Module):
         def __init__(self) -> None:
