@@ -91,6 +91,9 @@ class Grid:
             _apply(table, stand_in.set)
         if at.get("variant", self.variants[0]) == "authors":
             _as_released(table)
+            for override in self.study.released:
+                if matches(override.when, at):
+                    _apply(table, override.set)
         _apply(table, dict(self.wanted.changes))
         return table
 

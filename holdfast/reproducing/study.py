@@ -11,6 +11,7 @@
     [[override]]                       # what only some cells set
     when = { method = "FedCAP", attack = ["SF", "MR"] }
     set = { "method.alpha" = 5 }
+    [[released]]                       # what only some cells set where variant = authors
     [[skip]]                           # what the table does not have
     when = { ... }
     [metrics."TAcc(%)"]                # what is read off each
@@ -133,7 +134,7 @@ class Claim(Section):
     """What the paper says, and how to see whether it is so (claims.py)."""
 
     says: str
-    check: Literal["best", "beats", "above", "below", "rises", "falls", "within"]
+    check: Literal["best", "beats", "above", "below", "rises", "falls", "within", "steady"]
     metric: str | None = None
     axis: str | None = None
     label: str | None = None
@@ -154,6 +155,8 @@ class Study(Section):
     notes: tuple[str, ...] = ()
     variants: bool = False
     """Whether paper and released code differ in what decides this result, so that both should be played."""
+    released: tuple[Override, ...] = ()
+    """What the authors' code does beside the variants of its parts, such as another evaluation: set where variant is authors."""
     fused: bool = True
     """False where seconds are the result."""
     config: dict[str, Any]
@@ -194,7 +197,8 @@ class Study(Section):
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
         """Everything that names axes and labels."""
         found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in self.override]
-        found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
+        found += [("released", one.when) for one in self.released] + [("skip", one.when) for one in self.skip]
+        found += [("stand_in", one.when) for one in self.stand_in]
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
