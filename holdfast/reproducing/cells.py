@@ -107,7 +107,7 @@ class Grid:
         said = {}
         for cell in self.cells:
             for one in self.stand_ins(cell.at):
-                said[f"{one.name} for {' '.join(cell.at[axis] for axis in one.when)}" if one.when else one.name] = True
+                said[f"{one.name} for {' '.join(cell.at[axis] for axis in one.when) or 'all data'}"] = True
         return list(said)
 
     def to_play(self) -> list[tuple[str, Config]]:

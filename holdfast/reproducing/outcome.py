@@ -1,6 +1,7 @@
 """A reproduction on disk: played, read back, and written down.
 
     study.json    what was asked for, and the study as it was then
+    data.json     how much of which data it used
     runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one after the other
     report.html, table.md, table.csv, table.tex    what came out (holdfast/report/reproduction.py)
 
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
-from holdfast.files import as_json, read_json, write_if_absent
+from holdfast.core.keys import Key
+from holdfast.data.federation import build_federation
+from holdfast.files import as_json, read_json, write_if_absent, write_json
 from holdfast.manifest import folder_name, run_folders
 from holdfast.playing import Watch
 from holdfast.reproducing.cells import Grid, Wanted
@@ -64,6 +67,11 @@ class Outcome:
         """Every claim, in our figures and in the printed ones."""
         return [(examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed)) for claim in self.study.claims]
 
+    @cached_property
+    def data(self) -> list[dict[str, Any]]:
+        """What was used of each dataset; empty where nothing was played to the end."""
+        return list((read_json(self.path / "data.json") or {}).get("data", []))
+
     @property
     def missing(self) -> int:
         """Experiments that have no result, also those that failed."""
@@ -76,7 +84,9 @@ class Outcome:
 
 def _key(config: Mapping[str, Any]) -> str:
     """An experiment, wherever it is played."""
-    return json.dumps({name: part for name, part in json.loads(as_json(config)).items() if name != "engine"}, sort_keys=True)
+    content = json.loads(as_json(config))
+    content["data"].pop("dir", None)
+    return json.dumps({name: part for name, part in content.items() if name != "engine"}, sort_keys=True)
 
 
 def reproduce(
@@ -97,12 +107,32 @@ def reproduce(
         sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
     else:
         _one_by_one(grid, out / "runs", follow, plugins)
-    return Outcome(out, grid)
+    outcome = Outcome(out, grid)
+    write_json(out / "data.json", {"data": _used(grid)})
+    return outcome
+
+
+def _used(grid: Grid) -> list[dict[str, Any]]:
+    """Clients, rounds and samples of every dataset, told once for all that the same data is dealt to."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in grid.cells:
+        config = cell.config
+        told = [config.data.model_dump(mode="json"), config.train.rounds, config.train.participation]
+        kind = json.dumps(told, sort_keys=True, default=str)
+        if cell.seed or kind in found:
+            continue
+        federation = build_federation(config.data, Key(config.seed).fold("data"))
+        used = sum(len(table.row) for table in (federation.train, federation.validation, federation.test))
+        found[kind] = {
+            "dataset": federation.samples.name, "clients": federation.clients, "rounds": config.train.rounds,
+            "participation": config.train.participation, "samples": used, "of": len(federation.samples),
+        }  # fmt: skip
+    return list({json.dumps(one): one for one in found.values()}.values())
 
 
 def _but_for_the_engine(content: Mapping[str, Any]) -> Any:
     """Where it is played is not what is played."""
-    changes = [pair for pair in content["wanted"]["changes"] if not pair[0].startswith("engine.")]
+    changes = [pair for pair in content["wanted"]["changes"] if not pair[0].startswith("engine.") and pair[0] != "data.dir"]
     return {**content, "wanted": {**content["wanted"], "changes": changes}}
 
 

@@ -1,0 +1,106 @@
+"""Claims and derived values, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from holdfast.reproducing.claims import examine
+from holdfast.reproducing.study import Claim, make
+from holdfast.reproducing.values import Value, Values, _derive, place, printed
+
+FIGURES = {("none", "Mean"): (80.0, 82.0), ("none", "Ditto"): (85.0, 87.0), ("IPM", "Mean"): (10.0,), ("IPM", "Ditto"): (9.0,)}
+
+
+@pytest.fixture
+def values(small: dict[str, Any]) -> Values:
+    study = make(small)
+    out = Values(study, {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]})
+    out.by_place = {place("TAcc(%)", {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in FIGURES.items()}
+    return out
+
+
+@pytest.mark.parametrize(
+    ("claim", "right", "wrong"),
+    [
+        ({"check": "best", "axis": "method", "label": "Ditto"}, 1, ("IPM",)),
+        ({"check": "best", "axis": "method", "label": "Ditto", "by": 1.0}, 2, ()),
+        ({"check": "best", "axis": "method", "label": "Ditto", "where": {"attack": "IPM"}}, 0, ("IPM",)),
+        ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.0}, 1, ("IPM",)),
+        ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.5}, 0, ("none", "IPM")),
+        ({"check": "within", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 1.0}, 2, ()),
+        ({"check": "below", "value": 15, "where": {"attack": "IPM"}}, 2, ()),
+        ({"check": "below", "value": 9.5, "axis": "method", "label": "Ditto"}, 1, ("none",)),
+        ({"check": "above", "value": 82}, 1, ("none Mean", "IPM Mean", "IPM Ditto")),
+        ({"check": "falls", "axis": "attack"}, 2, ()),
+        ({"check": "falls", "axis": "attack", "by": 75}, 1, ("Mean",)),
+        ({"check": "rises", "axis": "attack"}, 0, ("Mean", "Ditto")),
+    ],
+)
+def test_claims_by_hand(values: Values, claim: dict[str, Any], right: int, wrong: tuple[str, ...]) -> None:
+    finding = examine(Claim(says="x", **claim), values)
+    assert (finding.right, finding.wrong) == (right, wrong)
+    assert finding.holds is (not wrong)
+
+
+def test_less_may_be_better(values: Values, small: dict[str, Any]) -> None:
+    small["metrics"]["TAcc(%)"]["better"] = "less"
+    values.study = make(small)
+    finding = examine(Claim(says="x", check="best", axis="method", label="Mean"), values)
+    assert finding.wrong == ("IPM",)  # 10 is more than Ditto's 9
+
+
+def test_what_cannot_be_looked_at_is_not_judged(values: Values) -> None:
+    claim = Claim(says="x", check="best", axis="method", label="Ditto", least=0.5)
+    assert examine(claim, values).words == "holds: in 1 of 2 cases"
+    del values.by_place[place("TAcc(%)", {"attack": "IPM", "method": "Ditto"})]
+    assert examine(claim, values).words == "holds" and examine(claim, values).cases == 1
+    values.by_place = {}
+    assert examine(claim, values).holds is None and examine(claim, values).words == "not tested"
+    values.by_place = {place("TAcc(%)", {"attack": "none", "method": m}): Value((v,)) for m, v in (("Mean", math.nan), ("Ditto", 1.0))}
+    assert examine(claim, values).cases == 0
+
+
+def test_differences_ranks_and_means(values: Values, small: dict[str, Any]) -> None:
+    figure = {"figure": "accuracy", "times": 100}
+    small["metrics"] |= {
+        "cost": {**figure, "minus": {"attack": "none"}},
+        "rank": {**figure, "rank": "method", "mean": ["attack"]},
+        "average": {**figure, "mean": ["attack"]},
+        "all": {"of": ["rank", "average"]},
+    }
+    small["claims"][0]["metric"] = "TAcc(%)"
+    values.study = make(small)
+    for name in ("cost", "rank", "average"):
+        for (attack, method), seeds in FIGURES.items():
+            values.by_place[place(name, {"attack": attack, "method": method})] = Value(seeds)
+    _derive(values)
+    assert values.mean("cost", {"attack": "IPM", "method": "Ditto"}) == 9 - 86
+    assert values.get("cost", {"attack": "none", "method": "Mean"}) == Value((0.0, 0.0))
+    assert [values.mean("rank", {"method": method}) for method in ("Mean", "Ditto")] == [1.5, 1.5]  # 2 and 1, 1 and 2
+    assert values.mean("average", {"method": "Mean"}) == 45.5
+    assert values.mean("all", {"method": "Mean"}) == (1.5 + 45.5) / 2
+    assert values.axes_of("all") == ["method"] and len(list(values.places("all"))) == 2
+
+
+def test_equals_share_the_better_rank(values: Values, small: dict[str, Any]) -> None:
+    small["axes"]["method"]["Third"] = {"method.name": "local"}
+    small["metrics"]["TAcc(%)"]["rank"] = "method"
+    values.study = make(small)
+    figures = {"Mean": 5.0, "Ditto": 5.0, "Third": 1.0}
+    values.by_place = {place("TAcc(%)", {"attack": "IPM", "method": m}): Value((v,)) for m, v in figures.items()}
+    _derive(values)
+    assert [values.mean("TAcc(%)", {"attack": "IPM", "method": m}) for m in ("Mean", "Ditto", "Third")] == [1, 1, 3]
+
+
+def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
+    small |= {"printed": "III", "print": {"dataset": "EMNIST", "setting": "attack={attack}, malicious=0.3", "method": "FedCAP"}}
+    small["axes"] = {"attack": {"SF": {"attack.name": "sign-flip"}}, "method": {"Mean": {"method.name": "fedavg"}, "Ditto": {}}}
+    small["metrics"] = {"DAcc(%)": {"figure": "detection/dacc", "times": 100}, "accuracy": {"figure": "accuracy", "printed": "TAcc(%)"}}
+    small |= {"scale": {"quick": {}, "smoke": {}}, "claims": []}
+    found = printed(make(small), {"attack": ["SF"], "method": ["Mean"], "variant": ["card", "authors"]})
+    value = found.get("DAcc(%)", {"attack": "SF", "method": "Mean"})
+    assert value is not None and value.seeds == (80.0,) and value.note == "doubtful in print"
+    assert found.mean("accuracy", {"attack": "SF", "method": "Mean"}) is not None

@@ -1,0 +1,115 @@
+"""A reproduction from the command to the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.core.errors import ConfigError
+from holdfast.report.holdings import Holdings
+from holdfast.report.reproduction import render, write_reproduction
+from holdfast.report.sheet import sheet_of
+from holdfast.reproducing.cells import Wanted
+from holdfast.reproducing.outcome import read_outcome, reproduce
+from holdfast.reproducing.study import Study, make
+
+
+@pytest.fixture
+def study(small: dict[str, Any], quick_disk: None) -> Study:
+    small |= {"printed": "I", "print": {"dataset": "CIFAR-10", "setting": "attack={attack}, malicious=0.3"}}
+    small["show"] = [{"kind": "rounds"}, {"kind": "along", "axis": "attack"}, {"kind": "matrix", "figure": "customisation"}]
+    return make(small)
+
+
+def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
+    outcome = reproduce(study, Wanted(scale="full", seeds=2), tmp_path / "a")
+    assert outcome.missing == 0 and len(outcome.played) == 8
+    ours = outcome.ours.get("TAcc(%)", {"attack": "IPM", "method": "Ditto"})
+    runs = [run for run in outcome.played if run.manifest["label"].startswith("IPM Ditto")]
+    assert ours is not None and len(runs) == 2 and ours.seeds == tuple(100 * run.final["accuracy"] for run in runs)
+    again = read_outcome(tmp_path / "a")
+    assert again.ours.by_place == outcome.ours.by_place and again.printed.by_place == outcome.printed.by_place
+    assert outcome.printed.mean("TAcc(%)", {"attack": "IPM", "method": "Mean"}) == 10.95
+    dealt = int(Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum())  # two classes each: not all ten are held
+    assert outcome.data == [{"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": dealt, "of": 1797}]
+
+    page = write_reproduction(outcome).read_text()
+    assert "FedCAP, Table I: Two methods &lt;under&gt; attack" in page and "<under>" not in page and "A note &amp; more." in page
+    assert f"<span>{ours.mean:.2f} ± {ours.spread:.2f}</span>" in page and "10.95 (" in page
+    assert "holdfast reproduce fedcap table-9 --scale full --seeds 2" in page
+    lines = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
+    assert len(lines) == 4
+    mean = next(line for line in lines if line["attack"] == "IPM" and line["method"] == "Mean")
+    assert float(mean["difference"]) == pytest.approx(float(mean["ours"]) - 10.95) and mean["seeds"] == "2"
+    assert "| none |" in (tmp_path / "a" / "table.md").read_text()
+
+
+def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    whole = reproduce(study, Wanted(scale="full"), out)
+    shutil.rmtree(whole.played[0].path)
+    half = read_outcome(out)
+    assert half.missing == 1 and "Not complete" in render(half, sheet_of(half))
+    assert reproduce(study, Wanted(scale="full"), out).ours.by_place == whole.ours.by_place
+    reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
+    with pytest.raises(ConfigError, match="holds another reproduction"):
+        reproduce(study, Wanted(scale="full", seeds=2), out)
+    with pytest.raises(ConfigError, match="has no study.json"):
+        read_outcome(tmp_path)
+    with pytest.raises(ConfigError, match="holds runs already"):
+        reproduce(study, Wanted(scale="full"), out / "runs")
+
+
+def test_where_seconds_are_the_result_each_run_is_alone(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+    small |= {"fused": False, "metrics": {"s": {"measure": "seconds", "per_round": True, "better": "less"}}}
+    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
+    assert len(outcome.played) == 2 and all(run.manifest["group"] == [run.manifest["label"]] for run in outcome.played)
+    value = outcome.ours.mean("s", {"attack": "IPM", "method": "Mean"})
+    run = outcome.played[0]
+    assert value == pytest.approx((run.final["seconds/client"] + run.final["seconds/server"]) / 2)
+    assert reproduce(make(small), Wanted(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place  # nothing is played again
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+
+    def go(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["reproduce", *map(str, args)])
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return go
+
+
+def test_the_command(ask: Callable[..., tuple[int, str, str]], quick_disk: None, tmp_path: Path) -> None:
+    code, out, _ = ask()
+    assert code == 0 and "fedcap table-1" in out
+    code, out, _ = ask("fedcap", "I", "--scale", "smoke", "--dry-run")
+    assert code == 0 and "experiments of 2 rounds on digits" in out and not (tmp_path / "reproductions").exists()
+    command = ("fedcap", "I", "--scale", "smoke", "--only", "method=Mean,FedCAP", "--only", "attack=IPM")
+    code, out, _ = ask(*command)
+    page = tmp_path / "reproductions" / "fedcap" / "table-1-smoke" / "report.html"
+    assert code == 0 and page.exists() and str(page.relative_to(tmp_path)) in out and "FedCAP is the most accurate" in out
+    told = json.loads(ask(*command, "--json")[1])["reproductions"][0]
+    assert {cell["method"] for cell in told["cells"]} == {"Mean", "FedCAP"} and told["missing"] == 0
+
+
+def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None:
+    for args, told in {
+        ("fedcab",): "did you mean 'fedcap'",
+        ("fedcap", "fig-99"): "fedcap has no 'fig-99'",
+        ("fedcap", "I", "--scale", "tiny"): "--scale tiny: one of smoke, quick, full",
+        ("fedcap", "I", "--only", "attack=XX"): "attack has no 'XX'",
+        ("fedcap", "I", "--set", "train.round=3"): "unknown key 'train.round'",
+    }.items():
+        code, out, err = ask(*args)
+        assert code == 2 and told in err and len(err.splitlines()) == 1, (args, err)
