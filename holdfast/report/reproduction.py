@@ -194,12 +194,23 @@ def _chart(outcome: Outcome, number: int, show: Show) -> str:
 def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
     series = []
     for at, runs in _groups(outcome, show):
-        curves_ = [{int(r): float(v) for r, v in zip(f["round"], f[show.figure], strict=True) if v == v} for run in runs
-                   for f in [run.metrics] if show.figure in f]  # fmt: skip
+        curves_ = [curve for run in runs if (curve := _by_round(run, show.figure))]
         rounds = sorted(set.intersection(*map(set, curves_))) if curves_ else []
         points = [(r, statistics.fmean(c[r] for c in curves_), min(c[r] for c in curves_), max(c[r] for c in curves_)) for r in rounds]
         series.append(Series(_name(outcome, at, ()), points))
     return f"<h2>{escape(show.figure)} over the rounds</h2>" + curves(series, f"{show.figure} {number}", show.figure.startswith("accuracy"))
+
+
+def _by_round(run: Run, figure: str) -> dict[int, float]:
+    """A figure of every round, or of a recorded table the mean over the clients; nothing where the run has neither."""
+    metrics = run.metrics
+    if figure in metrics:
+        found = zip(metrics["round"], metrics[figure], strict=True)
+    elif figure in run.tables:
+        found = run.table(figure).groupby("round")["value"].mean().items()
+    else:
+        return {}
+    return {int(round): float(value) for round, value in found if value == value}
 
 
 def _along(outcome: Outcome, number: int, show: Show) -> str:

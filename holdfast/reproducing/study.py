@@ -126,7 +126,8 @@ class Show(Section):
     axis: str | None = None
     metric: str | None = None
     figure: str = "accuracy"
-    """Of kind rounds: the figure of each round that is drawn. Of kind matrix: the recorded table whose last round is drawn."""
+    """Of kind rounds: the figure of each round that is drawn, or a recorded table, its mean over the clients. Of kind matrix: the recorded
+    table whose last round is drawn."""
     where: When = {}
 
 
