@@ -70,6 +70,9 @@ class EvaluateSettings(Section):
     unselected: Literal["keep_own", "deliver", "finetune"] = setting(
         "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
     )
+    selected: Literal["deliver", "keep_own"] = setting(
+        "deliver", "personal model of a client in the cohort: with what it would be sent now, or as its own training left it"
+    )
     test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
     metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
     targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")

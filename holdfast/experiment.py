@@ -267,7 +267,7 @@ class Experiment:
         )  # fmt: skip
         poisoned = self.adversary.poison_data(self.federation, "test" if evaluate.test == "per-client" else "global_test")
         validates, triggers = self.config.data.split.validation > 0, self.adversary.triggered is not None
-        measure = Measure(self.models, evaluate.test, evaluate.unselected, validates, self.metrics, triggers)
+        measure = Measure(self.models, evaluate.test, evaluate.unselected, validates, self.metrics, triggers, evaluate.selected)
         return Cell(
             label=self.label, key=self.key, method=self.method, rule=self.rule, network=self.network, initial=self.initial,
             federation=poisoned, recipe=recipe, lr_decay=train.lr_decay, measure=measure,

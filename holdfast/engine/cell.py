@@ -21,8 +21,8 @@ from holdfast.store import RowStore
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured on a client: which of its models, on which data, what a client outside the cohort uses, and which metrics beside
-    accuracy and loss."""
+    """What is measured on a client: which of its models, on which data, what a client outside the cohort and one in it uses, and which
+    metrics beside accuracy and loss."""
 
     models: tuple[str, ...]
     test: str = "per-client"
@@ -31,6 +31,7 @@ class Measure:
     metrics: tuple[str, ...] = ()
     trigger: bool = False
     """Whether test images with an attack's trigger are shown to the models too."""
+    selected: str = "deliver"
 
 
 @dataclass

@@ -136,7 +136,8 @@ def perform_personal(rule: ClientRule, local: Local, job: Job) -> Tensor:
 
 
 def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
-    """The personal models, with the chosen treatment of clients outside the cohort. One that never trained has only what it is sent."""
+    """The personal models, with the chosen treatment of clients outside the cohort, and in it. One that never trained has only what it is
+    sent."""
     measure, received = job.measure, job.received
     assert measure is not None
     outside = ~local.selected
@@ -146,7 +147,7 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
         order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
         state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
         return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
-    kept = outside & job.known
+    kept = job.known if measure.selected == "keep_own" else outside & job.known
     held = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
     own = rule.personal(local, state, held)
     taken = outside & received.has if measure.unselected == "deliver" else outside & received.has & ~job.known

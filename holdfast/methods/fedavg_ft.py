@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from holdfast.aggregators.mean import PAPER
-from holdfast.core.registry import register
+from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
@@ -22,7 +22,8 @@ class FedAvgFtClient(ClientRule):
         return {"own": local.initial}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        fitted = local.fit(received.model)
+        mu = local.settings.mu
+        fitted = local.fit(received.model, pull=(received.model, mu) if bool((mu != 0).any()) else None)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
@@ -31,9 +32,10 @@ class FedAvgFtClient(ClientRule):
 
 @register("method", "fedavg-ft", paper=PAPER)
 class FedAvgFt(Method):
-    """FedAvg, scored after each client's own local training: the simplest personalisation."""
+    """FedAvg, scored after each client's own local training: the simplest personalisation. With `mu` above 0, the same of FedProx."""
 
     Client = FedAvgFtClient
     Server = Averaging
     models = ("global", "personal")
     deploys = "personal"
+    mu: float = setting(0.0, "strength of a pull to the received model, as in fedprox (FedAS's FedProx-P: 0.1)", ge=0)

@@ -233,7 +233,10 @@ def _model_words(told: dict[str, Any]) -> str:
     }
     kept = {"keep_own": "its own last one", "deliver": "what it would be sent", "finetune": "a copy trained from what it would be sent"}
     text = meaning.get(str(told["deployed"]), "unknown: the method is not at hand here")
-    return f"{text} (a client outside the cohort: {kept[told['unselected']]})" if told["deployed"] == "personal" else text
+    if told["deployed"] != "personal":
+        return text
+    trained = ", one in it: what its own training left" if told.get("selected") == "keep_own" else ""
+    return f"{text} (a client outside the cohort: {kept[told['unselected']]}{trained})"
 
 
 def _client_words(told: dict[str, Any], cell: Cell) -> str:

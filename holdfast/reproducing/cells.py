@@ -12,7 +12,7 @@ from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.registry import parts
 from holdfast.grid import copied, flatten
-from holdfast.reproducing.study import SCALES, VARIANTS, Scale, StandIn, Study, chosen_labels, matches
+from holdfast.reproducing.study import SCALES, VARIANTS, Override, Scale, StandIn, Study, chosen_labels, matches
 
 At = dict[str, str]
 """A cell's place: its label on every axis, and on the axis `variant` where both are played."""
@@ -83,19 +83,23 @@ class Grid:
         for axis, label in at.items():
             if axis != "variant":
                 _apply(table, self.study.axes[axis][label])
-        for override in (*self.study.override, *self.scale.override):
-            if matches(override.when, at):
-                _apply(table, override.set)
+        authors = at.get("variant", self.variants[0]) == "authors"
+        self._override(table, at, self.study.override)
+        if authors:
+            _as_released(table)
+            self._override(table, at, self.study.authors)
+        self._override(table, at, self.scale.override)
         _apply(table, self.scale.set)
         for stand_in in self.stand_ins(at):
             _apply(table, stand_in.set)
-        if at.get("variant", self.variants[0]) == "authors":
-            _as_released(table)
-            for override in self.study.authors:
-                if matches(override.when, at):
-                    _apply(table, override.set)
         _apply(table, dict(self.wanted.changes))
         return table
+
+    @staticmethod
+    def _override(table: dict[str, Any], at: At, overrides: Sequence[Override]) -> None:
+        for override in overrides:
+            if matches(override.when, at):
+                _apply(table, override.set)
 
     def stand_ins(self, at: At) -> list[StandIn]:
         """A scale's own stand-ins replace those of the study."""

@@ -9,7 +9,8 @@ A claim is looked at in every combination of the labels it does not name (a case
     above    value                more than `value`
     below    value                less than `value`
     rises    axis                 the last label has more than the first, by at least `by`
-    falls    axis                 the last label has less than the first, by at least `by`"""
+    falls    axis                 the last label has less than the first, by at least `by`
+    steady   axis                 the labels' values differ by at most `by`"""
 
 from __future__ import annotations
 
@@ -135,6 +136,11 @@ def _falls(claim: Claim, values: Values, against: Values | None, value: Look, at
     return _trend(claim, values, at, metric, -1.0)
 
 
+def _steady(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+    known = _known(value, _along(claim, values))
+    return None if len(known) < 2 else max(known) - min(known) <= claim.by
+
+
 def _trend(claim: Claim, values: Values, at: At, metric: str, sign: float) -> bool | None:
     assert claim.axis is not None
     found = [values.mean(metric, {**at, claim.axis: label}) for label in _along(claim, values)]
@@ -155,4 +161,7 @@ def _known(value: Look, labels: Iterable[str]) -> list[float]:
     return [found for label in labels if (found := value(label)) is not None]
 
 
-_CHECKS = {"best": _best, "beats": _beats, "within": _within, "above": _above, "below": _below, "rises": _rises, "falls": _falls}
+_CHECKS = {
+    "best": _best, "beats": _beats, "within": _within, "above": _above, "below": _below, "rises": _rises, "falls": _falls,
+    "steady": _steady,
+}  # fmt: skip

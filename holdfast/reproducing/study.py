@@ -131,7 +131,8 @@ class Show(Section):
     axis: str | None = None
     metric: str | None = None
     figure: str = "accuracy"
-    """Of kind rounds: the figure of each round that is drawn. Of kind matrix: the recorded table whose last round is drawn."""
+    """Of kind rounds: the figure of each round that is drawn, or a recorded table, its mean over the clients. Of kind matrix: the recorded
+    table whose last round is drawn."""
     where: When = {}
 
 
@@ -139,7 +140,7 @@ class Claim(Section):
     """What the paper says, and how to see whether it is so (claims.py)."""
 
     says: str
-    check: Literal["best", "beats", "above", "below", "rises", "falls", "within"]
+    check: Literal["best", "beats", "above", "below", "rises", "falls", "within", "steady"]
     metric: str | None = None
     axis: str | None = None
     label: str | None = None

@@ -102,11 +102,18 @@ def test_dittos_anchor_is_frozen(plan: Plan) -> None:
 def test_fedavg_ft_keeps_what_it_trained(plan: Plan) -> None:
     method = build("method", "fedavg-ft")
     rule = method.Client(method)
-    state, sent = rule.train(local_of(plan), {"own": torch.zeros(2, 2)}, received(), {})
+    state, sent = rule.train(local_of(plan, mu=0.0), {"own": torch.zeros(2, 2)}, received(), {})
     close(state["own"], [[0.75, 1.85], [1.0, 1.8]])
     close(sent["update"], [[-0.25, -0.15], [0.0, -0.2]])
     own = state["own"].tolist()
     close(rule.personal(local_of(plan), state, received()), own)
+
+
+@both_plans
+def test_fedavg_ft_with_a_pull_is_fedprox_that_keeps_what_it_trained(plan: Plan) -> None:
+    method = build("method", {"name": "fedavg-ft", "mu": 2.0})
+    state, _ = method.Client(method).train(local_of(plan, epochs=2, mu=2.0), {"own": torch.zeros(2, 2)}, received(), {})
+    close(state["own"], [[0.75 - 0.13, 1.85 - 0.1], [1.0, 1.8 - 0.14]])  # as in test_fedprox_is_pulled_to_the_received_model
 
 
 @both_plans

@@ -40,6 +40,9 @@ def test_who_does_not_take_part_is_not_overwritten_before_evaluation(name: str, 
     pushed = simulate(method=name, train=train, evaluate={"unselected": "deliver"})  # what PFLlib does, for whoever wants it
     for client in idle:
         assert torch.equal(pushed.vector(client), wire.unpack(server(run), rows(run, client)["own"]))
+    left = simulate(method=name, train=train, evaluate={"selected": "keep_own"})  # what FedAS is scored with: as training left it
+    for client in set.union(*cohorts):
+        assert torch.equal(left.vector(client), rows(run, client)["own"])
 
 
 def test_a_client_first_seen_late_has_the_newest_body_and_the_common_head(simulate: Callable[..., Run]) -> None:
