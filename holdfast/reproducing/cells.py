@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
 from holdfast.core.errors import ConfigError, HoldfastError
@@ -91,6 +91,9 @@ class Grid:
             _apply(table, stand_in.set)
         if at.get("variant", self.variants[0]) == "authors":
             _as_released(table)
+            for override in self.study.released:
+                if matches(override.when, at):
+                    _apply(table, override.set)
         _apply(table, dict(self.wanted.changes))
         return table
 
@@ -145,7 +148,8 @@ def _as_released(table: dict[str, Any]) -> None:
     for kind in ("method", "aggregator", "attack"):
         section = table.get(kind)
         name = section.get("name") if isinstance(section, Mapping) else section
-        if isinstance(name, str) and name in parts(kind) and "variant" in parts(kind)[name].model_fields:
+        fields = parts(kind)[name].model_fields if isinstance(name, str) and name in parts(kind) else {}
+        if "variant" in fields and "authors" in get_args(fields["variant"].annotation):  # other variants a study names under `released`
             assign(table, f"{kind}.variant", "authors")
 
 

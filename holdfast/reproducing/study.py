@@ -11,6 +11,7 @@
     [[override]]                       # what only some cells set
     when = { method = "FedCAP", attack = ["SF", "MR"] }
     set = { "method.alpha" = 5 }
+    [[released]]                       # what only some cells set where variant = authors
     [[skip]]                           # what the table does not have
     when = { ... }
     [metrics."TAcc(%)"]                # what is read off each
@@ -23,7 +24,10 @@
     setting = "attack={attack}, malicious=0.3"
     [[claims]]                         # see claims.py
     [scale.quick]                      # the same on less
-    [scale.smoke]"""
+    [scale.smoke]
+
+A table that differs little from another says `like = "fedcap-table-1"` and then only what differs: of config, axes, metrics, print and scale
+entry by entry (an empty one takes it away), of everything else as a whole. `printed` is always its own."""
 
 from __future__ import annotations
 
@@ -102,6 +106,11 @@ class Metric(Section):
             raise ValueError("needs one of figure, measure and of")
         return self
 
+    @property
+    def less_is_better(self) -> bool:
+        """Of a place among others always, whatever is ranked."""
+        return self.rank is not None or self.better == "less"
+
 
 class Layout(Section):
     rows: tuple[str, ...]
@@ -133,12 +142,14 @@ class Claim(Section):
     """What the paper says, and how to see whether it is so (claims.py)."""
 
     says: str
-    check: Literal["best", "beats", "above", "below", "rises", "falls", "within"]
+    check: Literal["best", "worst", "beats", "above", "below", "rises", "falls", "within", "steady"]
     metric: str | None = None
     axis: str | None = None
     label: str | None = None
     over: tuple[str, ...] = ()
     by: float = 0.0
+    factor: float = Field(1.0, ge=1)
+    """Of beats and within: on what is less of the two."""
     value: float | None = None
     where: When = {}
     least: float = Field(1.0, gt=0, le=1)
@@ -154,6 +165,8 @@ class Study(Section):
     notes: tuple[str, ...] = ()
     variants: bool = False
     """Whether paper and released code differ in what decides this result, so that both should be played."""
+    released: tuple[Override, ...] = ()
+    """What the authors' code does beside the variants of its parts, such as another evaluation: set where variant is authors."""
     fused: bool = True
     """False where seconds are the result."""
     config: dict[str, Any]
@@ -194,7 +207,8 @@ class Study(Section):
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
         """Everything that names axes and labels."""
         found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in self.override]
-        found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
+        found += [("released", one.when) for one in self.released] + [("skip", one.when) for one in self.skip]
+        found += [("stand_in", one.when) for one in self.stand_in]
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
@@ -223,7 +237,7 @@ class Study(Section):
             raise ValueError(f"{where}: {claim.check} needs a value")
         if claim.check not in ("above", "below") and claim.axis is None:
             raise ValueError(f"{where}: {claim.check} needs an axis")
-        if claim.check in ("best", "beats", "within") and claim.label is None:
+        if claim.check in ("best", "worst", "beats", "within") and claim.label is None:
             raise ValueError(f"{where}: {claim.check} needs a label")
         if claim.axis is not None:
             self.check_labels({claim.axis: labels}, where)
@@ -288,8 +302,22 @@ def _normal(what: str) -> str:
 
 
 def read(key: str) -> Study:
-    text = (files("holdfast.papers") / f"{key.replace('/', '-')}.toml").read_text()
-    return make({**tomllib.loads(text), "key": key})
+    return make({**_loaded(key.replace("/", "-")), "key": key})
+
+
+_BY_ENTRY = ("config", "axes", "metrics", "print", "scale")
+
+
+def _loaded(stem: str) -> dict[str, Any]:
+    table = tomllib.loads((files("holdfast.papers") / f"{stem}.toml").read_text())
+    if (like := table.pop("like", None)) is None:
+        return table
+    base = _loaded(like)
+    base.pop("printed", None)
+    for section in _BY_ENTRY:
+        both = {**base.get(section, {}), **table.get(section, {})}
+        table[section] = {name: entry for name, entry in both.items() if entry != {}}
+    return {**base, **table}
 
 
 def make(table: Mapping[str, Any]) -> Study:
