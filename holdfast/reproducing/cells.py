@@ -83,17 +83,15 @@ class Grid:
         for axis, label in at.items():
             if axis != "variant":
                 _apply(table, self.study.axes[axis][label])
-        for override in (*self.study.override, *self.scale.override):
+        authors = at.get("variant", self.variants[0]) == "authors"
+        for override in (*self.study.override, *(self.study.released if authors else ()), *self.scale.override):
             if matches(override.when, at):
                 _apply(table, override.set)
         _apply(table, self.scale.set)
         for stand_in in self.stand_ins(at):
             _apply(table, stand_in.set)
-        if at.get("variant", self.variants[0]) == "authors":
+        if authors:
             _as_released(table)
-            for override in self.study.released:
-                if matches(override.when, at):
-                    _apply(table, override.set)
         _apply(table, dict(self.wanted.changes))
         return table
 

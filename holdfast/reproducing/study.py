@@ -83,6 +83,8 @@ class Metric(Section):
     """A figure of the result; of several the largest."""
     measure: str | None = None
     """A function of the run, by its name in measures/."""
+    by: str | None = None
+    """An axis whose labels set nothing: the measure is told the label, such as the part of a curve."""
     of: tuple[str, ...] = ()
     """The mean of these other metrics."""
     times: float = 1.0
@@ -212,7 +214,7 @@ class Study(Section):
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
-            found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank]))]
+            found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))]
         for name, scale in self.scale.items():
             found += [(f"scale.{name}", scale.keep)]
             found += [(f"scale.{name}", one.when) for one in scale.override] + [(f"scale.{name}", one.when) for one in scale.stand_in]
