@@ -26,8 +26,9 @@
     [scale.quick]                      # the same on less
     [scale.smoke]
 
-A table that differs little from another says `like = "fedcap-table-1"` and then only what differs: of config, axes, metrics, print and scale
-entry by entry (an empty one takes it away), of everything else as a whole. `printed` is always its own."""
+A table that differs little from another says `like = "fedcap-table-1"` and then only what differs: of axes, metrics and print entry by entry,
+of sections of config and of scales too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({}) takes one
+away. `printed` is always its own."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from holdfast.config import Section
+from holdfast.config import PART_SECTIONS, Section
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.registry import explain
 
@@ -307,7 +308,8 @@ def read(key: str) -> Study:
     return make({**_loaded(key.replace("/", "-")), "key": key})
 
 
-_BY_ENTRY = ("config", "axes", "metrics", "print", "scale")
+_BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}
+"""How deep a study that is like another may differ in one entry."""
 
 
 def _loaded(stem: str) -> dict[str, Any]:
@@ -316,10 +318,17 @@ def _loaded(stem: str) -> dict[str, Any]:
         return table
     base = _loaded(like)
     base.pop("printed", None)
-    for section in _BY_ENTRY:
-        both = {**base.get(section, {}), **table.get(section, {})}
-        table[section] = {name: entry for name, entry in both.items() if entry != {}}
+    for section, depth in _BY_ENTRY.items():
+        table[section] = _merged(base.get(section, {}), table.get(section, {}), depth)
     return {**base, **table}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    out = {**base, **own}
+    for name in base.keys() & own.keys() if depth > 1 else ():
+        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # another attack is another one
+            out[name] = _merged(base[name], own[name], depth - 1)
+    return {name: entry for name, entry in out.items() if entry != {}}
 
 
 def make(table: Mapping[str, Any]) -> Study:
