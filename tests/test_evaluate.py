@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from holdfast import evaluate, tally
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.engine import client
+from holdfast.engine import client as engine_client
 from holdfast.evaluate import score
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
@@ -190,7 +190,7 @@ def test_a_model_that_all_share_is_tested_once_where_all_have_the_same_test_set(
         tested.append(len(args[5].count))
         return score(*args, **options)
 
-    monkeypatch.setattr(client, "score", counted)
+    monkeypatch.setattr(engine_client, "score", counted)
     attack = {"name": "backdoor", "clients": [1], "size": 2}
     run = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"}, engine={"plan": plan})
     assert tested == [1, 1] * 2  # the test set and its triggered copy, in two rounds

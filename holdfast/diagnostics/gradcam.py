@@ -96,8 +96,8 @@ def picture(
 
 
 def heat_on_trigger(run: Run, images: Sequence[int], layer: str | None = None) -> pd.DataFrame:
-    """For each of these test images with the attack's trigger on it: the share of the heat that lies on the trigger, NaN where nothing speaks
-    for the prediction, with the true label and what the global model predicts. `area` is the share of the image that the trigger takes."""
+    """For each of these test images with the attack's trigger on it: the share of the heat that lies on the trigger (NaN: there is no heat),
+    the true label, and what the global model predicts. `area` is the share of the image that the trigger takes."""
     shown, labels = _images({"": run}, images, triggered=True)
     trigger = run._experiment.adversary.attack.trigger(shown)
     flat = [torch.full_like(shown.x[:1], level) for level in (0, 1)]  # a pixel of the trigger differs from one of the two

@@ -26,9 +26,9 @@
     [scale.quick]                      # the same on less
     [scale.smoke]
 
-A table that differs little from another says `like = "fedcap-table-1"` and then only what differs: of axes, metrics and print entry by entry,
-of sections of config and of scales too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({}) takes one
-away. `printed` is always its own."""
+A table that differs little from another says `like = "fedcap-table-1"`, and then only what differs: of axes, metrics and print entry by
+entry, of a section of config or of a scale too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({})
+takes one away. `printed` is always its own."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def _loaded(stem: str) -> dict[str, Any]:
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any], depth: int) -> dict[str, Any]:
     out = {**base, **own}
     for name in base.keys() & own.keys() if depth > 1 else ():
-        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # another attack is another one
+        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # a part is one thing
             out[name] = _merged(base[name], own[name], depth - 1)
     return {name: entry for name, entry in out.items() if entry != {}}
 

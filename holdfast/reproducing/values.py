@@ -121,8 +121,8 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
     for name, metric in study.metrics.items():
         for at in out.places(name):
             filled = {axis: at.get(axis, "") for axis in study.axes}
-            form = study.print
-            row = rows.get((study.printed, *(text.format(**filled) for text in (form.dataset, form.setting, form.method)), metric.printed or name))
+            where = (text.format(**filled) for text in (study.print.dataset, study.print.setting, study.print.method))
+            row = rows.get((study.printed, *where, metric.printed or name))
             if row is not None:
                 doubt = "doubtful in print" if row["doubtful"] else ""
                 out.by_place[place(name, at)] = Value((float(row["value"]),), doubt, float(row["std"]) if row["std"] else None)
