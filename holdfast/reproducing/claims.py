@@ -5,7 +5,7 @@ A claim is looked at in every combination of the labels it does not name (a case
     best     axis, label          no other label of the axis is better by more than `by`
     worst    axis, label          no other label of the axis is worse by more than `by`
     beats    axis, label, over    better than each of `over` by at least `by`, or by a `factor`
-    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`, or than the printed value where `over` is empty
+    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`; than the printed value where `over` is empty
     above    value                more than `value`
     below    value                less than `value`
     rises    axis                 the last label has more than the first, by at least `by`

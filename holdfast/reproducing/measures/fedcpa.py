@@ -45,8 +45,6 @@ def _changes(run: Run) -> pd.DataFrame:
 @measure("heat-on-trigger")
 def mean_heat_on_trigger(run: Run) -> float | None:
     """Share of Grad-CAM's heat that lies on the trigger, mean over test images of other classes than the target that carry it."""
-    federation = run._experiment.federation
-    frame = heat_on_trigger(run, range(min(_IMAGES, len(federation.global_test.row))))
-    others = frame[frame["label"] != run._experiment.adversary.attack.trigger(federation.samples).target]
-    found = others["share"].dropna()
+    frame = heat_on_trigger(run, range(min(_IMAGES, len(run._experiment.federation.global_test.row))))
+    found = frame[frame["label"] != frame["target"]]["share"].dropna()
     return float(found.mean()) if len(found) else None
