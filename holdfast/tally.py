@@ -37,6 +37,11 @@ class Score:
         correct, loss, total = (torch.cat([getattr(p, name) for p in parts]) for name in ("correct", "loss", "total"))
         return Score(correct, loss, total, {name: torch.cat([p.more[name] for p in parts]) for name in parts[0].more})
 
+    def of(self, which: Tensor) -> Score:
+        """By index, the same one as often as it is named."""
+        which = which.to(self.correct.device)
+        return Score(self.correct[which], self.loss[which], self.total[which], {name: value[which] for name, value in self.more.items()})
+
 
 def judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Right or wrong, and the loss, per sample. A model that answers with NaN is wrong, whatever argmax makes of it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from holdfast import evaluate, tally
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
+from holdfast.engine import client as engine_client
 from holdfast.evaluate import score
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
@@ -177,6 +178,23 @@ def test_the_global_test_set(simulate: Callable[..., Run]) -> None:
     assert run.final["accuracy"] == pytest.approx(sum(accuracies(run, "global_test").values()) / 5)
     rows = run._experiment.federation.train.row
     assert int(rows.max()) < samples.train_rows  # nobody trains on it
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_a_model_that_all_share_is_tested_once_where_all_have_the_same_test_set(
+    plan: str, simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> tally.Score:
+        tested.append(len(args[5].count))
+        return score(*args, **options)
+
+    monkeypatch.setattr(engine_client, "score", counted)
+    attack = {"name": "backdoor", "clients": [1], "size": 2}
+    run = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"}, engine={"plan": plan})
+    assert tested == [1, 1] * 2  # the test set and its triggered copy, in two rounds
+    assert run.clients()["accuracy/global"].tolist() == pytest.approx([accuracies(run, "global_test")[0]] * 5)
 
 
 def test_validation_selects_a_round(simulate: Callable[..., Run]) -> None:

@@ -95,6 +95,22 @@ def picture(
     return _sheet(tiles, frames, ["image", *runs]), pd.DataFrame(rows)
 
 
+def heat_on_trigger(run: Run, images: Sequence[int], layer: str | None = None) -> pd.DataFrame:
+    """For each of these test images with the attack's trigger on it: the share of the heat that lies on the trigger (NaN: no heat), the
+    true label, what the global model predicts and the trigger's target. `area` is the share of the image that the trigger takes."""
+    shown, labels = _images({"": run}, images, triggered=True)
+    attack = run._experiment.adversary.attack
+    trigger = None if attack is None else attack.trigger(shown)
+    assert trigger is not None  # else there were no such images
+    flat = [torch.full_like(shown.x[:1], level) for level in (0, 1)]  # a pixel of the trigger differs from one of the two
+    mask = torch.stack([(trigger.stamp(one.clone()) != one).any(dim=1)[0] for one in flat]).any(dim=0)
+    module = run.model()
+    heat, predicted = grad_cam(module, shown.batch(torch.arange(len(shown)), next(module.parameters()).dtype), layer=layer)
+    share = heat[:, mask].sum(dim=1) / heat.sum(dim=(1, 2))
+    about = {"image": list(images), "label": labels.tolist(), "predicted": predicted.tolist(), "share": share.tolist()}
+    return pd.DataFrame({**about, "target": trigger.target, "area": float(mask.double().mean())})
+
+
 def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> tuple[Samples, Tensor]:
     """The chosen test images as a small store of their own, and their true labels."""
     first = next(iter(runs.values()))

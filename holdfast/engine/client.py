@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from holdfast.engine.cell import Measure
 from holdfast.evaluate import score
 from holdfast.local.client import Local, Received, rows_of, stack_states
 from holdfast.methods.base import ClientRule
-from holdfast.tally import UNDEFINED
+from holdfast.tally import UNDEFINED, Score
 
 EVALUATE = "evaluate"
 
@@ -96,15 +96,29 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             bank, which = _sent(local, shared if model == "global" else received)
         aux = rule.aux(local, state, received)
         for split, table in data.items():
-            result = score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, measure.metrics)
+            common = split == "test" and measure.test == "global"
+            result = _tested(rule, local, bank, which, table, aux, common, measure.metrics)
             out[f"{split}/{model}/correct"] = result.correct.double()
             out[f"{split}/{model}/loss"] = result.loss
             out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
             out[f"{split}/total"] = result.total.double()
         if job.triggered is not None:
-            result = score(local.network, rule.predict, bank, which, local.samples, job.triggered, local.plan, aux)
+            result = _tested(rule, local, bank, which, job.triggered, aux, measure.test == "global")
             out |= {f"triggered/{model}/correct": result.correct.double(), "triggered/total": result.total.double()}
     return out
+
+
+def _tested(
+    rule: ClientRule, local: Local, bank: Tensor, which: Tensor, table: Padded, aux: Mapping[str, Tensor], common: bool,
+    metrics: Collection[str] = (),
+) -> Score:  # fmt: skip
+    """How every client's model fares. Where all are tested on the same samples, a model that several were sent is tested once."""
+    if not common or aux:
+        return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
+    models, of = which.unique(return_inverse=True)
+    first = torch.full_like(models, len(which)).scatter_reduce_(0, of, torch.arange(len(which), device=of.device), "amin")
+    theirs = Padded(*(part[first.to(part.device)] for part in (table.rows, table.labels, table.count)))
+    return score(local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics).of(of)
 
 
 def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:

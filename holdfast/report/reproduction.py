@@ -227,7 +227,8 @@ def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
 def _along(outcome: Outcome, number: int, show: Show) -> str:
     assert show.axis is not None
     metric, values = show.metric or next(iter(outcome.study.metrics)), outcome.ours
-    labels = list(values.labels[show.axis])
+    kept = {axis: labels for axis, labels in show.where.items() if axis == show.axis}
+    labels = [label for label in values.labels[show.axis] if matches(kept, {show.axis: label})]
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for at in values.places(metric, show.where):
         found = values.get(metric, at)

@@ -91,12 +91,12 @@ def _box(outcome: Outcome, chosen: At) -> Box | None:
 
 def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
     """Among the methods, all else equal."""
-    better, mine = outcome.study.metrics[metric].better, outcome.ours.mean(metric, at)
-    if better == "neither" or "method" not in at or mine is None:
+    about, mine = outcome.study.metrics[metric], outcome.ours.mean(metric, at)
+    if about.better == "neither" or "method" not in at or mine is None:
         return False
     others = [outcome.ours.mean(metric, {**at, "method": label}) for label in outcome.ours.labels["method"]]
     known = [value for value in others if value is not None]
-    return len(known) > 1 and mine == (max(known) if better == "more" else min(known)) and min(known) != max(known)
+    return len(known) > 1 and mine == (min(known) if about.less_is_better else max(known)) and min(known) != max(known)
 
 
 def to_table(sheet: Sheet, what: str = "both") -> Table:

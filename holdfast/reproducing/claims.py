@@ -3,8 +3,9 @@
 A claim is looked at in every combination of the labels it does not name (a case):
 
     best     axis, label          no other label of the axis is better by more than `by`
-    beats    axis, label, over    better than each of `over` by at least `by`
-    within   axis, label, over    at most `by` worse than the best of `over`, or than the printed value where `over` is empty;
+    worst    axis, label          no other label of the axis is worse by more than `by`
+    beats    axis, label, over    better than each of `over` by at least `by`, or by a `factor`
+    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`; than the printed value where `over` is empty;
                                   without a label, every other label is
     above    value                more than `value`
     below    value                less than `value`
@@ -50,7 +51,7 @@ class Finding:
 def examine(claim: Claim, values: Values, against: Values | None = None) -> Finding:
     """`against` are the printed values, for `within` without `over`."""
     metric = metric_of(claim, values.study)
-    sign = -1.0 if values.study.metrics[metric].better == "less" else 1.0
+    sign = -1.0 if values.study.metrics[metric].less_is_better else 1.0
     right, wrong = 0, []
     for at in _cases(claim, values, metric):
         said = _is_so(claim, values, against, metric, at, sign)
@@ -93,10 +94,17 @@ def _best(claim: Claim, values: Values, against: Values | None, value: Look, at:
     return None if mine is None or not others else mine >= max(others) - claim.by
 
 
+def _worst(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+    mine, others = value(claim.label), _known(value, (o for o in _along(claim, values) if o != claim.label))
+    return None if mine is None or not others else mine <= min(others) + claim.by
+
+
 def _beats(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
     mine, others = value(claim.label), _known(value, claim.over)
     if mine is None or not others:
         return None
+    if claim.factor > 1:
+        return _worsened(mine, claim.factor) >= max(others)
     return mine - max(others) >= claim.by if claim.by else mine > max(others)
 
 
@@ -110,7 +118,12 @@ def _within(claim: Claim, values: Values, against: Values | None, value: Look, a
         shown = {axis: label for axis, label in {**at, claim.axis: claim.label}.items() if axis != "variant"}
         said = against.mean(metric, shown)
         return None if mine is None or said is None else abs(abs(mine) - abs(said)) <= claim.by
-    return None if mine is None or not others else mine >= max(others) - claim.by
+    return None if mine is None or not others else mine >= _worsened(max(others), claim.factor) - claim.by
+
+
+def _worsened(figure: float, factor: float) -> float:
+    """Where less is better, figures have a minus."""
+    return figure / factor if figure > 0 else figure * factor
 
 
 def _above(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
@@ -162,6 +175,6 @@ def _known(value: Look, labels: Iterable[str]) -> list[float]:
 
 
 _CHECKS = {
-    "best": _best, "beats": _beats, "within": _within, "above": _above, "below": _below, "rises": _rises, "falls": _falls,
+    "best": _best, "worst": _worst, "beats": _beats, "within": _within, "above": _above, "below": _below, "rises": _rises, "falls": _falls,
     "steady": _steady,
 }  # fmt: skip

@@ -26,7 +26,11 @@
     setting = "attack={attack}, malicious=0.3"
     [[claims]]                         # see claims.py
     [scale.quick]                      # the same on less
-    [scale.smoke]"""
+    [scale.smoke]
+
+A table that differs little from another says `like = "fedcap-table-1"`, and then only what differs: of axes, metrics and print entry by
+entry, of a section of config or of a scale too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({})
+takes one away. `printed` is always its own."""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from holdfast.config import Section
+from holdfast.config import PART_SECTIONS, Section
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.registry import explain
 from holdfast.reproducing.shared import completed
@@ -83,6 +87,8 @@ class Metric(Section):
     """A figure of the result; of several the largest."""
     measure: str | None = None
     """A function of the run, by its name in measures/."""
+    by: str | None = None
+    """An axis whose labels set nothing: the measure is told the label, such as the part of a curve."""
     of: tuple[str, ...] = ()
     """The mean of these other metrics."""
     times: float = 1.0
@@ -105,6 +111,11 @@ class Metric(Section):
         if sum(map(bool, (self.figure, self.measure, self.of))) != 1:
             raise ValueError("needs one of figure, measure and of")
         return self
+
+    @property
+    def less_is_better(self) -> bool:
+        """Of a place among others always, whatever is ranked."""
+        return self.rank is not None or self.better == "less"
 
 
 class Layout(Section):
@@ -140,12 +151,14 @@ class Claim(Section):
     """What the paper says, and how to see whether it is so (claims.py)."""
 
     says: str
-    check: Literal["best", "beats", "above", "below", "rises", "falls", "within", "steady"]
+    check: Literal["best", "worst", "beats", "above", "below", "rises", "falls", "within", "steady"]
     metric: str | None = None
     axis: str | None = None
     label: str | None = None
     over: tuple[str, ...] = ()
     by: float = 0.0
+    factor: float = Field(1.0, ge=1)
+    """Of beats and within: on what is less of the two."""
     value: float | None = None
     where: When = {}
     least: float = Field(1.0, gt=0, le=1)
@@ -206,7 +219,7 @@ class Study(Section):
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
-            found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank]))]
+            found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))]
         for name, scale in self.scale.items():
             found += [(f"scale.{name}", scale.keep)]
             found += [(f"scale.{name}", one.when) for one in scale.override] + [(f"scale.{name}", one.when) for one in scale.stand_in]
@@ -231,7 +244,7 @@ class Study(Section):
             raise ValueError(f"{where}: {claim.check} needs a value")
         if claim.check not in ("above", "below") and claim.axis is None:
             raise ValueError(f"{where}: {claim.check} needs an axis")
-        if claim.label is None and (claim.check in ("best", "beats") or claim.check == "within" and not claim.over):
+        if claim.label is None and (claim.check in ("best", "worst", "beats") or claim.check == "within" and not claim.over):
             raise ValueError(f"{where}: {claim.check} needs a label")
         if claim.axis is not None:
             self.check_labels({claim.axis: labels}, where)
@@ -296,11 +309,33 @@ def _normal(what: str) -> str:
 
 
 def read(key: str) -> Study:
+    return make({**_loaded(key.replace("/", "-")), "key": key})
+
+
+_BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}
+"""How deep a study that is like another may differ in one entry."""
+
+
+def _loaded(stem: str) -> dict[str, Any]:
     papers = files("holdfast.papers")
-    table = tomllib.loads((papers / f"{key.replace('/', '-')}.toml").read_text())
+    table = tomllib.loads((papers / f"{stem}.toml").read_text())
     if (shared := table.pop("shared", None)) is not None:
-        table = completed(table, tomllib.loads((papers / "shared" / f"{shared}.toml").read_text()), key)
-    return make({**table, "key": key})
+        return completed(table, tomllib.loads((papers / "shared" / f"{shared}.toml").read_text()), stem)
+    if (like := table.pop("like", None)) is None:
+        return table
+    base = _loaded(like)
+    base.pop("printed", None)
+    for section, depth in _BY_ENTRY.items():
+        table[section] = _merged(base.get(section, {}), table.get(section, {}), depth)
+    return {**base, **table}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    out = {**base, **own}
+    for name in base.keys() & own.keys() if depth > 1 else ():
+        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # a part is one thing
+            out[name] = _merged(base[name], own[name], depth - 1)
+    return {name: entry for name, entry in out.items() if entry != {}}
 
 
 def make(table: Mapping[str, Any]) -> Study:

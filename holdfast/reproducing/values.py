@@ -87,17 +87,19 @@ def ours(grid: Grid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
         if metric.of:
             continue
         for at in {key: dict(cell.at) for cell in grid.cells for key in [place("", cell.at)]}.values():
+            if not matches(metric.where, at) and not metric.minus:  # what is taken off may lie outside
+                continue
             finished = [run for run in runs[place("", at)] if run is not None]
-            figures = [value for run in finished if (value := _read(metric, run)) is not None]
+            figures = [value for run in finished if (value := _read(metric, run, at)) is not None]
             if figures:
                 out.by_place[place(name, at)] = Value(tuple(figures), _diverged(finished))
     _derive(out)
     return out
 
 
-def _read(metric: Metric, run: Run) -> float | None:
+def _read(metric: Metric, run: Run, at: Mapping[str, str]) -> float | None:
     if metric.measure is not None:
-        value = measured(metric.measure)(run)
+        value = measured(metric.measure)(run, *([at[metric.by]] if metric.by is not None else []))
     else:
         known = [run.final.get(name) for name in as_labels(metric.figure)]
         value = max((float(v) for v in known if v is not None), default=None)

@@ -105,7 +105,7 @@ def test_the_command(ask: Callable[..., tuple[int, str, str]], quick_disk: None,
 
 def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None:
     for args, told in {
-        ("fedcab",): "did you mean 'fedcap'",
+        ("fedcapp",): "did you mean 'fedcap'",
         ("fedcap", "fig-99"): "fedcap has no 'fig-99'",
         ("fedcap", "I", "--scale", "tiny"): "--scale tiny: one of smoke, quick, full",
         ("fedcap", "I", "--only", "attack=XX"): "attack has no 'XX'",

@@ -15,8 +15,8 @@ def test_what_the_user_may_call_a_table() -> None:
     for name in ("I", "1", "table-1", "Table I", "table_1", "TABLE 1"):
         assert [study.key for study in find("FedCAP", name)] == ["fedcap/table-1"]
     assert [study.key for study in find("fedcap")] == [key for key in keys() if key.startswith("fedcap/")]
-    with pytest.raises(ConfigError, match="no paper 'fedcab'; did you mean 'fedcap'"):
-        find("fedcab")
+    with pytest.raises(ConfigError, match="no paper 'fedcapp'; did you mean 'fedcap'"):
+        find("fedcapp")
     with pytest.raises(ConfigError, match="fedcap has no 'table-99'"):
         find("fedcap", "table-99")
 

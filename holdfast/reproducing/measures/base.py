@@ -1,18 +1,20 @@
-"""What some tables and figures show and no result has: a function of a finished run each, by name."""
+"""What some tables and figures show and no result has: a function of a finished run each, by name; where the metric says `by`, also of
+the label on that axis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.results import Run
 
-Measure = Callable[[Run], float | None]
+Measure = Callable[..., float | None]
+M = TypeVar("M", bound=Measure)
 _MEASURES: dict[str, Measure] = {}
 
 
-def measure(name: str) -> Callable[[Measure], Measure]:
-    def keep(function: Measure) -> Measure:
+def measure(name: str) -> Callable[[M], M]:
+    def keep(function: M) -> M:
         _MEASURES[name] = function
         return function
 

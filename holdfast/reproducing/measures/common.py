@@ -16,3 +16,11 @@ def seconds(run: Run) -> float | None:
 def megabytes(run: Run) -> float | None:
     """Up and down, all clients together, in the whole run."""
     return (float(run.final["bytes/up"]) + float(run.final["bytes/down"])) / 1e6
+
+
+@measure("seconds-of-a-round")
+def seconds_of_a_round(run: Run) -> float | None:
+    """Clients and server together in the median round: the first one may include preparations. Tuning after the last round is none."""
+    rounds = run.metrics
+    rounds = rounds[rounds["round"] <= run.manifest["config"]["train"]["rounds"]]
+    return float((rounds["seconds/client"] + rounds["seconds/server"]).median())

@@ -1,1 +1,50 @@
 """What only FedCPA's figures show."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+
+from holdfast.diagnostics.gradcam import heat_on_trigger
+from holdfast.diagnostics.importance import by_place, rank_changes
+from holdfast.files import write_atomically
+from holdfast.reproducing.measures.base import measure
+from holdfast.results import Run
+
+_IMAGES = 200
+"""Test images that are looked at; those of the target class, to which the trigger adds nothing, are then left out."""
+
+
+@measure("rank-change")
+def rank_change(run: Run, part: str) -> float | None:
+    """How far honest training moves parameters in the order by importance, as a share of all of them; of a part of the order, as 0-10%."""
+    return _mean_of(run, part, "benign")
+
+
+@measure("rank-disparity")
+def rank_disparity(run: Run, part: str) -> float | None:
+    """How much further poisoned training moves them than honest training from the same model; of a part of the order, as 0-10%."""
+    return _mean_of(run, part, "disparity")
+
+
+def _mean_of(run: Run, part: str, figure: str) -> float | None:
+    low, high = (float(end) / 100 for end in part.removesuffix("%").split("-"))
+    frame = _changes(run)
+    return float(frame[(frame["place"] > low) & (frame["place"] < high)][figure].mean())
+
+
+def _changes(run: Run) -> pd.DataFrame:
+    """The run is played again for this, so it is done once and kept beside it."""
+    file = run.path / "rank-change.csv"
+    if not file.exists():
+        write_atomically(file, by_place(rank_changes(run, places=50)).to_csv(index=False).encode())
+    return pd.read_csv(io.BytesIO(file.read_bytes()))
+
+
+@measure("heat-on-trigger")
+def mean_heat_on_trigger(run: Run) -> float | None:
+    """Share of Grad-CAM's heat that lies on the trigger, mean over test images of other classes than the target that carry it."""
+    frame = heat_on_trigger(run, range(min(_IMAGES, len(run._experiment.federation.global_test.row))))
+    found = frame[frame["label"] != frame["target"]]["share"].dropna()
+    return float(found.mean()) if len(found) else None

@@ -1,0 +1,58 @@
+"""C-PFL's Table 6 played at its smallest, and how its other tables are planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pandas as pd
+import pytest
+
+from holdfast.reproducing.cells import Grid, Wanted
+from holdfast.reproducing.measures import measured
+from holdfast.reproducing.outcome import reproduce
+from holdfast.reproducing.study import find, read
+from holdfast.reproducing.values import printed
+from holdfast.results import Run
+
+
+def test_table_6_tunes_heads_after_the_last_round(tmp_path: Path) -> None:
+    plain = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))  # trials would take longer than the rounds
+    outcome = reproduce(find("c-pfl", "table 6")[0], Wanted(scale="smoke", changes=plain), tmp_path / "t")
+    figures = [outcome.ours.mean("average test accuracy(%)", {"dataset": "MNIST", "epochs": e}) for e in ("0", "5", "10", "15", "20")]
+    assert outcome.missing == 0 and all(0 <= cast(float, value) <= 100 for value in figures)
+    by_epochs = {run.manifest["config"]["method"]["tune_epochs"]: run for run in outcome.played}
+    common = {run.metrics["accuracy"].iloc[-2] for run in by_epochs.values()}
+    assert len(common) == 1  # the same experiment until the heads are tuned
+    assert by_epochs[20].final["accuracy/personal"] > by_epochs[0].final["accuracy/personal"]
+    untested, gains, beyond = (ours for ours, _ in outcome.findings)
+    assert untested.words == "not tested"  # it is about CIFAR
+    assert gains.holds and gains.cases == 1 and beyond.cases == 1
+    assert all(in_print.holds in (None, True) for _, in_print in outcome.findings)
+
+
+def test_every_method_of_a_column_has_the_same_data() -> None:
+    cells = Grid(read("c-pfl/table-3"), Wanted(scale="full")).cells
+    dealt: dict[tuple[str, str], set[str]] = {}
+    for cell in cells:
+        dealt.setdefault((cell.at["split"], cell.at["dataset"]), set()).add(str(cell.config.data))
+    assert len(cells) == 72 and len(dealt) == 8 and all(len(same) == 1 for same in dealt.values())
+    hundred = {cell.config.data.partition["classes_per_client"] for cell in cells if cell.at["split"] == "pathological"
+               and cell.at["dataset"] == "CIFAR-100"}  # fmt: skip
+    assert hundred == {10}
+
+
+def test_the_figures_that_figure_4_states_in_words() -> None:
+    study = read("c-pfl/fig-4")
+    found = printed(study, Grid(study, Wanted(scale="full")).labels)
+    assert study.name == "Fig. 4"
+    assert found.mean("accuracy drop (points)", {"dataset": "CIFAR-10", "noisy": "40%", "method": "FedBABU"}) == 9.89
+    nobody = next(cell for cell in Grid(study, Wanted(scale="full")).cells if cell.at["noisy"] == "0%")
+    assert nobody.config.attack is None
+
+
+def test_the_median_round_and_not_the_tuning_after_it() -> None:
+    frame = pd.DataFrame({"round": [1, 2, 3, 4], "seconds/client": [9.0, 2.0, 3.0, 50.0], "seconds/server": [1.0, 0.5, 1.0, 0.0]})
+    run = cast(Run, SimpleNamespace(metrics=frame, manifest={"config": {"train": {"rounds": 3}}}))
+    assert measured("seconds-of-a-round")(run) == pytest.approx(4.0)
