@@ -19,12 +19,14 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from holdfast.config import Config
+from holdfast.core.errors import HoldfastError
 from holdfast.deploy.chronicle import Chronicle
 from holdfast.deploy.door import Door, KeyedDoor, OpenDoor
 from holdfast.deploy.fleet import Fleet, Patience
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.node import expected, federated
 from holdfast.deploy.post import Post
+from holdfast.files import write_json
 from holdfast.session import Watch, resume, start
 
 app = ServerApp()
@@ -32,7 +34,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    serve(grid, context.run_config)
+    """A reason to stop is left beside the ledger, so that who follows the run can tell it from a ServerApp that was killed."""
+    settings = context.run_config
+    try:
+        serve(grid, settings)
+    except HoldfastError as error:
+        if settings.get("ledger"):
+            write_json(Path(str(settings["ledger"])).with_name("stopped.json"), {"reason": str(error)})
+        raise
 
 
 def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
