@@ -2,6 +2,7 @@
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
     STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
+    STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
 A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
 newest one before the step it is asked for. When another start of the server asks, what came after the committed round never happened."""
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from holdfast.config import Config, make_config, read_config
 from holdfast.core.errors import ConfigError
-from holdfast.core.types import Exchange
+from holdfast.core.types import Exchange, State
+from holdfast.engine.client import EVALUATE, Job, perform_personal
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
+from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import digest_of
 from holdfast.store import read_tensors, write_atomically, write_tensors
@@ -59,9 +62,9 @@ def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
 
 
 class Node:
-    """A client in one round of a run. It recomputes who holds what from the seed, and reads no rows but its own."""
+    """A client of a run. It recomputes who holds what from the seed, and reads no rows but its own."""
 
-    def __init__(self, config: Config, client: int, folder: Path, world: str, round: int, threads: int):
+    def __init__(self, config: Config, client: int, folder: Path, world: str, threads: int):
         torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
@@ -69,6 +72,9 @@ class Node:
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
             raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
         self.client, self.folder, self.cell = client, folder, self.experiment.cell
+
+    def enter(self, round: int) -> None:
+        """What is asked next belongs to this round."""
         self.cell.round = round
 
     def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
@@ -81,7 +87,20 @@ class Node:
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
         if state:
             write_tensors(self._file(version), state)
+        if exchange.task == EVALUATE and not exchange.rehearsal:
+            self._keep_model(simulator, exchange, before is not None, stored)
         return fields
+
+    def _keep_model(self, simulator: Simulator, exchange: Exchange, known: bool, stored: State) -> None:
+        """What this client would use from now on, by the module's own names: the personal model is nowhere else."""
+        local = simulator.local([Call(self.cell, exchange)])
+        both = {"global", "customised"} <= set(self.cell.method.models)  # then the global model is sent too, in front
+        received = Received(exchange.bank, exchange.pick[:, 1:] if both else exchange.pick, local.wire)
+        job = Job(EVALUATE, received, exchange.extra, torch.tensor([known]), stored, None, self.cell.measure)
+        personal = self.cell.method.deploys == "personal"
+        vector = perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
+        module = self.cell.rule.unwrapped(self.cell.network.load(vector))
+        write_tensors(self.folder / "model.safetensors", {name: value.contiguous() for name, value in module.state_dict().items()})
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
         """The newest state before this version, if any; states that will not be asked for again are removed."""
@@ -97,7 +116,7 @@ class Node:
         return older[-1] if older else None
 
     def _versions(self) -> list[Version]:
-        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("*.safetensors"))
+        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("[0-9]*-*.safetensors"))
         return sorted((int(round), int(step)) for round, step in rounds_and_steps)
 
     def _file(self, version: Version) -> Path:

@@ -57,6 +57,7 @@ class NodeSettings(Section):
     superlink: str = setting("127.0.0.1:8443", "where the server is reached")
     state: str = setting("state", "folder for what never leaves this node")
     experiment: str = setting("experiment.toml", "this node's copy of what is trained")
+    resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
 
 
 @dataclass(frozen=True)

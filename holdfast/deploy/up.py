@@ -17,6 +17,7 @@ from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Entry
 from holdfast.deploy.processes import HOST, Processes, free_port, write_app
 from holdfast.deploy.project import Project, open_node
+from holdfast.deploy.trainer import socket_of
 from holdfast.files import read_json, write_json
 
 Say = Callable[[str], None]
@@ -181,10 +182,10 @@ class Up:
                 self._start_superlink()
             elif name == "proxy":
                 self._start_proxy()
-            elif name.startswith("node"):
-                client = int(name.removeprefix("node"))
+            elif name.startswith(("node", "trainer")):
+                client = int(name.removeprefix("node").removeprefix("trainer"))
                 if client in Enrolment.of(self.ledger.entries).welcome:
-                    self.start_node(client)
+                    start_again(self.processes, self.project.node(client), name)
                 else:
                     del self.processes.started[name]
             else:
@@ -210,15 +211,56 @@ class Up:
 
 
 def start_node(processes: Processes, folder: Path) -> None:
-    """The SuperNode of one client, from its folder alone."""
+    """What one client consists of, from its folder alone: a SuperNode, and the trainer that it hands its work to."""
     node = open_node(folder)
-    state, config = ((folder / name).absolute() for name in (node.state, node.experiment))
-    where = {"client-id": node.client, "state-dir": str(state), "config": str(config)}
-    settings = " ".join(f"{name}={json.dumps(value)}" for name, value in where.items())
+    if node.resident:
+        start_again(processes, folder, f"trainer{node.client}")
+    start_again(processes, folder, f"node{node.client}")
+
+
+def start_again(processes: Processes, folder: Path, name: str) -> None:
+    """One of the two processes of a client."""
+    node = open_node(folder)
+    if name.startswith("trainer"):
+        processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
+        return
+    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute())}
+    if node.resident:
+        where["trainer"] = str(socket_of(folder))
+    settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
     processes.start(
-        f"node{node.client}", "flower-supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
+        name, "flower-supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(free_port()), "--node-config", settings,
     )  # fmt: skip
+
+
+def keep_node(folder: Path, say: Say) -> None:
+    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks that the node is there and
+    refuses it, so it is tried again."""
+    node = open_node(folder)
+    processes = Processes(folder / "flower", folder / "logs")
+    processes.flower.mkdir(parents=True, exist_ok=True)
+    say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
+    start_node(processes, folder)
+    pause = 5.0
+    try:
+        while True:
+            began = time.monotonic()
+            name, code = _first_to_stop(processes)
+            pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
+            say(f"{name} stopped with code {code}; it is started again in {pause:g} s")
+            time.sleep(pause)
+            start_again(processes, folder, name)
+    finally:
+        processes.stop()
+
+
+def _first_to_stop(processes: Processes) -> tuple[str, int]:
+    while True:
+        for name, process in processes.started.items():
+            if (code := process.poll()) is not None:
+                return name, code
+        time.sleep(1)
 
 
 def in_words(entry: Entry) -> str:
