@@ -21,14 +21,15 @@ _MOST = 64  # numbers of a table that are written out; larger ones are in the ru
 class Chronicle:
     def __init__(self, ledger: Ledger | None, out: Path):
         self.ledger, self.store = ledger, Store(out)
-        self.told = max((entry.round or 0 for entry in ledger.of("round")), default=0) if ledger is not None else 0
+        self.run, self.told = "", 0
 
     def begin(self, experiments: list[Experiment]) -> None:
         """Before the first exchange: what the last server left untold, and who the operator has pardoned or banned since."""
         if self.ledger is None:
             return
-        committed = self._committed()
-        self.ledger.append("resume" if committed else "start", round=committed, head=self.ledger.head)
+        committed, self.run = self._committed(), experiments[0].label  # which a ledger may have several of
+        self.told = max((entry.round or 0 for entry in self.ledger.of("round") if entry.what.get("run") == self.run), default=0)
+        self.ledger.append("resume" if committed else "start", round=committed, run=self.run)
         self._tell(committed)
         for experiment in experiments:
             self._judge(experiment)
@@ -40,9 +41,9 @@ class Chronicle:
             self._judge(experiment)
 
     def finish(self, result: dict[str, Any]) -> None:
-        if self.ledger is not None and not self.ledger.of("finish"):
+        if self.ledger is not None and not any(entry.what.get("run") == self.run for entry in self.ledger.of("finish")):
             self._tell(self._committed())
-            self.ledger.append("finish", round=result["rounds"], final=result["final"])
+            self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
 
     def _committed(self) -> int:
         head = self.store.read_json("head.json")
@@ -63,7 +64,7 @@ class Chronicle:
             part, arrays = self.store.read_json(f"parts/{round:06d}.json") or {}, self.store.arrays(round)
             for client, reason in part.get("banned", {}).items():
                 self.ledger.append("ban", int(client), round, reason=reason, by="method")
-            self.ledger.append("round", None, round, **_decisions(part, arrays))
+            self.ledger.append("round", None, round, run=self.run, **_decisions(part, arrays))
         self.told = max(self.told, committed)
 
 

@@ -35,14 +35,15 @@ class Processes:
     def __init__(self, flower: Path, logs: Path, connection: str = "lo"):
         self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
         self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.extra: dict[str, dict[str, str]] = {}
 
     def start(self, name: str, command: str, *arguments: str, module: bool = False) -> subprocess.Popen[bytes]:
-        """A program that is installed beside this Python, or a module of it."""
+        """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment."""
         self.logs.mkdir(parents=True, exist_ok=True)
         program = [sys.executable, "-m", command] if module else [binary(command)]
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                [*program, *arguments], env=self.environment(), stdout=log, stderr=subprocess.STDOUT,
+                [*program, *arguments], env={**self.environment(), **self.extra.get(name, {})}, stdout=log, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
             )  # fmt: skip
         self.started[name] = process
