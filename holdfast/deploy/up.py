@@ -224,7 +224,8 @@ def start_again(processes: Processes, folder: Path, name: str) -> None:
     if name.startswith("trainer"):
         processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
         return
-    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute())}
+    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
+             "home": str(folder.absolute())}  # fmt: skip
     if node.resident:
         where["trainer"] = str(socket_of(folder))
     settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
