@@ -28,7 +28,7 @@ from holdfast.core.types import UNDEFINED, Field, Schema
 from holdfast.engine.client import EVALUATE
 from holdfast.files import read_json, write_json
 
-_ALPHAS = [1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)] + [float(2**x) for x in range(6, 14)]
+_ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
 Releases = list[tuple[float, int]]
 """Noise multipliers and how often each was used, in order."""
 
@@ -110,7 +110,7 @@ class Guard:
             raise ConfigError(f"privacy: an update with its noise is about {length:.0f} long and would be refused as a fault; "
                               f"raise train.norm_cap (now {self.norm_cap:g}), or lower privacy.clip or privacy.noise")  # fmt: skip
         if self.settings.others == "withhold":
-            bare = [name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, self.settings.count) is None]
+            bare = refused(schema, task)
             if bare:
                 raise ConfigError(f"privacy: '{bare[0]}' would leave, which noise on updates does not protect; choose a method that sends "
                                   'updates only, or accept it with privacy.others = "send"')  # fmt: skip
@@ -161,6 +161,11 @@ def secure_normal(n: int) -> Tensor:
     radius = np.sqrt(-2.0 * np.log((bits[0] + 1.0) * 2.0**-53))
     angle = 2.0 * np.pi * (bits[1] * 2.0**-53)
     return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n])
+
+
+def refused(schema: Schema, task: str) -> list[str]:
+    """What a reply would have to send bare: noise on updates does not protect it, and no constant could stand in its place."""
+    return [name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, 1) is None]
 
 
 def _updates(schema: Schema) -> list[str]:

@@ -46,7 +46,8 @@ def declared(**options: Any) -> Declared:
 
 def write_declared(folder: Path, method: str = "fedavg", rounds: int = 2, schema: str = SCHEMA, **sections: str) -> Path:
     folder.mkdir(exist_ok=True)
-    return write_config(folder, method, rounds, data=f'name = "declared"\noptions = {{ {schema} }}\n' + sections.pop("data", ""), **sections)
+    data = f'name = "declared"\noptions = {{ {schema} }}\n' + sections.pop("data", "")
+    return write_config(folder, method, rounds, data=data, **sections)
 
 
 def write_homes(folder: Path, dealt: Path) -> list[Path]:
@@ -257,9 +258,9 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": []}, "data.options.shape: needs the sides"), ({"classes": 0}, "say how many classes"), ({"class_names": ["a"]}, "needs 3"),
-        ({"samples": "bytes"}, "an image is"), ({"samples": "words", "shape": [2, 2]}, "a text is"), ({"columns": ["a"]}, "1 columns do not"),
-        ({"least": 5, "most": 2}, "5 is more than most"),
+        ({"shape": []}, "data.options.shape: needs the sides"), ({"classes": 0}, "say how many classes"),
+        ({"class_names": ["a"]}, "needs 3"), ({"samples": "bytes"}, "an image is"), ({"samples": "words", "shape": [2, 2]}, "a text is"),
+        ({"columns": ["a"]}, "1 columns do not"), ({"least": 5, "most": 2}, "5 is more than most"),
     ],
 )  # fmt: skip
 def test_a_schema_that_makes_no_sense(options: dict[str, Any], message: str) -> None:
