@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.registry import parts
 from holdfast.core.types import Schema
-from holdfast.deploy.privacy import refused
+from holdfast.deploy.privacy import epsilon_of, refused
 from holdfast.experiment import Experiment
 from tests.helpers import tiny
 
@@ -33,3 +33,9 @@ def test_the_page_names_what_a_method_sends_and_what_noise_does_not_protect(meth
     found = schemas(method, tmp_path)
     assert ROWS[method][0] == {name for schema in found.values() for name in schema}
     assert ROWS[method][1] == {name for task, schema in found.items() for name in refused(schema, task)}
+
+
+def test_the_pages_figures() -> None:
+    pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
+    once, ten = (epsilon_of([(0.5, times)], 1e-5) for times in (1, 10))
+    assert f"spends epsilon {once:.1f} in one round and {ten:.1f} in ten" in " ".join(PAGE.read_text().split())
