@@ -28,6 +28,7 @@ from holdfast.data.lists import first_shape, read_lists
 from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
 from holdfast.data.samples import Samples
+from holdfast.data.sources.base import tensor_of
 from holdfast.data.sources.declared import Declared
 from holdfast.data.sources.text import read_texts
 from holdfast.data.split import Split, split_clients
@@ -74,7 +75,7 @@ def from_folder(folder: Path, declared: Declared) -> Samples:
     parts = tuple(Rows(splits[name]) for name in ("train", *([test] if test else [])))
     matters = {name: value for name, value in declared.settings().items() if name not in ("mean", "std", "least", "most")}
     entry = cached(f"own {matters}", [path for rows in parts for path in rows.paths], lambda new: _make(parts, declared, new))
-    x, y = (torch.from_numpy(np.array(entry.arrays[name])) for name in ("x", "y"))
+    x, y = (tensor_of(entry.arrays[name]) for name in ("x", "y"))
     found = Samples(x, y, declared.classes, entry.facts["train_rows"], name=str(folder))
     return declared.accept(found, f"data {folder}")
 

@@ -1,6 +1,7 @@
 """One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing of Flower.
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
+    STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
     STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
     STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -93,6 +95,17 @@ class Node:
             raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
         self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
         self.cell.federation = own_data(self.experiment, client, bring)
+        if bring is not None:
+            self._note_data(self.cell.federation.samples.digest)
+
+    def _note_data(self, digest: str) -> None:
+        """More rows than before are welcome, but what was for testing may be for training now: that is said."""
+        mark = self.folder / "data"
+        before = mark.read_text() if mark.exists() else digest
+        if before != digest:
+            print("this client's data has changed since the run began: rows may have moved from testing to training", file=sys.stderr)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(mark, digest.encode())
 
     def enter(self, round: int) -> None:
         """What is asked next belongs to this round."""

@@ -59,7 +59,7 @@ class NodeSettings(Section):
     state: str = setting("state", "folder for what never leaves this node")
     experiment: str = setting("experiment.toml", "this node's copy of what is trained")
     data: str = setting("", "folder of Parquet files with this client's samples, where the experiment only declares its data")
-    function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or holdfast.Samples")
+    function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or Samples")
     privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
     resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
 

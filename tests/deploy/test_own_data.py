@@ -22,8 +22,10 @@ from holdfast.data.own import from_folder, from_function, holding  # noqa: E402
 from holdfast.data.sources.declared import Declared  # noqa: E402
 from holdfast.data.split import Split  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
-from holdfast.deploy.node import federated, fingerprint  # noqa: E402
+from holdfast.deploy.node import Node, federated, fingerprint  # noqa: E402
+from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
+from holdfast.deploy.work import Own  # noqa: E402
 from holdfast.experiment import Experiment  # noqa: E402
 from holdfast.store import Store  # noqa: E402
 from tests.data.folders import encode, write_table  # noqa: E402
@@ -149,6 +151,23 @@ def test_a_simulation_needs_samples(tmp_path: Path) -> None:
         simulate(write_declared(tmp_path / "declared"), tmp_path / "sim")
     with pytest.raises(ConfigError, match="no common test split"):
         federated(write_declared(tmp_path / "declared", data='pool = "train"', train='[evaluate]\ntest = "global"'))
+
+
+def test_data_that_changes_in_mid_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    homes = [tmp_path / str(client) for client in range(3)]
+    config, load = write_declared(tmp_path / "c", rounds=1, schema="shape = [2], classes = 2"), "import numpy as np\ndef load(): return "
+    for home in homes:
+        home.mkdir()
+        (home / "node.toml").write_text('function = "mine.py:load"\n')
+        (home / "mine.py").write_text(load + "np.ones((8, 2)), np.arange(8) % 2\n")
+    federate(config, tmp_path / "fed", homes)
+    assert "has changed" not in capsys.readouterr().err
+    experiment = Experiment(federated(config), tmp_path / "run")
+    world = fingerprint(experiment.config, experiment.federation.digest, experiment.initial)
+    (folder,) = (tmp_path / "fed-nodes" / "node1").glob("*/1")
+    (homes[1] / "mine.py").write_text(load + "np.ones((9, 2)), np.arange(9) % 2\n")
+    Node(federated(config), 1, folder, world, 1, bring=Own(homes[1], open_node(homes[1])).bring)
+    assert "this client's data has changed since the run began" in capsys.readouterr().err
 
 
 # ---- what is read, and what is refused
