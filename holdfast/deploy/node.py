@@ -45,8 +45,11 @@ def federated(path: Path | str) -> Config:
     config.parts()
     if config.attack is not None:
         raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")
-    if declared_in(config) is not None and config.evaluate.test == "global":
-        raise ConfigError('evaluate.test = "global": where data is declared only there is no common test split; leave it out')
+    declared = declared_in(config)
+    if declared is not None:
+        declared.check()
+        if config.evaluate.test == "global":
+            raise ConfigError('evaluate.test = "global": where data is declared only there is no common test split; leave it out')
     expected(config)
     return config
 

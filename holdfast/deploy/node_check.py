@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.config import Config
 from holdfast.core.errors import HoldfastError
 from holdfast.deploy.inspect import Check
 from holdfast.deploy.node import declared_in, expected, federated, own_data
 from holdfast.deploy.privacy import Account, PrivacySettings
-from holdfast.deploy.project import NodeSettings, open_node
+from holdfast.deploy.project import open_node
 from holdfast.deploy.work import Own
 from holdfast.experiment import Experiment
 
@@ -24,9 +23,10 @@ def examine_node(home: Path) -> Iterator[Check]:
         clients = expected(config)
         said = f"{config.parts().method.name}, client {settings.client} of {clients}, {config.train.rounds} rounds"
         yield Check("experiment", settings.client < clients, said)
-        yield _data(home, settings, config)
+        experiment = Experiment(config, home / settings.state)
+        yield _data(Own(home, settings), experiment)
         if settings.privacy is not None:
-            yield _privacy(home, settings, settings.privacy, config)
+            yield _privacy(Own(home, settings), settings.privacy, experiment)
     except (HoldfastError, OSError, ValueError) as error:
         yield Check("node", False, " ".join(str(error).split()))
 
@@ -39,27 +39,31 @@ def _key(home: Path) -> Check:
     return Check("key", shut, "readable by its owner only" if shut else "key can be read by others: chmod 600")
 
 
-def _data(home: Path, settings: NodeSettings, config: Config) -> Check:
+def _data(own: Own, experiment: Experiment) -> Check:
     """Shape, type, labels and their names, finite numbers, enough samples: all that was declared."""
-    own = Own(home, settings)
+    client = own.settings.client
     try:
-        experiment = Experiment(config, home / settings.state)
-        federation = own_data(experiment, settings.client, own.bring if own.brings else None)
+        federation = own_data(experiment, client, own.bring if own.brings else None)
     except (HoldfastError, OSError) as error:
         return Check("data", False, " ".join(str(error).split()))
-    parts = {name: int(getattr(federation, name).counts[settings.client]) for name in ("train", "validation", "test")}
-    held = federation.train.by_class(federation.samples.classes)[settings.client]
+    parts = {name: int(getattr(federation, name).counts[client]) for name in ("train", "validation", "test")}
+    held = federation.train.by_class(federation.samples.classes)[client]
     labels = federation.samples.class_names or tuple(map(str, range(len(held))))
     few = ", ".join(f"{label} {int(n)}" for label, n in zip(labels, held, strict=True) if n)
-    where = "its own" if declared_in(config) is not None else "dealt"
+    where = "its own" if declared_in(experiment.config) is not None else "dealt"
     said = f"{where}: " + ", ".join(f"{n} {name}" for name, n in parts.items()) + f", of shape {list(federation.samples.sample_shape)}"
     return Check("data", parts["train"] > 0, f"{said}; for training {few[:200]}")
 
 
-def _privacy(home: Path, settings: NodeSettings, privacy: PrivacySettings, config: Config) -> Check:
+def _privacy(own: Own, privacy: PrivacySettings, experiment: Experiment) -> Check:
+    """Also whether the method sends what noise does not protect: else the node would refuse it in round 1."""
+    state, rule = own.home / own.settings.state, experiment.rule
     try:
-        Own(home, settings).guard(home / settings.state, config)
-        spent = Account(home / settings.state).standing(privacy.delta)
+        guard = own.guard(state, experiment.config)
+        assert guard is not None
+        for task in sorted(rule.tasks):
+            guard.check(rule.schema(task, experiment.cell.wire()), task)
+        spent = Account(state).standing(privacy.delta)
     except HoldfastError as error:
         return Check("privacy", False, str(error))
     said = f"clip {privacy.clip:g}, noise {privacy.noise:g}; {spent['participations']:.0f} participations so far, epsilon"

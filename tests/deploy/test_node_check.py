@@ -72,6 +72,16 @@ def test_the_nodes_privacy_as_a_number(home: Path) -> None:
     assert said(home)["privacy"] == (True, f"clip 1, noise 8; 3 participations so far, epsilon {float(shown.stdout):.4g} at delta 1e-05")
 
 
+def test_a_method_that_sends_more_than_updates_is_seen_before_round_1(home: Path) -> None:
+    pytest.importorskip("opacus", reason="the accountant needs opacus: pip install 'holdfast[privacy]'")
+    (home / "node.toml").write_text((home / "node.toml").read_text() + "[privacy]\n")
+    (home / "experiment.toml").write_text(EXPERIMENT.replace("fedavg", "fedgc"))
+    good, why = said(home)["privacy"]
+    assert not good and why.startswith("privacy: 'held' would leave")
+    (home / "experiment.toml").write_text(EXPERIMENT.replace("classes = 2", "classes = 3"))
+    assert said(home)["node"] == (False, "data.options.class_names: needs 3 different names (got 2)")
+
+
 def test_a_node_toml_that_init_writes_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(to_toml(NodeSettings(client=2).model_dump()))
     assert open_node(tmp_path) == NodeSettings(client=2) and open_node(tmp_path).privacy is None
