@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from holdfast.cli.app import AsJson, app, print_json, to_stderr, to_stdout
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from holdfast.deploy.inspect import Check
     from holdfast.deploy.project import Project
 
 federation = typer.Typer(
@@ -142,6 +144,44 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+@federation.command("check-node")
+def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> int:
+    """Everything that should be right on a node before round 1: key, experiment, its data against the schema and label map, privacy.
+
+    \b
+    Example:
+      holdfast federation check-node nodes/3
+    """
+    from holdfast.deploy import need_flower
+
+    need_flower()
+    from holdfast.deploy.node_check import examine_node
+
+    return _show(list(examine_node(folder)), as_json)
+
+
+@federation.command()
+def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> None:
+    """What this node has spent: epsilon at client level, over everything that ever left it, whatever the run.
+
+    \b
+    Examples:
+      holdfast federation privacy nodes/3
+      holdfast federation privacy nodes/3 --json
+    """
+    from holdfast.deploy.privacy import Account
+    from holdfast.deploy.project import open_node
+
+    settings = open_node(folder)
+    if settings.privacy is None:
+        raise ConfigError(f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised")
+    spent = Account(folder / settings.state).standing(settings.privacy.delta)
+    if as_json:
+        print_json({name: value if math.isfinite(value) else None for name, value in spent.items()})
+    else:
+        print(f"{spent['epsilon/client']:.6g}")
 
 
 @federation.command()
@@ -325,7 +365,10 @@ def doctor(folder: Folder, as_json: AsJson = False) -> int:
     """
     from holdfast.deploy.inspect import examine
 
-    checks = list(examine(_opened(folder)))
+    return _show(list(examine(_opened(folder))), as_json)
+
+
+def _show(checks: list[Check], as_json: bool) -> int:
     if as_json:
         print_json([{"what": c.what, "good": c.good, "said": c.said} for c in checks])
     else:

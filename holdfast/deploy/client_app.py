@@ -6,6 +6,7 @@ has a resident trainer it passes the request on and imports no torch, and privat
     client-id   which client of the federation it is; in a federation with keys the server goes by the key
     state-dir   where its private state lies
     config      its own copy of the experiment's config; default: the path that the run was started with
+    home        its own folder, whose node.toml says what data it brings and what may leave it
     trainer     the socket of its resident trainer, if it has one"""
 
 from __future__ import annotations

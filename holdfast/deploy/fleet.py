@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -21,7 +21,7 @@ from holdfast.core.screen import FEDERATION_NORM_CAP, screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
 from holdfast.deploy.door import Door
-from holdfast.deploy.node import expected, fingerprint
+from holdfast.deploy.node import declared_in, expected, fingerprint
 from holdfast.deploy.post import Malformed, Post
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE, schema_of
@@ -47,7 +47,7 @@ class Fleet:
 
     def __init__(self, post: Post, config: Config, door: Door, patience: Patience):
         self.post, self.config, self.door, self.patience = post, config, door, patience
-        self.clients = expected(config)
+        self.clients, self.declared = expected(config), declared_in(config)
         self.simulator = Simulator({})
 
     def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
@@ -81,7 +81,7 @@ class Fleet:
     def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
         """Ask until a quorum has answered, or patience is over."""
         exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
-        schema, dtype = schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell.network.dtype
+        schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
         header, wanted = self._header(cell, exchange), exchange.to.tolist()
         rows: dict[int, Uplink] = {}
         refused: dict[int, str] = {}
@@ -113,6 +113,12 @@ class Fleet:
         up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
         self._tell(header, up, missing)
         return up
+
+    def _counted(self, schema: Schema, cell: Cell) -> Schema:
+        """How many samples one says it has is its weight: nobody can have more than was declared, or than the largest share dealt."""
+        least, most = (0, int(cell.federation.train.counts.max())) if self.declared is None else (self.declared.least, self.declared.most)
+        low = {"count": least, "held": 0}  # in all, and of each class
+        return {name: replace(field, low=low[name], high=most) if name in low else field for name, field in schema.items()}
 
     def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
         if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait

@@ -24,6 +24,7 @@ from holdfast.core.registry import explain, setting
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate
 from holdfast.deploy.ledger import Ledger
+from holdfast.deploy.privacy import PrivacySettings
 from holdfast.files import write_atomically
 from holdfast.report.toml import to_toml
 
@@ -57,6 +58,9 @@ class NodeSettings(Section):
     superlink: str = setting("127.0.0.1:8443", "where the server is reached")
     state: str = setting("state", "folder for what never leaves this node")
     experiment: str = setting("experiment.toml", "this node's copy of what is trained")
+    data: str = setting("", "folder of Parquet files with this client's samples, where the experiment only declares its data")
+    function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or Samples")
+    privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
     resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
 
 

@@ -224,7 +224,8 @@ def start_again(processes: Processes, folder: Path, name: str) -> None:
     if name.startswith("trainer"):
         processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
         return
-    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute())}
+    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
+             "home": str(folder.absolute())}  # fmt: skip
     if node.resident:
         where["trainer"] = str(socket_of(folder))
     settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
@@ -276,5 +277,9 @@ def in_words(entry: Entry) -> str:
         "ban": f"{who} is banned in round {entry.round}: {what.get('reason')}", "unban": f"{who} is let in again: {what.get('reason')}",
         "strike": f"{who}, round {entry.round}: {what.get('reason')}", "enrol": f"{who} is enrolled", "rotate": f"{who} has a new key",
         "stranger": f"a stranger was turned away: {what.get('reason')}", "finish": "the run is finished", "leave": f"{who} has left",
-        "missing": f"round {entry.round}: no answer from {', '.join(f'client {c}' for c in what.get('clients', {}))}",
+        "missing": f"round {entry.round}: no answer from {_each(what.get('clients', {}))}",
     }.get(entry.kind, "")  # fmt: skip
+
+
+def _each(clients: dict[str, str]) -> str:
+    return "; ".join(f"client {client} ({reason})" for client, reason in clients.items())
