@@ -27,6 +27,8 @@ class Roster:
     banned: dict[int, str] = field(default_factory=dict)
     draws_banned: bool = False
     """Whether a ban keeps nobody from being drawn: some released code goes on like that, and ignores their replies."""
+    pardoned: set[int] = field(default_factory=set)
+    """Whom the operator of a federation has let in again: their bans are not restored."""
 
     def available(self, round: int) -> Tensor:
         """Registered, not banned, and there in this round; sorted."""
@@ -57,6 +59,12 @@ class Roster:
     def ban(self, clients: dict[int, str]) -> None:
         for client, reason in clients.items():
             self.banned.setdefault(client, reason)
+            self.pardoned.discard(client)
+
+    def pardon(self, clients: set[int]) -> None:
+        self.pardoned |= clients
+        for client in clients:
+            self.banned.pop(client, None)
 
     def state(self) -> State:
         """For a commit: ids, and the reasons as bytes of JSON."""
@@ -69,7 +77,8 @@ class Roster:
 
     def restore(self, state: State) -> None:
         reasons = json.loads(bytes(state["roster/reasons"].tolist()))
-        self.banned = dict(zip(state["roster/banned"].tolist(), reasons, strict=True))
+        restored = dict(zip(state["roster/banned"].tolist(), reasons, strict=True))
+        self.banned = {c: reason for c, reason in restored.items() if c not in self.pardoned} | self.banned
 
 
 def cohort_size(participation: float, clients: int) -> int:

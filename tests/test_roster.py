@@ -144,3 +144,15 @@ def test_the_luckiest_are_drawn(size: int) -> None:
         assert roster.cohort(round, available).tolist() == expected
     twins = torch.tensor([5, 5, 5])
     assert Roster(torch.arange(3), Key(0), 0.34).cohort(1, twins).tolist() == [5]
+
+
+def test_a_pardon_outlives_what_was_committed_and_a_new_ban_outlives_the_pardon() -> None:
+    before = Roster(torch.arange(4), Key(0))
+    before.ban({1: "norm", 2: "votes"})
+    after = Roster(torch.arange(4), Key(0))
+    after.pardon({1})
+    after.ban({3: "operator"})
+    after.restore(before.state())
+    assert after.banned == {2: "votes", 3: "operator"} and after.available(1).tolist() == [0, 1]
+    after.ban({1: "again"})
+    assert after.available(1).tolist() == [0] and not after.pardoned

@@ -1,5 +1,5 @@
 """The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, plans.py, data.py, diagnose.py,
-compare.py, tune.py, parts.py, reproduce.py, late.py and more.py.
+compare.py, tune.py, parts.py, reproduce.py, federation.py, late.py and more.py.
 
 Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
 
@@ -14,11 +14,13 @@ from typing import Any, NoReturn
 
 import typer
 
-from holdfast.cli import compare, data, diagnose, late, more, parts, plans, reproduce, runs, sweeps, tune
+from holdfast.cli import compare, data, diagnose, federation, late, more, parts, plans, reproduce, runs, sweeps, tune
 from holdfast.cli.app import app, complain
 from holdfast.core.errors import HoldfastError
 
-__all__ = ["app", "compare", "data", "diagnose", "late", "main", "more", "parts", "plans", "reproduce", "runs", "sweeps", "tune"]
+__all__ = [
+    "app", "compare", "data", "diagnose", "federation", "late", "main", "more", "parts", "plans", "reproduce", "runs", "sweeps", "tune",
+]  # fmt: skip
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -149,6 +149,8 @@ def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> 
 def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Dealt:
     """Rows of each client."""
     partition = settings.dealer()
+    if not len(samples):  # declared only: every client brings its own
+        return Dealt([pool[:0] for _ in range(settings.known_clients or 1)])
     users = None if samples.user is None else samples.user.cpu().numpy()[pool]
     if not len(pool):
         raise DataError("data.root: the server's samples leave none for the clients; lower data.root")

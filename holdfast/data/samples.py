@@ -61,6 +61,10 @@ class Samples:
             flat = (flat.to(dtype) - self._shift.to(dtype)) / self._scale.to(dtype)
         return flat.reshape(*rows.shape, *self.sample_shape)
 
+    def blank(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A sample of zeros, as a network is given it; there is one also where there are no samples."""
+        return torch.zeros(self.sample_shape, dtype=torch.int64 if self.words else dtype, device=self.x.device)
+
     def on(self, device: torch.device) -> Samples:
         """The store on a device: moved once, so that all who ask share one copy."""
         if device == self.x.device:

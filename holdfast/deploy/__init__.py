@@ -1,1 +1,11 @@
 """The second world: the same experiment on Flower, with real clients. Nothing outside this folder imports flwr."""
+
+from importlib.util import find_spec
+
+from holdfast.core.errors import ConfigError
+
+
+def need_flower() -> None:
+    """Say in one line what is missing, before anything is imported that would say it in thirty."""
+    if find_spec("flwr") is None:
+        raise ConfigError("a federation needs Flower, which is not installed: pip install 'holdfast[flower]'")

@@ -1,7 +1,9 @@
 """One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing of Flower.
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
+    STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
     STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
+    STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
 A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
 newest one before the step it is asked for. When another start of the server asks, what came after the committed round never happened."""
@@ -10,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,9 +21,16 @@ from torch import Tensor
 
 from holdfast.config import Config, make_config, read_config
 from holdfast.core.errors import ConfigError
-from holdfast.core.types import Exchange
+from holdfast.core.types import Exchange, State
+from holdfast.data.federation import Federation
+from holdfast.data.own import holding
+from holdfast.data.samples import Samples
+from holdfast.data.sources.declared import Declared
+from holdfast.deploy.privacy import Guard
+from holdfast.engine.client import EVALUATE, Job, perform_personal, schema_of
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
+from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import digest_of
 from holdfast.store import read_tensors, write_atomically, write_tensors
@@ -35,8 +45,19 @@ def federated(path: Path | str) -> Config:
     config.parts()
     if config.attack is not None:
         raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")
+    declared = declared_in(config)
+    if declared is not None:
+        declared.check()
+        if config.evaluate.test == "global":
+            raise ConfigError('evaluate.test = "global": where data is declared only there is no common test split; leave it out')
     expected(config)
     return config
+
+
+def declared_in(config: Config) -> Declared | None:
+    """The schema that every node's own data has to keep; none where all deal themselves their shares of one dataset."""
+    source = config.data.source()
+    return source if isinstance(source, Declared) else None
 
 
 def expected(config: Config) -> int:
@@ -58,22 +79,47 @@ def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
     return hashlib.sha256(f"{json.dumps(table, sort_keys=True)} {partition}".encode()).hexdigest()
 
 
-class Node:
-    """A client in one round of a run. It recomputes who holds what from the seed, and reads no rows but its own."""
+Bring = Callable[[Declared], Samples]
+"""Loads what a node has itself, checked against what was declared."""
 
-    def __init__(self, config: Config, client: int, folder: Path, world: str, round: int, threads: int):
+
+class Node:
+    """A client of a run. It recomputes who holds what from the seed, and reads no rows but its own; or it brings its own data. A guard
+    stands before whatever leaves."""
+
+    def __init__(
+        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None
+    ):
         torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
             raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
             raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
-        self.client, self.folder, self.cell = client, folder, self.experiment.cell
+        self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
+        self.cell.federation = own_data(self.experiment, client, bring)
+        if bring is not None:
+            self._note_data(self.cell.federation.samples.digest)
+
+    def _note_data(self, digest: str) -> None:
+        """More rows than before are welcome, but what was for testing may be for training now: that is said."""
+        mark = self.folder / "data"
+        before = mark.read_text() if mark.exists() else digest
+        if before != digest:
+            print("this client's data has changed since the run began: rows may have moved from testing to training", file=sys.stderr)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(mark, digest.encode())
+
+    def enter(self, round: int) -> None:
+        """What is asked next belongs to this round."""
         self.cell.round = round
 
     def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
         """Carry out the request with the simulator's own code, for a stack of one, and keep the new state. `attempt` names this start
         of the server."""
+        schema = schema_of(self.cell.rule, exchange, self.cell.wire(), self.cell.measure)
+        if self.guard is not None:
+            self.guard.check(schema, exchange.task)
         version = self.cell.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
@@ -81,7 +127,20 @@ class Node:
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
         if state:
             write_tensors(self._file(version), state)
-        return fields
+        if exchange.task == EVALUATE and not exchange.rehearsal:
+            self._keep_model(simulator, exchange, before is not None, stored)
+        return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
+
+    def _keep_model(self, simulator: Simulator, exchange: Exchange, known: bool, stored: State) -> None:
+        """What this client would use from now on, by the module's own names: the personal model is nowhere else."""
+        local = simulator.local([Call(self.cell, exchange)])
+        both = {"global", "customised"} <= set(self.cell.method.models)  # then the global model is sent too, in front
+        received = Received(exchange.bank, exchange.pick[:, 1:] if both else exchange.pick, local.wire)
+        job = Job(EVALUATE, received, exchange.extra, torch.tensor([known]), stored, None, self.cell.measure)
+        personal = self.cell.method.deploys == "personal"
+        vector = perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
+        module = self.cell.rule.unwrapped(self.cell.network.load(vector))
+        write_tensors(self.folder / "model.safetensors", {name: value.contiguous() for name, value in module.state_dict().items()})
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
         """The newest state before this version, if any; states that will not be asked for again are removed."""
@@ -97,8 +156,21 @@ class Node:
         return older[-1] if older else None
 
     def _versions(self) -> list[Version]:
-        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("*.safetensors"))
+        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("[0-9]*-*.safetensors"))
         return sorted((int(round), int(step)) for round, step in rounds_and_steps)
 
     def _file(self, version: Version) -> Path:
         return self.folder / f"{version[0]:06d}-{version[1]:02d}.safetensors"
+
+
+def own_data(experiment: Experiment, client: int, bring: Bring | None) -> Federation:
+    """Who holds what, as this node knows it."""
+    config, federation = experiment.config, experiment.cell.federation
+    declared = declared_in(config)
+    if declared is None:
+        if bring is not None:
+            raise ConfigError('node.toml: data and function are for experiments with data.name = "declared"; leave them out')
+        return federation
+    if bring is None:
+        raise ConfigError('node.toml: the experiment only declares its data; set data = "FOLDER" or function = "FILE.py:NAME"')
+    return holding(federation, bring(declared), client, config.data.split, declared, experiment.key.fold("data"))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.device import counting, put
+from holdfast.core.errors import DataError
 from holdfast.core.keys import Key
 from holdfast.core.screen import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
@@ -54,6 +55,8 @@ class Simulator:
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
+        if not all(len(call.cell.federation.samples) for call in calls):
+            raise DataError('data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples')
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
             ex = call.exchange

@@ -52,7 +52,7 @@ def choose(
     experiments, `client_steps` how many steps the whole run has. Auto takes the faster plan; one that has to be compiled first only
     where that pays."""
     device = data.rows.device
-    sample = samples.batch(torch.zeros(1, dtype=torch.int64, device=device), dtype=network.dtype)[0]
+    sample = samples.blank(network.dtype)
     network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
     plans = {name: _plan(name, sizes or (rows,), memory, per_row, precision, device) for name in get_args(PlanName)}

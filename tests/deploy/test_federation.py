@@ -23,8 +23,9 @@ from holdfast.core.registry import register  # noqa: E402
 from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
+from holdfast.deploy.fleet import Fleet  # noqa: E402
 from holdfast.deploy.node import expected, federated  # noqa: E402
-from holdfast.deploy.server_app import Fleet, serve  # noqa: E402
+from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
 from holdfast.methods.averaging import Averaging  # noqa: E402

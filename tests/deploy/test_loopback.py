@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
 from holdfast.core.errors import RunError  # noqa: E402
-from holdfast.deploy.loopback import Loopback, _environments  # noqa: E402
+from holdfast.deploy.loopback import Loopback  # noqa: E402
+from holdfast.deploy.processes import _environments  # noqa: E402
 from holdfast.store import read_json, read_tensors  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, keep_states, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 

@@ -4,10 +4,24 @@ To add one: subclass Source, register it under a name, return Samples from load.
 which finds them; what it decodes goes through `cached`, so that it is done once.
 """
 
-from holdfast.data.sources import cifar, digits, images, mnist, recordings, svhn, synthetic, table, text, tiny_imagenet, windows, wisdm
+from holdfast.data.sources import (
+    cifar,
+    declared,
+    digits,
+    images,
+    mnist,
+    recordings,
+    svhn,
+    synthetic,
+    table,
+    text,
+    tiny_imagenet,
+    windows,
+    wisdm,
+)
 from holdfast.data.sources.base import FolderSource, Source
 
 __all__ = [
-    "FolderSource", "Source", "cifar", "digits", "images", "mnist", "recordings", "svhn", "synthetic", "table", "text", "tiny_imagenet",
-    "windows", "wisdm",
+    "FolderSource", "Source", "cifar", "declared", "digits", "images", "mnist", "recordings", "svhn", "synthetic", "table", "text",
+    "tiny_imagenet", "windows", "wisdm",
 ]  # fmt: skip

@@ -46,8 +46,8 @@ class Source(Part):
         """Mean and deviation of the train split are the class's own, or given where they are only known once the files are read."""
         own = (tuple(mean or self.mean), tuple(std or self.std))
         shift, scale = {"dataset": own, "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}[self.normalise]
-        users = None if user is None else _tensor(user)
-        return Samples(_tensor(x), _tensor(y), classes, train_rows, shift, scale, self.name, users, tuple(class_names))
+        users = None if user is None else tensor_of(user)
+        return Samples(tensor_of(x), tensor_of(y), classes, train_rows, shift, scale, self.name, users, tuple(class_names))
 
 
 class FolderSource(Source):
@@ -94,7 +94,7 @@ def inputs(files: Mapping[str, Rows]) -> list[Path]:
     return [path for rows in files.values() for path in rows.paths]
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def tensor_of(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():  # a map of the cache may only be read, and nothing writes to samples
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -38,7 +38,7 @@ class Text(Labelled):
             for rows in order.parts:
                 at = 0  # in this split
                 for batch in rows.batches([self.text]):
-                    texts = _texts(batch.column(0), rows, at, self.text)
+                    texts = read_texts(batch.column(0), rows, at, self.text)
                     x[order.place[begin : begin + len(texts)]] = words.rows(texts)
                     at, begin = at + len(texts), begin + len(texts)
                     advance(len(texts))
@@ -73,7 +73,7 @@ class Imdb(Text):
     length: int = setting(256, _LENGTH, ge=1)
 
 
-def _texts(column: Any, rows: Rows, before: int, name: str) -> list[str]:
+def read_texts(column: Any, rows: Rows, before: int, name: str) -> list[str]:
     """A batch that begins after `before` rows of its split."""
     import pyarrow as pa
 

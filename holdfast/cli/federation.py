@@ -1,0 +1,377 @@
+"""`holdfast federation`: a real federation on Flower, from its folder to its model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.app import AsJson, app, print_json, to_stderr, to_stdout
+from holdfast.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.deploy.inspect import Check
+    from holdfast.deploy.project import Project
+
+federation = typer.Typer(
+    name="federation", help="Run a real federation on Flower: TLS, keys, bans, resume.", no_args_is_help=True, add_completion=False,
+    epilog="Start with `holdfast federation init DIR --clients 4`, then `holdfast federation up DIR`.",
+)  # fmt: skip
+app.add_typer(federation)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
+Client = Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", show_default=False)]
+Reason = Annotated[str, typer.Option("--reason", help="Written into the ledger.", show_default=False)]
+Timeout = Annotated[float | None, typer.Option("--timeout", help="Stop after so many seconds; `resume` goes on.", show_default=False)]
+ServerOnly = Annotated[bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")]
+
+
+def _opened(folder: Path) -> Project:
+    from holdfast.deploy import need_flower
+    from holdfast.deploy.project import open_project
+
+    need_flower()
+    return open_project(folder)
+
+
+@federation.command()
+def init(
+    folder: Folder,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="How many.", show_default=False)],
+    host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server as nodes reach it; repeatable.")] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")] = 8443,
+    experiment: Annotated[Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")] = None,
+) -> None:
+    """Write a ready federation: config, certificates, node keys, and a README with the operator's commands.
+
+    \b
+    Examples:
+      holdfast federation init ward --clients 4
+      holdfast federation init ward --clients 12 --host fl.example.org --experiment experiment.toml
+    """
+    from holdfast.deploy import need_flower
+
+    need_flower()
+    from holdfast.deploy.project import init as write
+
+    if experiment is not None and not experiment.exists():
+        raise ConfigError(f"--experiment: there is no file {experiment}")
+    project = write(folder, clients, host or [], port, experiment)
+    console = to_stdout()
+    console.print(f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}", markup=False)
+    console.print(f"next            holdfast federation up {folder}", markup=False, soft_wrap=True)
+    console.print(f"what is what    {folder / 'README.md'}", markup=False, soft_wrap=True)
+
+
+@federation.command()
+def up(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False) -> int:
+    """Start everything on this machine, play the experiment, stop everything. The same command goes on after a stop.
+
+    \b
+    Examples:
+      holdfast federation up ward
+      holdfast federation up ward --server-only
+    """
+    return _play(_opened(folder), server_only, timeout, as_json)
+
+
+@federation.command()
+def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False) -> int:
+    """Go on after a stop, whatever stopped it, from the last committed round.
+
+    \b
+    Example:
+      holdfast federation resume ward
+    """
+    project = _opened(folder)
+    if not (project.run / "head.json").exists():
+        raise ConfigError(f"{folder} has no run to continue yet; `holdfast federation up {folder}` begins one")
+    return _play(project, server_only, timeout, as_json)
+
+
+def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
+    from holdfast.deploy.up import Up
+
+    console = to_stderr()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False)
+
+    say(f"starting {project.settings.name}; logs are in {project.logs}")
+    try:
+        with console.status("starting") if console.is_terminal else _Nothing(), Up(project, say, nodes=not server_only) as running:
+            say(f"up: nodes join at {project.settings.address}")
+            result = running.play(timeout)
+    except KeyboardInterrupt:
+        say(f"interrupted; `holdfast federation resume {project.path}` goes on")
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(result)
+    else:
+        head = project.ledger().head
+        accuracy = result["final"].get("accuracy")
+        out = to_stdout()
+        measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
+        out.print(f"finished{measured}; ledger head {head}", markup=False, soft_wrap=True)
+        out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
+    return 0
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@federation.command()
+def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.", show_default=False)]) -> int:
+    """Run one client on its own machine, until Ctrl-C. It is started again when it stops.
+
+    \b
+    Example:
+      holdfast federation node nodes/3
+    """
+    from holdfast.deploy import need_flower
+
+    need_flower()
+    from holdfast.deploy.up import keep_node
+
+    console = to_stderr()
+    try:
+        keep_node(folder, lambda line: console.print(line, markup=False))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+@federation.command("check-node")
+def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> int:
+    """Everything that should be right on a node before round 1: key, experiment, its data against the schema and label map, privacy.
+
+    \b
+    Example:
+      holdfast federation check-node nodes/3
+    """
+    from holdfast.deploy import need_flower
+
+    need_flower()
+    from holdfast.deploy.node_check import examine_node
+
+    return _show(list(examine_node(folder)), as_json)
+
+
+@federation.command()
+def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> None:
+    """What this node has spent: epsilon at client level, over everything that ever left it, whatever the run.
+
+    \b
+    Examples:
+      holdfast federation privacy nodes/3
+      holdfast federation privacy nodes/3 --json
+    """
+    from holdfast.deploy.privacy import Account
+    from holdfast.deploy.project import open_node
+
+    settings = open_node(folder)
+    if settings.privacy is None:
+        raise ConfigError(f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised")
+    spent = Account(folder / settings.state).standing(settings.privacy.delta)
+    if as_json:
+        print_json({name: value if math.isfinite(value) else None for name, value in spent.items()})
+    else:
+        print(f"{spent['epsilon/client']:.6g}")
+
+
+@federation.command()
+def status(folder: Folder, as_json: AsJson = False) -> None:
+    """How the federation stands: round, accuracy, bans, and the head of its ledger.
+
+    \b
+    Example:
+      holdfast federation status ward
+    """
+    from holdfast.deploy.inspect import standing
+
+    found = standing(_opened(folder))
+    if as_json:
+        print_json(found)
+        return
+    console = to_stdout()
+    state = "finished" if found["finished"] else "up" if found["up"] else "stopped"
+    accuracy = "" if found["accuracy"] is None else f", accuracy {found['accuracy']:.3f}"
+    for name, said in {
+        "state": f"{state} ({found['processes']} processes)", "round": f"{found['round']}{accuracy}", "nodes join at": found["address"],
+        "clients": f"{found['clients']}, {len(found['banned'])} banned", "ledger": f"{found['entries']} entries, head {found['head']}",
+        "run": found["run"],
+    }.items():  # fmt: skip
+        console.print(f"{name:<15} {said}", markup=False, soft_wrap=True)
+
+
+@federation.command()
+def clients(folder: Folder, as_json: AsJson = False) -> None:
+    """Who is there: last round, weight, score, strikes, bans and why.
+
+    \b
+    Example:
+      holdfast federation clients ward
+    """
+    from rich.table import Table
+
+    from holdfast.deploy.inspect import clients as everybody
+
+    rows = everybody(_opened(folder))
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in rows[0] if rows else []:
+        table.add_column(name, justify="left" if name in ("state", "key", "why") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    to_stdout().print(table)
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@federation.command()
+def logs(
+    folder: Folder,
+    name: Annotated[str | None, typer.Argument(help="superlink, superexec, proxy, node3, run-...", show_default=False)] = None,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="How many of the last.")] = 40,
+) -> None:
+    """The last lines of a process's log; without a name, which logs there are.
+
+    \b
+    Examples:
+      holdfast federation logs ward
+      holdfast federation logs ward node3 --lines 100
+    """
+    from holdfast.core.errors import suggest
+    from holdfast.deploy.inspect import logs as files
+
+    found = files(_opened(folder))
+    if name is None:
+        for known, file in found.items():
+            print(f"{known:<24} {file.stat().st_size:>10,} bytes")
+        return
+    if name not in found:
+        raise ConfigError(f"there is no log '{name}'{suggest(name, found)}")
+    print("\n".join(found[name].read_text(errors="replace").splitlines()[-lines:]))
+
+
+@federation.command()
+def ban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
+    """Ban a client for good: from now on it is sent nothing, and its key is worth nothing.
+
+    \b
+    Example:
+      holdfast federation ban ward 3 --reason "its disk was stolen"
+    """
+    _judge(_opened(folder), client, "ban", reason)
+
+
+@federation.command()
+def unban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
+    """Let a banned client in again; it needs a new key (`enrol`), because a SuperLink takes no key twice.
+
+    \b
+    Example:
+      holdfast federation unban ward 3 --reason "it was our mistake"
+    """
+    _judge(_opened(folder), client, "unban", reason)
+
+
+def _judge(project: Project, client: int, kind: str, reason: str) -> None:
+    from holdfast.deploy.enrolment import Enrolment
+
+    ledger = project.ledger()
+    who = Enrolment.of(ledger.entries)
+    if client not in who.members:
+        raise ConfigError(f"there is no client {client}; there are {', '.join(map(str, sorted(who.members)))}")
+    if (kind == "ban") == (client in who.banned):
+        raise ConfigError(f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}")
+    ledger.append(kind, client, reason=reason, by="operator")
+    done = "banned" if kind == "ban" else "let in again"
+    to_stdout().print(f"client {client} is {done}; ledger head {ledger.head}", markup=False, soft_wrap=True)
+
+
+@federation.command()
+def enrol(folder: Folder, client: Client) -> None:
+    """Enrol a client that was not foreseen in init, or give one a new key; its old key is worth nothing from then on.
+
+    \b
+    Example:
+      holdfast federation enrol ward 3
+    """
+    from holdfast.deploy.project import enrol as write
+
+    project = _opened(folder)
+    write(project, client)
+    said = f"client {client} has a key in {project.node(client)}; bring that folder to its machine"
+    to_stdout().print(said, markup=False, soft_wrap=True)
+
+
+@federation.command()
+def leave(folder: Folder, client: Client) -> None:
+    """A client leaves in peace: it is asked nothing more; `enrol` brings it back.
+
+    \b
+    Example:
+      holdfast federation leave ward 3
+    """
+    from holdfast.deploy.enrolment import Enrolment
+
+    project = _opened(folder)
+    ledger = project.ledger()
+    if client not in Enrolment.of(ledger.entries).welcome:
+        raise ConfigError(f"client {client} is not in the federation")
+    ledger.append("leave", client)
+    to_stdout().print(f"client {client} has left; ledger head {ledger.head}", markup=False, soft_wrap=True)
+
+
+@federation.command()
+def export(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .safetensors.", show_default=False)],
+    client: Annotated[int | None, typer.Option("--client", help="Whose model; default: the global one.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option("--model", help="global, customised or personal.", show_default=False)] = None,
+    node_folder: Annotated[Path | None, typer.Option("--node", help="The node's folder: a personal model is only there.")] = None,
+) -> None:
+    """Write a model as safetensors: the global one, or a client's. A personal model never left its node: export it there with --node.
+
+    \b
+    Examples:
+      holdfast federation export ward model.safetensors
+      holdfast federation export ward mine.safetensors --client 3 --model customised
+      holdfast federation export ward mine.safetensors --node nodes/3
+    """
+    from holdfast.deploy.export import export_model
+
+    written = export_model(_opened(folder) if node_folder is None else None, out, client, model, node_folder)
+    to_stdout().print(written, markup=False, soft_wrap=True)
+
+
+@federation.command()
+def doctor(folder: Folder, as_json: AsJson = False) -> int:
+    """Everything that should be right before round 1: versions, clock, ports, certificates, keys, config, ledger.
+
+    \b
+    Example:
+      holdfast federation doctor ward
+    """
+    from holdfast.deploy.inspect import examine
+
+    return _show(list(examine(_opened(folder))), as_json)
+
+
+def _show(checks: list[Check], as_json: bool) -> int:
+    if as_json:
+        print_json([{"what": c.what, "good": c.good, "said": c.said} for c in checks])
+    else:
+        for check in checks:
+            to_stdout().print(f"{'ok ' if check.good else 'BAD'}  {check.what:<12} {check.said}", markup=False, soft_wrap=True)
+    return 0 if all(check.good for check in checks) else 1

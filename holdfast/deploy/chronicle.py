@@ -1,0 +1,80 @@
+"""Every decision of a run, written into the federation's ledger; and the ledger's bans, brought into the run.
+
+A round is told once it is committed. A server that was killed in between tells it when it starts again, so that no round is missing and
+none is told twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.ledger import Ledger
+from holdfast.experiment import Experiment
+from holdfast.store import Store
+
+_MOST = 64  # numbers of a table that are written out; larger ones are in the run directory
+
+
+class Chronicle:
+    def __init__(self, ledger: Ledger | None, out: Path):
+        self.ledger, self.store = ledger, Store(out)
+        self.run, self.told = "", 0
+
+    def begin(self, experiments: list[Experiment]) -> None:
+        """Before the first exchange: what the last server left untold, and who the operator has pardoned or banned since."""
+        if self.ledger is None:
+            return
+        committed, self.run = self._committed(), experiments[0].label  # which a ledger may have several of
+        self.told = max((entry.round or 0 for entry in self.ledger.of("round") if entry.what.get("run") == self.run), default=0)
+        self.ledger.append("resume" if committed else "start", round=committed, run=self.run)
+        self._tell(committed)
+        for experiment in experiments:
+            self._judge(experiment)
+
+    def follow(self, experiment: Experiment) -> None:
+        """After every exchange."""
+        if self.ledger is not None:
+            self._tell(self._committed())
+            self._judge(experiment)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        if self.ledger is not None and not any(entry.what.get("run") == self.run for entry in self.ledger.of("finish")):
+            self._tell(self._committed())
+            self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
+
+    def _committed(self) -> int:
+        head = self.store.read_json("head.json")
+        return int(head["round"]) if head else 0
+
+    def _judge(self, experiment: Experiment) -> None:
+        """A pardon must be told before the run restores its own bans; a ban holds from the next cohort on."""
+        assert self.ledger is not None
+        self.ledger.refresh()
+        who = Enrolment.of(self.ledger.entries)
+        pardoned = {entry.client for entry in self.ledger.of("unban") if entry.client is not None} - set(who.banned)
+        experiment.roster.pardon(pardoned)
+        experiment.roster.ban(dict(who.banned))
+
+    def _tell(self, committed: int) -> None:
+        assert self.ledger is not None
+        for round in range(self.told + 1, committed + 1):
+            part, arrays = self.store.read_json(f"parts/{round:06d}.json") or {}, self.store.arrays(round)
+            for client, reason in part.get("banned", {}).items():
+                self.ledger.append("ban", int(client), round, reason=reason, by="method")
+            self.ledger.append("round", None, round, run=self.run, **_decisions(part, arrays))
+        self.told = max(self.told, committed)
+
+
+def _decisions(part: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:
+    """Who took part, with which weight, scores, votes and thresholds, who was rejected or refused and why, and how it came out."""
+    said = {name: part.get(name) for name in ("rejected", "refused", "notes", "fallback", "diverged") if part.get(name)}
+    tables = {name.removeprefix("verdict/"): value for name, value in arrays.items() if name.startswith("verdict/")}
+    metrics = part.get("metrics", {})
+    return {
+        **said, "took_part": arrays["took_part"].tolist() if "took_part" in arrays else [],
+        **{name: value.tolist() for name, value in tables.items() if value.numel() <= _MOST},
+        "accuracy": metrics.get("accuracy"), "bytes/up": metrics.get("bytes/up"), "bytes/down": metrics.get("bytes/down"),
+    }  # fmt: skip

@@ -1,0 +1,186 @@
+"""The engine whose clients are Flower nodes: every exchange becomes one letter to each client, every reply a row.
+
+A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the quorum, those that are missing are
+asked again as they come back, until patience is over: then the run stops with nothing lost, and is continued by starting it again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.common import log
+
+from holdfast.config import Config
+from holdfast.core.errors import RunError
+from holdfast.core.screen import FEDERATION_NORM_CAP, screen
+from holdfast.core.types import ROOT, Exchange, Schema, Uplink
+from holdfast.deploy import wire
+from holdfast.deploy.door import Door
+from holdfast.deploy.node import declared_in, expected, fingerprint
+from holdfast.deploy.post import Malformed, Post
+from holdfast.engine.cell import Cell
+from holdfast.engine.client import EVALUATE, schema_of
+from holdfast.engine.simulator import Call, Simulator, nobody
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a federation waits, and for how many."""
+
+    deadline: float = 120.0
+    """Seconds that a client has for a request."""
+    join: float = 120.0
+    """Seconds to wait for all clients at the start."""
+    quorum: float = 0.0
+    """The share of those who are asked that must answer; at least one must."""
+    wait: float = 0.0
+    """Seconds to wait for a quorum before the run stops."""
+
+
+class Fleet:
+    """The root pseudo-client is the server itself."""
+
+    def __init__(self, post: Post, config: Config, door: Door, patience: Patience):
+        self.post, self.config, self.door, self.patience = post, config, door, patience
+        self.clients, self.declared = expected(config), declared_in(config)
+        self.simulator = Simulator({})
+
+    def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
+        """The session's way to make an engine: the plan and the device are the server's own, for the root pseudo-client."""
+        self.simulator = Simulator(plans, device)
+        end = time.monotonic() + self.patience.join
+        here = self.door.meet()
+        while len(here) < self.door.welcome(self.clients) and time.monotonic() < end:
+            time.sleep(self.post.poll)
+            here = self.door.meet()
+        absent = sorted(set(range(self.clients)) - set(here))
+        if not here:
+            raise RunError(f"no client joined within {self.patience.join:g} s; {self.door.hint}")
+        log(INFO, "%d clients are here%s", len(here), f", absent: {absent[:20]}" if absent else "")
+        return self
+
+    def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
+        return [self._one(call.cell, call.exchange) for call in calls]
+
+    def close(self) -> None:
+        self.simulator.close()
+
+    def _one(self, cell: Cell, exchange: Exchange) -> Uplink:
+        people = exchange.to != ROOT
+        up = self._from_clients(cell, exchange.only(people))
+        if bool(people.all()):
+            return up
+        root = self.simulator.exchange([Call(cell, exchange.only(~people))])[0]
+        return _joined([root, up])
+
+    def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
+        """Ask until a quorum has answered, or patience is over."""
+        exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
+        schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
+        header, wanted = self._header(cell, exchange), exchange.to.tolist()
+        rows: dict[int, Uplink] = {}
+        refused: dict[int, str] = {}
+        end, told = time.monotonic() + self.patience.wait, False
+        while True:
+            here = self.door.meet()
+            asked = {here[c]: c for c in wanted if c in here and c not in rows and c not in refused}
+            missing = {c: "not connected" for c in wanted if c not in here}
+            letters = {node: wire.pack_exchange(exchange, wanted.index(c), header) for node, c in asked.items()}
+            mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters, self.patience.deadline)
+            missing |= {asked[node]: reason for node, reason in mail.missing.items()}
+            refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
+            for node, content in mail.answers.items():
+                try:
+                    rows[asked[node]] = Uplink(torch.tensor([asked[node]]), wire.read_fields(content, schema, dtype))
+                except Malformed as error:
+                    refused[asked[node]] = str(error)
+            if self._enough(header, len(wanted), len(rows) + len(refused), missing):
+                break
+            if time.monotonic() >= end:
+                self._give_up(header, len(wanted), len(rows) + len(refused), missing)
+            if not told:
+                log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task,
+                    len(rows) + len(refused), len(wanted))  # fmt: skip
+                told = True
+            time.sleep(max(1.0, self.post.poll))
+        cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
+        in_order = [rows[c] for c in sorted(rows) if self.door.admits(c)]  # somebody may have been banned while we waited
+        up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
+        self._tell(header, up, missing)
+        return up
+
+    def _counted(self, schema: Schema, cell: Cell) -> Schema:
+        """How many samples one says it has is its weight: nobody can have more than was declared, or than the largest share dealt."""
+        least, most = (0, int(cell.federation.train.counts.max())) if self.declared is None else (self.declared.least, self.declared.most)
+        low = {"count": least, "held": 0}  # in all, and of each class
+        return {name: replace(field, low=low[name], high=most) if name in low else field for name, field in schema.items()}
+
+    def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
+        if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait
+            return True
+        return answered >= max(1, math.ceil(self.patience.quorum * wanted))
+
+    def _give_up(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> None:
+        """The round stays uncommitted, so nothing is lost by stopping."""
+        first = min(missing)
+        why = f"client {first}: {missing[first]}"
+        few = "no client answered" if not answered else f"{answered} of {wanted} clients answered, fewer than the quorum"
+        raise RunError(f"round {header.round}, {header.task}: {few} ({why}); mend this and start again with the same out")
+
+    def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
+        """Rounds are committed one by one, so while a round is played the one before it is the committed one."""
+        return wire.Header(
+            run=cell.label, task=exchange.task, round=cell.round, step=exchange.step, rehearsal=exchange.rehearsal,
+            committed=cell.round - 1, threads=torch.get_num_threads(),
+            world=fingerprint(self.config, cell.federation.digest, cell.initial),
+        )  # fmt: skip
+
+    def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:
+        where = f"round {header.round}, {header.task}"
+        for what, clients in (("refused", up.refused), ("missing", missing)):
+            for client, reason in sorted(clients.items()):
+                log(WARNING, "%s: client %d %s: %s", where, client, what, reason)
+        self.door.note(header, up.refused, missing)
+        log(INFO, "%s: %d answered, %d refused, %d missing", where, len(up), len(up.refused), len(missing))
+
+
+def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
+    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened, counts and metrics,
+    which enter means; and what contradicts itself."""
+    if task != EVALUATE:
+        checked = screen(up, schema, norm_cap)
+        return Uplink(checked.ids, checked.fields, {**refused, **checked.refused})
+    bounded = {name: field for name, field in schema.items() if field.low is not None}
+    checked = screen(Uplink(up.ids, {name: up[name] for name in bounded}), bounded)
+    kept = up.only(torch.isin(up.ids, checked.ids))
+    wrong = _contradictions(kept)
+    kept = kept.only(~torch.isin(kept.ids, torch.tensor(list(wrong), dtype=torch.int64)))
+    return Uplink(kept.ids, kept.fields, {**refused, **checked.refused, **wrong})
+
+
+def _contradictions(up: Uplink) -> dict[int, str]:
+    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or NaN."""
+    out: dict[int, str] = {}
+    for name, value in up.fields.items():
+        split, _, figure = name.partition("/")
+        total = up[f"{split}/total"]
+        kind = figure.rpartition("/")[2]
+        if kind in ("total", "correct"):
+            bad, why = (value > total) | (value != value.round()), "is no number of samples"
+        elif kind == "loss":
+            bad, why = ~(value >= 0), "is no loss"
+        else:
+            bad, why = (value >= 0) & (total == 0), "is of no samples"
+        out |= {client: f"{name} {why}" for client in up.ids[bad].tolist()}
+    return out
+
+
+def _joined(parts: list[Uplink]) -> Uplink:
+    """Rows one below the other; the parts stand in the order of their ids."""
+    fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0].fields}
+    return Uplink(torch.cat([part.ids for part in parts]), fields, {c: why for part in parts for c, why in part.refused.items()})

@@ -1,0 +1,129 @@
+"""Certificates and keys of a federation: its own authority, the server's certificate, a key for every node. Private parts are readable by
+their owner only, from the moment they exist."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from holdfast.core.errors import ConfigError
+
+_CURVE = ec.SECP384R1()  # what Flower's node authentication takes
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A new file that only its owner can read; one that is there is not touched."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already, and a key is never overwritten; remove it first if it is no longer needed") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        os.fsync(file.fileno())
+
+
+def make_authority(folder: Path, name: str, days: int = 3650) -> None:
+    """ca.key and ca.pem: who signs the server's certificate. Nodes need ca.pem only."""
+    key = ec.generate_private_key(_CURVE)
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    certificate = (
+        _certificate(_named(f"{name} authority"), _named(f"{name} authority"), key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    write_secret(folder / "ca.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825) -> None:
+    """server.key and server.pem for these names and addresses, signed by the authority in the same folder. 127.0.0.1 and localhost are
+    always among them: the proxy and SuperExec reach the SuperLink there."""
+    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(_CURVE)
+    names = [_alternative(host) for host in dict.fromkeys(["localhost", "127.0.0.1", *hosts])]
+    certificate = (
+        _certificate(_named(hosts[0] if hosts else "localhost"), authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    write_secret(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def make_node_key(folder: Path, comment: str) -> str:
+    """key and key.pub in the node's folder; gives the public half, which is all that the server needs to know."""
+    key = ec.generate_private_key(_CURVE)
+    write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() + f" {comment}"
+    (folder / "key.pub").write_text(public + "\n")
+    return public
+
+
+def public_of(private: Path) -> str:
+    """The public half of a node's key."""
+    try:
+        key = load_ssh_private_key(private.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{private} is no private key that can be read: {str(error)[:100]}") from None
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def make_secret(path: Path) -> None:
+    """What SuperExec shows the SuperLink."""
+    write_secret(path, secrets.token_hex(32).encode())
+
+
+def expires(certificate: Path) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
+def hosts_of(certificate: Path) -> list[str]:
+    """The names and addresses that a certificate is good for."""
+    found = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The ledger of a federation: everything that was decided, in the order in which it was, for good.
+
+One JSON object a line. Every line carries the SHA-256 of the line before it, so that nothing can be changed, taken out or put in without
+every later line telling; who has written down the head (the hash of the last line) can also tell whether the end was cut off. A line is on
+the disk before `append` returns. Several processes may append: the run, and the operator who bans somebody."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import RunError
+from holdfast.files import clean, sync
+
+_START = "0" * 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    number: int
+    at: str
+    kind: str
+    client: int | None = None
+    round: int | None = None
+    what: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger:
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.entries: list[Entry] = []
+        self.head = _START
+        self._read_to = 0
+        self.refresh()
+
+    def append(self, kind: str, client: int | None = None, round: int | None = None, **what: Any) -> Entry:
+        """Write one line; it is on the disk afterwards."""
+        with self._locked() as file:
+            self._take_in(file)
+            os.truncate(file, self._read_to)  # what a writer that was killed has left of its last line
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            content = {"number": len(self.entries), "at": now, "kind": kind, "client": client, "round": round, "what": what}
+            line = json.dumps(clean({**content, "before": self.head}), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+            os.pwrite(file, line, self._read_to)
+            os.fsync(file)
+            self._take_in(file)
+        return self.entries[-1]
+
+    def refresh(self) -> list[Entry]:
+        """What has been written since the last look, by anybody; checked."""
+        known = len(self.entries)
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                self._take_in(file.fileno())
+        return self.entries[known:]
+
+    def of(self, *kinds: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        fresh = not self.path.exists()
+        file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if fresh:
+                sync(self.path.parent)
+            yield file
+        finally:
+            os.close(file)
+
+    def _take_in(self, file: int) -> None:
+        size = os.fstat(file).st_size
+        if size < self._read_to:
+            raise RunError(f"{self.path} has become shorter: lines that were there are gone")
+        data = os.pread(file, size - self._read_to, self._read_to)
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            self.entries.append(self._checked(line))
+            self.head = hashlib.sha256(line).hexdigest()
+            self._read_to += len(line)
+
+    def _checked(self, line: bytes) -> Entry:
+        number = len(self.entries)
+        try:
+            content = json.loads(line)
+            before = content.pop("before")
+            entry = Entry(**content)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise RunError(f"{self.path} is damaged: line {number + 1} is no entry") from None
+        if before != self.head or entry.number != number:
+            raise RunError(f"{self.path} is damaged: line {number + 1} does not follow the line before it; lines were changed or taken out")
+        return entry

@@ -1,0 +1,70 @@
+"""What should be right on a node before round 1, from its own folder alone: key, experiment, data and schema, what may leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.core.errors import HoldfastError
+from holdfast.deploy.inspect import Check
+from holdfast.deploy.node import declared_in, expected, federated, own_data
+from holdfast.deploy.privacy import Account, PrivacySettings
+from holdfast.deploy.project import open_node
+from holdfast.deploy.work import Own
+from holdfast.experiment import Experiment
+
+
+def examine_node(home: Path) -> Iterator[Check]:
+    """Each check says one thing; what needs another that failed is left out."""
+    try:
+        settings = open_node(home)
+        yield _key(home)
+        config = federated(home / settings.experiment)
+        clients = expected(config)
+        said = f"{config.parts().method.name}, client {settings.client} of {clients}, {config.train.rounds} rounds"
+        yield Check("experiment", settings.client < clients, said)
+        experiment = Experiment(config, home / settings.state)
+        yield _data(Own(home, settings), experiment)
+        if settings.privacy is not None:
+            yield _privacy(Own(home, settings), settings.privacy, experiment)
+    except (HoldfastError, OSError, ValueError) as error:
+        yield Check("node", False, " ".join(str(error).split()))
+
+
+def _key(home: Path) -> Check:
+    missing = [name for name in ("key", "key.pub", "ca.pem") if not (home / name).exists()]
+    if missing:
+        return Check("key", False, f"there is no {missing[0]}; `holdfast federation enrol` writes it, on the server")
+    shut = not (home / "key").stat().st_mode & 0o077
+    return Check("key", shut, "readable by its owner only" if shut else "key can be read by others: chmod 600")
+
+
+def _data(own: Own, experiment: Experiment) -> Check:
+    """Shape, type, labels and their names, finite numbers, enough samples: all that was declared."""
+    client = own.settings.client
+    try:
+        federation = own_data(experiment, client, own.bring if own.brings else None)
+    except (HoldfastError, OSError) as error:
+        return Check("data", False, " ".join(str(error).split()))
+    parts = {name: int(getattr(federation, name).counts[client]) for name in ("train", "validation", "test")}
+    held = federation.train.by_class(federation.samples.classes)[client]
+    labels = federation.samples.class_names or tuple(map(str, range(len(held))))
+    few = ", ".join(f"{label} {int(n)}" for label, n in zip(labels, held, strict=True) if n)
+    where = "its own" if declared_in(experiment.config) is not None else "dealt"
+    said = f"{where}: " + ", ".join(f"{n} {name}" for name, n in parts.items()) + f", of shape {list(federation.samples.sample_shape)}"
+    return Check("data", parts["train"] > 0, f"{said}; for training {few[:200]}")
+
+
+def _privacy(own: Own, privacy: PrivacySettings, experiment: Experiment) -> Check:
+    """Also whether the method sends what noise does not protect: else the node would refuse it in round 1."""
+    state, rule = own.home / own.settings.state, experiment.rule
+    try:
+        guard = own.guard(state, experiment.config)
+        assert guard is not None
+        for task in sorted(rule.tasks):
+            guard.check(rule.schema(task, experiment.cell.wire()), task)
+        spent = Account(state).standing(privacy.delta)
+    except HoldfastError as error:
+        return Check("privacy", False, str(error))
+    said = f"clip {privacy.clip:g}, noise {privacy.noise:g}; {spent['participations']:.0f} participations so far, epsilon"
+    return Check("privacy", privacy.noise > 0, f"{said} {spent['epsilon/client']:.4g} at delta {privacy.delta:g}")

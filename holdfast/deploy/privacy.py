@@ -1,0 +1,194 @@
+"""What leaves a node, clipped and noised on the node itself, and what that is worth. Knows nothing of Flower.
+
+    STATE-DIR/privacy.json      every release so far, whatever the run: noise multiplier and how often
+
+The mechanism: of a reply, all fields of kind `update` together are shortened to `clip` at most, and every number gets Gaussian noise with
+deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip apart, so for a server that knows who took part, and may suppose
+any other data behind the update, the noise multiplier is noise / 2; that is what is accounted, without any gain from sampling. Noise comes
+from the operating system, never from the run's seed, which the server knows: a noised run cannot be repeated bit by bit."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.config import Section
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.registry import setting
+from holdfast.core.types import UNDEFINED, Field, Schema
+from holdfast.engine.client import EVALUATE
+from holdfast.files import read_json, write_json
+
+_ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
+Releases = list[tuple[float, int]]
+"""Noise multipliers and how often each was used, in order."""
+
+
+class PrivacySettings(Section):
+    """[privacy] of a node.toml."""
+
+    clip: float = setting(1.0, "an update that is longer is shortened to this", gt=0)
+    noise: float = setting(1.0, "deviation of the noise on every number, in units of clip; 0: none, and no guarantee", ge=0)
+    delta: float = setting(1e-5, "probability that the guarantee does not hold; well below 1 / clients", gt=0, lt=1)
+    epsilon: float | None = setting(None, "no update leaves that would bring the node above this; none: no limit", gt=0)
+    others: Literal["withhold", "send"] = setting(
+        "withhold", "what noise on updates does not protect: withheld or refused; or sent as it is, and the guarantee is for updates only"
+    )
+    count: int = setting(1, "withhold: the number of samples that is said instead of the true one", ge=1)
+
+
+def epsilon_of(releases: Releases, delta: float) -> float:
+    """The library's account (Opacus, Renyi divergences) of Gaussian releases that all concern this client's data."""
+    from opacus.accountants import RDPAccountant
+
+    if not releases:
+        return 0.0
+    if any(multiplier <= 0 for multiplier, _ in releases):
+        return math.inf
+    accountant = RDPAccountant()
+    accountant.history = [(multiplier, 1.0, times) for multiplier, times in releases]
+    return float(accountant.get_epsilon(delta, alphas=_ALPHAS))
+
+
+class Account:
+    """How often this client's data was used for something that left the node; on its disk before it leaves."""
+
+    def __init__(self, state: Path):
+        self.file = Path(state) / "privacy.json"
+
+    @property
+    def releases(self) -> Releases:
+        content = read_json(self.file)
+        return [] if content is None else [(float(multiplier), int(times)) for multiplier, times in content["releases"]]
+
+    def with_one(self, multiplier: float) -> Releases:
+        before = self.releases
+        if before and before[-1][0] == multiplier:
+            return [*before[:-1], (multiplier, before[-1][1] + 1)]
+        return [*before, (multiplier, 1)]
+
+    def write(self, releases: Releases) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.file, {"releases": [list(entry) for entry in releases]})
+
+    def standing(self, delta: float) -> dict[str, float]:
+        """What was spent: by the last participation alone, and at client level by all of them together."""
+        releases = self.releases
+        last: Releases = [(releases[-1][0], 1)] if releases else []
+        return {
+            "participations": sum(times for _, times in releases), "delta": delta,
+            "epsilon/participation": epsilon_of(last, delta), "epsilon/client": epsilon_of(releases, delta),
+        }  # fmt: skip
+
+
+class Guard:
+    """Stands between what a node has computed and what it sends."""
+
+    def __init__(self, settings: PrivacySettings, state: Path, norm_cap: float):
+        if find_spec("opacus") is None:
+            raise ConfigError("[privacy] needs an accountant, which is not installed: pip install 'holdfast[privacy]'")
+        self.settings, self.account, self.norm_cap = settings, Account(state), norm_cap
+
+    @property
+    def multiplier(self) -> float:
+        return self.settings.noise / 2
+
+    def check(self, schema: Schema, task: str) -> None:
+        """Before any work is done: whether the reply may leave at all."""
+        size = sum(_size(schema[name]) for name in _updates(schema))
+        length = self.settings.clip * (1 + self.settings.noise * math.sqrt(size))
+        if length > self.norm_cap:
+            raise ConfigError(f"privacy: an update with its noise is about {length:.0f} long and would be refused as a fault; "
+                              f"raise train.norm_cap (now {self.norm_cap:g}), or lower privacy.clip or privacy.noise")  # fmt: skip
+        if self.settings.others == "withhold":
+            bare = refused(schema, task)
+            if bare:
+                raise ConfigError(f"privacy: '{bare[0]}' would leave, which noise on updates does not protect; choose a method that sends "
+                                  'updates only, or accept it with privacy.others = "send"')  # fmt: skip
+        if size and self.settings.epsilon is not None:
+            after = epsilon_of(self.account.with_one(self.multiplier), self.settings.delta)
+            if after > self.settings.epsilon:
+                raise RunError(f"privacy: the budget is spent (epsilon would be {after:.3g}, privacy.epsilon is {self.settings.epsilon:g})")
+
+    def protect(self, fields: Mapping[str, Tensor], schema: Schema, task: str) -> dict[str, Tensor]:
+        """The reply as it may leave. A reply that is asked for again is noised anew, and so counted again."""
+        self.check(schema, task)
+        out = dict(fields)
+        if self.settings.others == "withhold":
+            for name, field in schema.items():
+                instead = _withheld(name, field, task, self.settings.count)
+                if instead is not None:
+                    out[name] = torch.full_like(fields[name], instead)
+        names = _updates(schema)
+        if names:
+            self.account.write(self.account.with_one(self.multiplier))  # before it leaves: a crash may count too much, never too little
+            out |= noised({name: fields[name] for name in names}, self.settings.clip, self.settings.noise)
+            self._tell(schema)
+        return out
+
+    def _tell(self, schema: Schema) -> None:
+        spent = self.account.standing(self.settings.delta)
+        bare = [name for name, field in schema.items() if _bare(field)]
+        aside = f"; not protected: {', '.join(bare)}" if bare and self.settings.others == "send" else ""
+        print(f"privacy: participation {spent['participations']:.0f}, epsilon {spent['epsilon/participation']:.4g} alone and "
+              f"{spent['epsilon/client']:.4g} in all, delta {self.settings.delta:g}{aside}", file=sys.stderr, flush=True)  # fmt: skip
+
+
+def noised(updates: Mapping[str, Tensor], clip: float, noise: float) -> dict[str, Tensor]:
+    """One client's update, in one row of each tensor: shortened as a whole, then noised number by number."""
+    flat = torch.cat([value.reshape(-1).double() for value in updates.values()])
+    length = float(flat.norm())
+    if not math.isfinite(length):
+        raise RunError("privacy: the update is not finite; nothing is sent")
+    flat = flat * min(1.0, clip / length if length else 1.0) + noise * clip * secure_normal(len(flat))
+    parts = flat.split([value.numel() for value in updates.values()])
+    return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in zip(updates.items(), parts, strict=True)}
+
+
+def secure_normal(n: int) -> Tensor:
+    """float64 [n], standard normal by Box and Muller, from the operating system's randomness alone."""
+    pairs = (n + 1) // 2
+    bits = np.frombuffer(os.urandom(16 * pairs), dtype="<u8").reshape(2, pairs) >> 11  # 53 bits each
+    radius = np.sqrt(-2.0 * np.log((bits[0] + 1.0) * 2.0**-53))
+    angle = 2.0 * np.pi * (bits[1] * 2.0**-53)
+    return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n])
+
+
+def refused(schema: Schema, task: str) -> list[str]:
+    """What a reply would have to send bare: noise on updates does not protect it, and no constant could stand in its place."""
+    return [name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, 1) is None]
+
+
+def _updates(schema: Schema) -> list[str]:
+    return [name for name, field in schema.items() if field.kind == "update" and _size(field)]
+
+
+def _bare(field: Field) -> bool:
+    """Whether there is anything in it that noise on updates does not protect."""
+    return field.kind != "update" and _size(field) > 0
+
+
+def _size(field: Field) -> int:
+    return math.prod(field.shape)
+
+
+def _withheld(name: str, field: Field, task: str, count: int) -> float | None:
+    """A constant that says nothing and that every server half understands; None where there is none."""
+    if field.kind == "update":
+        return None
+    if field.low == UNDEFINED:  # a figure that a client need not have
+        return UNDEFINED
+    if task == EVALUATE:  # a client without test samples
+        return 0.0
+    if field.kind == "scalar":
+        return 0.0
+    return float(count) if (name, field.kind, field.shape) == ("count", "count", ()) else None

@@ -1,0 +1,178 @@
+"""The Flower processes of a federation on one machine, from their start to their end, however it ends. Each writes its own log file; all
+inherit one FLWR_HOME, by which they are found again, children of children included."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.core.errors import RunError
+
+HOST = "127.0.0.1"
+_QUIET = {  # nothing is sent to or fetched from the outside, by any process
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_OFFLINE": "1",
+    "UV_OFFLINE": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default 1
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Processes:
+    def __init__(self, flower: Path, logs: Path, connection: str = "lo"):
+        self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.extra: dict[str, dict[str, str]] = {}
+
+    def start(self, name: str, command: str, *arguments: str, module: bool = False) -> subprocess.Popen[bytes]:
+        """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        program = [sys.executable, "-m", command] if module else [binary(command)]
+        with open(self.logs / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [*program, *arguments], env={**self.environment(), **self.extra.get(name, {})}, stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        self.started[name] = process
+        return process
+
+    def stop(self) -> None:
+        """End every process of this federation: those started here, and then whatever they have started and left."""
+        for process in reversed(self.started.values()):
+            process.terminate()
+        end = time.monotonic() + 10
+        for process in self.started.values():
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.started = {}
+        for stop_signal in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self.alive():
+                try:
+                    os.kill(pid, stop_signal)
+                except ProcessLookupError:
+                    pass
+            end = time.monotonic() + 5
+            while self.alive() and time.monotonic() < end:
+                time.sleep(0.1)
+
+    def alive(self) -> list[int]:
+        mark = f"FLWR_HOME={self.flower}".encode()
+        return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
+
+    def check_alive(self) -> None:
+        for name, process in self.started.items():
+            if process.poll() is not None:
+                raise RunError(f"{name} stopped with code {process.returncode}; see {self.logs / name}.log")
+
+    def wait_for_port(self, port: int, name: str, seconds: float = 120.0) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.check_alive()
+            with socket.socket() as probe:
+                if probe.connect_ex((HOST, port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RunError(f"the {name} does not answer on {HOST}:{port} after {seconds:g} s; see {self.logs}")
+
+    def environment(self) -> dict[str, str]:
+        """Ours first on both paths, so that Flower's children find the same programs and the same holdfast."""
+        paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+        joined = {name: os.pathsep.join(filter(None, [first, inherited.get(name)])) for name, first in paths.items()}
+        return {**inherited, **_QUIET, **joined, "FLWR_HOME": str(self.flower)}
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Flower's own command line, whose answer is JSON."""
+        command = [binary("flwr"), *arguments, "--format", "json"]
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=300)
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            answer = {}
+        if done.returncode != 0 or not answer.get("success", True):
+            said = answer.get("error-message") or done.stdout + done.stderr
+            raise RunError(f"flwr {arguments[0]} failed: {said[-500:].strip()}")
+        return answer
+
+    def finish(self, run: str, end: float) -> tuple[str, str]:
+        """Wait for the end of a run: its status, and what Flower says of it."""
+        while True:
+            listed = self.flwr("list", self.connection, "--run-id", run)["runs"][0]
+            if listed["status"].startswith("finished"):
+                return listed["status"], listed.get("status-details", "")
+            if time.monotonic() > end:
+                raise RunError(f"the federation has not finished in time; see {self.logs}")
+            self.check_alive()
+            time.sleep(3)  # a question costs Flower's command line a second of computing
+
+    def keep_log(self, run: str) -> None:
+        """What the ServerApp said; Flower has it in the SuperLink, which is about to stop."""
+        with open(self.logs / f"run-{run}.log", "wb") as log:
+            command = [binary("flwr"), "log", run, self.connection, "--show"]
+            subprocess.run(command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=300)
+
+
+def write_app(folder: Path, settings: dict[str, Any]) -> Path:
+    """The app that Flower ships to the nodes: one file that names ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(_APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    return folder
+
+
+_APP = """[project]
+name = "holdfast-app"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "local"
+[tool.flwr.app.components]
+serverapp = "holdfast.deploy.server_app:app"
+clientapp = "holdfast.deploy.client_app:app"
+[tool.flwr.app.config]
+"""
+
+
+def binary(name: str) -> str:
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise RunError(f"{name} is not installed beside {Path(sys.executable).name}; pip install 'holdfast[flower]'")
+    return str(path)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(folder.name), (folder / "environ").read_bytes()
+        except OSError:  # another user's, or just gone
+            continue
+
+
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
+
+
+def _die_with_parent() -> None:
+    """Linux: when whoever started the federation is killed, and cannot stop it, the federation stops too."""
+    if sys.platform == "linux":
+        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,0 +1,168 @@
+"""A federation's folder, as `holdfast federation init` writes it.
+
+    federation.toml      how the federation is run (FederationSettings)
+    experiment.toml      what is trained; server and nodes have the same copy
+    README.md            the operator's commands
+    server/              stays on the server: authority, certificate, secret, ledger.jsonl, superlink.db, run/ (the run directory), logs/
+    nodes/3/             goes to the machine of client 3, and nowhere else: node.toml, key, key.pub, ca.pem, experiment.toml"""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from holdfast.config import Section
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import explain, setting
+from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate
+from holdfast.deploy.ledger import Ledger
+from holdfast.deploy.privacy import PrivacySettings
+from holdfast.files import write_atomically
+from holdfast.report.toml import to_toml
+
+
+class FederationSettings(Section):
+    """federation.toml."""
+
+    name: str = setting("federation", "what it is called")
+    address: str = setting("127.0.0.1:8443", "where nodes reach the server: host:port of the fleet-only proxy")
+    listen: str = setting("127.0.0.1", "the address the proxy binds; 0.0.0.0 for nodes on other machines")
+    deadline: float = setting(300.0, "seconds that a client has for a request", gt=0)
+    join: float = setting(300.0, "seconds to wait for all clients at the start", ge=0)
+    quorum: float = setting(0.5, "share of those who are asked that must answer before a round goes on without the others", ge=0, le=1)
+    wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
+    strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
+    largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+class NodeSettings(Section):
+    """nodes/3/node.toml."""
+
+    client: int = setting(0, "which client this node is; the server knows it by its key", ge=0)
+    superlink: str = setting("127.0.0.1:8443", "where the server is reached")
+    state: str = setting("state", "folder for what never leaves this node")
+    experiment: str = setting("experiment.toml", "this node's copy of what is trained")
+    data: str = setting("", "folder of Parquet files with this client's samples, where the experiment only declares its data")
+    function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or Samples")
+    privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
+    resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
+
+
+@dataclass(frozen=True)
+class Project:
+    path: Path
+    settings: FederationSettings
+
+    @property
+    def server(self) -> Path:
+        return self.path / "server"
+
+    @property
+    def experiment(self) -> Path:
+        return self.path / "experiment.toml"
+
+    @property
+    def run(self) -> Path:
+        return self.server / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.server / "logs"
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.server / "ledger.jsonl")
+
+    def node(self, client: int) -> Path:
+        return self.path / "nodes" / str(client)
+
+
+def open_project(path: Path) -> Project:
+    return Project(Path(path).absolute(), FederationSettings(**_read(Path(path) / "federation.toml", FederationSettings)))
+
+
+def open_node(path: Path) -> NodeSettings:
+    return NodeSettings(**_read(Path(path) / "node.toml", NodeSettings))
+
+
+def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text())
+        kind(**table)
+    except FileNotFoundError:
+        raise ConfigError(f"no {file.name} in {file.parent}; `holdfast federation init {file.parent}` writes a new federation") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind, file.stem)) from None
+    return table
+
+
+def init(path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, experiment: Path | None = None) -> Project:
+    """Write a whole federation; nothing that is there is overwritten."""
+    from holdfast.deploy.node import expected, federated
+
+    path = Path(path).absolute()
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; choose a new folder")
+    for folder in (path / "server", *(path / "nodes" / str(client) for client in range(clients))):
+        folder.mkdir(parents=True)
+    text = experiment.read_text() if experiment is not None else _template("experiment.toml").replace("CLIENTS", str(clients))
+    write_atomically(path / "experiment.toml", text.encode())
+    try:
+        if expected(federated(path / "experiment.toml")) != clients:
+            raise ConfigError(f"data.clients: {experiment} is for {expected(federated(path / 'experiment.toml'))} clients, not {clients}")
+    except ConfigError:
+        shutil.rmtree(path)
+        raise
+    host = hosts[0] if hosts else "127.0.0.1"
+    settings = FederationSettings(name=path.name, address=f"{host}:{port}", listen="0.0.0.0" if hosts else "127.0.0.1")
+    about = {name: field.description for name, field in FederationSettings.model_fields.items()}
+    lines = [f"{line}  # {about[line.partition(' =')[0]]}" for line in to_toml(settings.model_dump()).splitlines() if line]
+    write_atomically(path / "federation.toml", ("\n".join(lines) + "\n").encode())
+    make_authority(path / "server", settings.name)
+    make_server_certificate(path / "server", hosts)
+    make_secret(path / "server" / "superexec.secret")
+    project = Project(path, settings)
+    for client in range(clients):
+        enrol(project, client)
+    readme = _template("README.md").replace("NAME", settings.name).replace("ADDRESS", settings.address).replace("CLIENTS", str(clients))
+    write_atomically(path / "README.md", readme.encode())
+    write_atomically(path / ".gitignore", b"server/\nnodes/\n")
+    return project
+
+
+def enrol(project: Project, client: int) -> None:
+    """A key and a folder for a node, or a new key for one that has one; the server remembers the public half."""
+    ledger, folder = project.ledger(), project.node(client)
+    who = Enrolment.of(ledger.entries)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in ("key", "key.pub"):
+        (folder / old).unlink(missing_ok=True)
+    public = make_node_key(folder, f"client-{client}@{project.settings.name}")
+    who.check_new(client, public)
+    write_atomically(folder / "ca.pem", (project.server / "ca.pem").read_bytes())
+    write_atomically(folder / "experiment.toml", project.experiment.read_bytes())
+    node = NodeSettings(client=client, superlink=project.settings.address)
+    if not (folder / "node.toml").exists():
+        write_atomically(folder / "node.toml", to_toml(node.model_dump()).encode())
+    ledger.append("rotate" if client in who.members else "enrol", client, key=public)
+
+
+def _template(name: str) -> str:
+    return (files("holdfast.deploy") / "templates" / name).read_text()

@@ -1,0 +1,285 @@
+"""A federation in operation: starts its processes, keeps them up, carries bans and new keys to the SuperLink, and follows the run.
+
+The SuperLink listens on 127.0.0.1 with a database, the proxy is the only door for nodes, and SuperExec runs the ServerApp in a process of
+its own, so that a SuperLink that is killed and started again within Flower's minute costs nothing. A run that Flower gives up (a killed
+ServerApp, a longer outage) is started again from its last committed round, as long as it gets anywhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import RunError
+from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.ledger import Entry
+from holdfast.deploy.processes import HOST, Processes, free_port, write_app
+from holdfast.deploy.project import Project, open_node
+from holdfast.deploy.trainer import socket_of
+from holdfast.files import read_json, write_json
+
+Say = Callable[[str], None]
+_LINK = "link"
+
+
+class Up:
+    """Use as a context manager: whatever happens, no process is left."""
+
+    def __init__(self, project: Project, say: Say, nodes: bool = True):
+        self.project, self.say, self.nodes = project, say, nodes
+        self.ledger = project.ledger()
+        self.port = free_port()
+        self.processes = Processes(project.server / "flower", project.logs, _LINK)
+        self.told = len(self.ledger.entries)
+
+    def __enter__(self) -> Up:
+        server, flower = self.project.server, self.processes.flower
+        if self.processes.alive():
+            raise RunError(f"this federation is up already; see `holdfast federation status {self.project.path}`")
+        flower.mkdir(parents=True, exist_ok=True)
+        link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
+        (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
+        try:
+            self._start_superlink()
+            secret = str(server / "superexec.secret")
+            self.processes.start(
+                "superexec", "flower-superexec", "--runtime-api-address", f"{HOST}:{self.port}",
+                "--root-certificates", str(server / "ca.pem"), "--superexec-auth-secret-file", secret,
+            )  # fmt: skip
+            self._start_proxy()
+            self.register()
+            for client in sorted(Enrolment.of(self.ledger.entries).welcome) if self.nodes else []:
+                self.start_node(client)
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.processes.stop()
+
+    def _start_superlink(self) -> None:
+        server = self.project.server
+        self.processes.start(
+            "superlink", "flower-superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
+            "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile",
+            str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
+            str(server / "superexec.secret"), "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        self.processes.wait_for_port(self.port, "SuperLink")
+
+    def _start_proxy(self) -> None:
+        server, settings = self.project.server, self.project.settings
+        self.processes.start(
+            "proxy", "holdfast.deploy.proxy", "--host", settings.listen, "--port", str(settings.port), "--upstream",
+            f"https://{HOST}:{self.port}", "--authority", str(server / "ca.pem"), "--certificate", str(server / "server.pem"), "--key",
+            str(server / "server.key"), "--largest", str(settings.largest), module=True,
+        )  # fmt: skip
+        self.processes.wait_for_port(settings.port, "proxy")
+
+    def start_node(self, client: int) -> None:
+        start_node(self.processes, self.project.node(client))
+
+    def register(self) -> None:
+        """Tell the SuperLink the keys of all who are welcome, and take away those of all who are not."""
+        file = self.project.server / "registered.json"
+        known = read_json(file) or {}
+        who = Enrolment.of(self.ledger.entries)
+        for member in who.members.values():
+            fingerprint, welcome = member.fingerprint, member.client in who.welcome
+            if welcome and fingerprint not in known:
+                known[fingerprint] = self._register(member.key)
+            elif not welcome and known.get(fingerprint):
+                self._unregister(str(known[fingerprint]))
+                known[fingerprint] = ""  # for good: the SuperLink never takes a key twice
+        for fingerprint in who.former:
+            if known.get(fingerprint):
+                self._unregister(str(known[fingerprint]))
+                known[fingerprint] = ""
+        write_json(file, known)
+
+    def _register(self, key: str) -> str:
+        file = self.project.server / "registering.pub"
+        file.write_text(key + "\n")
+        try:
+            return str(self.processes.flwr("supernode", "register", str(file), _LINK)["node-id"])
+        except RunError as error:
+            if "already in use" in str(error):  # a stop came between the registration and its note
+                return self._node_of(key)
+            raise
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _node_of(self, key: str) -> str:
+        """The node that the SuperLink knows by a key."""
+        raise RunError("the SuperLink knows this key and we do not know its node; remove server/superlink.db and start again")
+
+    def _unregister(self, node: str) -> None:
+        try:
+            self.processes.flwr("supernode", "unregister", node, _LINK)
+        except RunError as error:
+            self.say(f"node {node} could not be unregistered: {error}")
+
+    def play(self, timeout: float | None = None) -> dict[str, Any]:
+        """Start the run, or go on with it, until it is finished."""
+        result = self.project.run / "result.json"
+        end = None if timeout is None else time.monotonic() + timeout
+        while not result.exists():
+            before = self._committed()
+            status, why = self._one_run(end)
+            if result.exists():
+                break
+            reason = self._reason()
+            if reason is not None or self._committed() == before:
+                again = f"`holdfast federation resume {self.project.path}` continues it"
+                raise RunError(f"the run stopped ({reason or why or status}); {again}")
+            self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
+        self._tell()
+        content = read_json(result)
+        assert content is not None
+        return content
+
+    def _one_run(self, end: float | None) -> tuple[str, str]:
+        settings = self.project.settings
+        (self.project.server / "stopped.json").unlink(missing_ok=True)
+        waits = {name: float(getattr(settings, name)) for name in ("deadline", "join", "quorum", "wait")}
+        app = write_app(self.project.server / "app", {
+            "config": str(self.project.experiment), "out": str(self.project.run), "ledger": str(self.ledger.path),
+            "strikes": settings.strikes, **waits,
+        })  # fmt: skip
+        run = str(self.processes.flwr("run", str(app), _LINK)["run-id"])
+        try:
+            return self._follow(run, end)
+        finally:
+            self.processes.keep_log(run)
+
+    def _follow(self, run: str, end: float | None) -> tuple[str, str]:
+        asked = 0.0
+        while True:
+            self._mend()
+            self._tell()
+            if time.monotonic() - asked > 5:  # a question costs Flower's command line a second of computing
+                try:
+                    listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
+                    if listed["status"].startswith("finished"):
+                        return listed["status"], listed.get("status-details", "")
+                except RunError:  # the SuperLink is just being started again
+                    pass
+                asked = time.monotonic()
+            if end is not None and time.monotonic() > end:
+                raise RunError(f"the federation has not finished in time; `holdfast federation resume {self.project.path}` continues it")
+            time.sleep(1)
+
+    def _mend(self) -> None:
+        """What has died is started again; a node is given the minute for which Flower still thinks it is there."""
+        for name, process in list(self.processes.started.items()):
+            if process.poll() is None:
+                continue
+            self.say(f"{name} stopped with code {process.returncode} and is started again")
+            if name == "superlink":
+                self._start_superlink()
+            elif name == "proxy":
+                self._start_proxy()
+            elif name.startswith(("node", "trainer")):
+                client = int(name.removeprefix("node").removeprefix("trainer"))
+                if client in Enrolment.of(self.ledger.entries).welcome:
+                    start_again(self.processes, self.project.node(client), name)
+                else:
+                    del self.processes.started[name]
+            else:
+                raise RunError(f"{name} stopped with code {process.returncode}; see {self.project.logs / name}.log")
+
+    def _tell(self) -> None:
+        """Say what the ledger says, and carry bans and new keys to the SuperLink."""
+        self.ledger.refresh()
+        news = self.ledger.entries[self.told :]
+        self.told = len(self.ledger.entries)
+        for entry in news:
+            if line := in_words(entry):
+                self.say(line)
+        if any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news):
+            self.register()
+
+    def _committed(self) -> int:
+        return int((read_json(self.project.run / "head.json") or {}).get("round", 0))
+
+    def _reason(self) -> str | None:
+        """What the ServerApp itself said why it stopped; nothing where it was killed."""
+        return (read_json(self.project.server / "stopped.json") or {}).get("reason")
+
+
+def start_node(processes: Processes, folder: Path) -> None:
+    """What one client consists of, from its folder alone: a SuperNode, and the trainer that it hands its work to."""
+    node = open_node(folder)
+    if node.resident:
+        start_again(processes, folder, f"trainer{node.client}")
+    start_again(processes, folder, f"node{node.client}")
+
+
+def start_again(processes: Processes, folder: Path, name: str) -> None:
+    """One of the two processes of a client."""
+    node = open_node(folder)
+    if name.startswith("trainer"):
+        processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
+        return
+    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
+             "home": str(folder.absolute())}  # fmt: skip
+    if node.resident:
+        where["trainer"] = str(socket_of(folder))
+    settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
+    processes.start(
+        name, "flower-supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
+        "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(free_port()), "--node-config", settings,
+    )  # fmt: skip
+
+
+def keep_node(folder: Path, say: Say) -> None:
+    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks that the node is there and
+    refuses it, so it is tried again."""
+    node = open_node(folder)
+    processes = Processes(folder / "flower", folder / "logs")
+    processes.flower.mkdir(parents=True, exist_ok=True)
+    say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
+    start_node(processes, folder)
+    pause = 5.0
+    try:
+        while True:
+            began = time.monotonic()
+            name, code = _first_to_stop(processes)
+            pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
+            say(f"{name} stopped with code {code}; it is started again in {pause:g} s")
+            time.sleep(pause)
+            start_again(processes, folder, name)
+    finally:
+        processes.stop()
+
+
+def _first_to_stop(processes: Processes) -> tuple[str, int]:
+    while True:
+        for name, process in processes.started.items():
+            if (code := process.poll()) is not None:
+                return name, code
+        time.sleep(1)
+
+
+def in_words(entry: Entry) -> str:
+    """What the operator is told of an entry; nothing of those that say little."""
+    who, what = f"client {entry.client}", entry.what
+    if entry.kind == "round":
+        accuracy = what.get("accuracy")
+        measured = f", accuracy {accuracy:.3f}" if accuracy is not None else ""
+        refused = f", {len(what['refused'])} refused" if what.get("refused") else ""
+        return f"round {entry.round}: {len(what.get('took_part', []))} took part{refused}{measured}"
+    return {
+        "start": "the run begins", "resume": f"the run goes on after round {entry.round}",
+        "ban": f"{who} is banned in round {entry.round}: {what.get('reason')}", "unban": f"{who} is let in again: {what.get('reason')}",
+        "strike": f"{who}, round {entry.round}: {what.get('reason')}", "enrol": f"{who} is enrolled", "rotate": f"{who} has a new key",
+        "stranger": f"a stranger was turned away: {what.get('reason')}", "finish": "the run is finished", "leave": f"{who} has left",
+        "missing": f"round {entry.round}: no answer from {_each(what.get('clients', {}))}",
+    }.get(entry.kind, "")  # fmt: skip
+
+
+def _each(clients: dict[str, str]) -> str:
+    return "; ".join(f"client {client} ({reason})" for client, reason in clients.items())

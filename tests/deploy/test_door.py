@@ -1,0 +1,180 @@
+"""A federation that goes by keys: strangers, strikes, bans, pardons, quorum; the real apps in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from flwr.app import Array, ArrayRecord, Message  # noqa: E402
+
+from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy.enrolment import Enrolment  # noqa: E402
+from holdfast.deploy.ledger import Ledger  # noqa: E402
+from holdfast.deploy.server_app import serve  # noqa: E402
+from holdfast.results import Run  # noqa: E402
+from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
+from tests.deploy.test_ledger import a_key  # noqa: E402
+from tests.deploy.worlds import assert_same_runs, simulate, write_config  # noqa: E402
+
+
+class KeyedGrid(LocalGrid):
+    """Every node has a key, as the SuperLink tells it."""
+
+    def __init__(self, *args: Any, keys: dict[int, bytes], **options: Any):
+        super().__init__(*args, **options)
+        self.keys = keys
+
+    def get_nodes(self) -> Iterable[Any]:
+        return [SimpleNamespace(node_id=node, public_key=key) for node, key in self.keys.items()]
+
+    def asked_of(self, client: int, since: int = 0) -> int:
+        return sum(message.metadata.dst_node_id == 1000 + client for message in self.asked[since:])
+
+
+class World:
+    """Three clients with keys, and what has been told of them."""
+
+    def __init__(self, folder: Path, rounds: int = 3, method: str = "fedavg", **settings: Any):
+        self.config, self.out = write_config(folder, method, rounds), folder / "fed"
+        self.ledger, self.folder = Ledger(folder / "ledger.jsonl"), folder
+        self.settings = {"config": str(self.config), "out": str(self.out), "deadline": 0.2, "join": 1.0, "ledger": str(self.ledger.path)}
+        self.settings |= settings
+        pairs = [a_key() for _ in range(4)]
+        self.keys = {1000 + i: pem for i, (_, pem) in enumerate(pairs)}
+        for client, (ssh, _) in enumerate(pairs[:3]):
+            self.ledger.append("enrol", client, key=ssh)
+
+    def play(self, tamper: Tamper | None = None, attempt: int = 1, nodes: Iterable[int] = (0, 1, 2), **settings: Any) -> KeyedGrid:
+        asked = self.settings | settings
+        keys = {1000 + i: self.keys[1000 + i] for i in nodes}
+        self.grid = KeyedGrid(self.folder / "nodes", asked, clients=4, attempt=attempt, tamper=tamper, keys=keys)
+        try:
+            serve(self.grid, asked)
+        finally:
+            self.ledger.refresh()
+        return self.grid
+
+    @property
+    def who(self) -> Enrolment:
+        return Enrolment.of(self.ledger.entries)
+
+
+def spoil(client: int) -> Tamper:
+    """This client's training replies are full of NaN."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 1000 + client and message.metadata.message_type == "train":
+            fields = reply.content["fields"]
+            assert isinstance(fields, ArrayRecord)
+            fields["update"] = Array(np.full_like(fields["update"].numpy(), np.nan))
+        return reply
+
+    return tamper
+
+
+def test_by_keys_the_simulators_bits(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=2)
+    simulate(world.config, tmp_path / "sim")
+    world.play()
+    assert_same_runs(tmp_path / "sim", world.out, 2)
+    kinds = [entry.kind for entry in world.ledger.entries]
+    assert kinds == ["enrol"] * 3 + ["start", "round", "round", "finish"]
+    round = world.ledger.of("round")[0]
+    assert round.what["took_part"] == [0, 1, 2] and len(round.what["weights"]) == 3
+    assert round.what["accuracy"] == Run(world.out).metrics["accuracy"][0]
+
+
+def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=1)
+    grid = world.play(nodes=(0, 1, 2, 3))
+    assert grid.asked_of(3) == 0 and grid.asked_of(0) > 0
+    told = world.ledger.of("stranger")
+    assert len(told) == 1 and told[0].what == {"node": "1003", "reason": "its key is not enrolled"}
+
+
+def test_strikes_lead_to_a_ban_that_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=2, strikes=2)
+    grid = world.play(spoil(1))
+    assert [(e.client, e.round, e.what["reason"]) for e in world.ledger.of("strike")] == [(1, r, "update is not finite") for r in (1, 2)]
+    assert world.who.banned == {1: "2 strikes, the last: update is not finite"}
+    last = [message.metadata.dst_node_id for message in grid.asked][-2:]
+    assert sorted(last) == [1000, 1002]  # the evaluation of the round in which it was banned: no model for it any more
+    world.config.write_text(world.config.read_text().replace("rounds = 2", "rounds = 2\nlr = 0.02"))
+    world.out = tmp_path / "next"  # another run of the same federation
+    grid = world.play(attempt=2, out=str(world.out))
+    assert grid.asked_of(1) == 0 and Run(world.out).clients()["client"].tolist() == [0, 2]
+
+
+def test_the_operator_bans_in_mid_run_and_pardons(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=3)
+    swallowed: list[Message] = []
+
+    def ban_in_round_two(message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train" and message.content["header"]["round"] == 2 and not swallowed:
+            swallowed.append(message)
+            Ledger(world.ledger.path).append("ban", 2, reason="asked to leave", by="operator")
+        return reply
+
+    grid = world.play(ban_in_round_two)
+    rounds = [m.content["header"]["round"] for m in grid.asked if m.metadata.dst_node_id == 1002]
+    assert max(rounds) == 2 and world.who.banned == {2: "asked to leave"}
+    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 1, 2], [0, 1], [0, 1]]
+    world.ledger.append("unban", 2, reason="a misunderstanding", by="operator")
+    world.out = tmp_path / "next"
+    assert world.play(attempt=2, out=str(world.out)).asked_of(2) > 0
+
+
+def test_a_ban_by_the_method_is_in_the_ledger(tmp_path: Path) -> None:
+    """FedCAP's norm test, with its default threshold."""
+    world = World(tmp_path, rounds=2, method="fedcap")
+
+    def boost(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            fields = reply.content["fields"]
+            assert isinstance(fields, ArrayRecord)
+            fields["update"] = Array(-40 * fields["update"].numpy())
+        return reply
+
+    world.play(boost)
+    bans = world.ledger.of("ban")
+    assert len(bans) == 1 and bans[0].client == 1 and bans[0].what["by"] == "method" and "norm" in bans[0].what["reason"]
+    assert world.grid.asked_of(1) < world.grid.asked_of(0)
+
+
+def test_without_a_quorum_it_waits_asks_again_and_has_the_same_bits(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=2, quorum=1.0, wait=60.0)
+    simulate(world.config, tmp_path / "sim")
+    lost: list[int] = []
+
+    def lose_some(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id == 1001 and len(lost) < 2:
+            lost.append(1)
+            return None
+        return reply
+
+    world.play(lose_some)
+    assert len(lost) == 2
+    assert_same_runs(tmp_path / "sim", world.out, 2)
+
+
+def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=2, quorum=0.9)
+    simulate(world.config, tmp_path / "sim")
+
+    def silent_in_round_two(message: Message, reply: Message) -> Message | None:
+        gone = message.metadata.dst_node_id == 1001 and message.content["header"]["round"] == 2
+        return None if gone else reply
+
+    with pytest.raises(RunError, match="round 2, train: 2 of 3 clients answered, fewer than the quorum .client 1: no answer within 0.2 s."):
+        world.play(silent_in_round_two)
+    assert [entry.kind for entry in world.ledger.entries[3:]] == ["start", "round"]
+    world.play(attempt=2)
+    assert_same_runs(tmp_path / "sim", world.out, 2)
+    assert [entry.kind for entry in world.ledger.entries[3:]] == ["start", "round", "resume", "round", "finish"]

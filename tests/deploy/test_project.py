@@ -1,0 +1,174 @@
+"""A federation's folder: keys and certificates, the proxy that lets only nodes through, the operator's commands that need no process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from holdfast.cli import main  # noqa: E402
+from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.deploy import keys  # noqa: E402
+from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
+from holdfast.deploy.inspect import examine  # noqa: E402
+from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
+from holdfast.deploy.proxy import Proxy  # noqa: E402
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return init(tmp_path / "ward", 3)
+
+
+def test_a_new_federation_is_ready(project: Project) -> None:
+    assert open_project(project.path).settings == project.settings
+    who = Enrolment.of(project.ledger().entries)
+    assert who.welcome == {0, 1, 2}
+    for client in range(3):
+        folder = project.node(client)
+        assert open_node(folder).client == client and (folder / "key").stat().st_mode & 0o077 == 0
+        assert who.client_of((folder / "key.pub").read_text()) == client
+        assert fingerprint_of(keys.public_of(folder / "key")) == who.members[client].fingerprint
+    checks = {check.what: check for check in examine(project)}
+    assert all(check.good for check in checks.values()), checks
+    assert "private" not in project.ledger().path.read_text().lower()
+
+
+def test_the_server_is_good_for_its_names_and_signed_by_the_authority(tmp_path: Path) -> None:
+    project = init(tmp_path / "ward", 1, ["fl.example.org", "10.0.0.7"])
+    assert project.settings.address == "fl.example.org:8443" and project.settings.listen == "0.0.0.0"
+    assert keys.hosts_of(project.server / "server.pem") == ["localhost", "fl.example.org", "127.0.0.1", "10.0.0.7"]
+    assert keys.expires(project.server / "server.pem") > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=300)
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=project.server / "ca.pem")
+    server.load_cert_chain(project.server / "server.pem", project.server / "server.key")
+    for name, good in (("10.0.0.7", True), ("localhost", True), ("elsewhere.org", False)):
+        ends = [ssl.MemoryBIO() for _ in range(2)]
+        asks, answers = client.wrap_bio(ends[0], ends[1], server_hostname=name), server.wrap_bio(ends[1], ends[0], server_side=True)
+        try:
+            for step in (asks, answers, asks, answers, asks):
+                try:
+                    step.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+            assert good
+        except ssl.SSLCertVerificationError:
+            assert not good
+
+
+def test_a_key_is_never_overwritten_and_a_new_one_replaces_the_old(project: Project) -> None:
+    with pytest.raises(ConfigError, match="is never overwritten"):
+        keys.make_node_key(project.node(1), "again")
+    old = (project.node(1) / "key.pub").read_text()
+    enrol(project, 1)
+    who = Enrolment.of(project.ledger().entries)
+    assert who.client_of(old) is None and who.client_of((project.node(1) / "key.pub").read_text()) == 1
+    enrol(project, 3)
+    assert Enrolment.of(project.ledger().entries).welcome == {0, 1, 2, 3}
+
+
+def test_the_doctor_finds_what_is_wrong(project: Project) -> None:
+    (project.server / "ca.key").chmod(0o644)
+    (project.node(2) / "experiment.toml").write_text("seed = 5")
+    lines = project.ledger().path.read_bytes().splitlines(keepends=True)
+    project.ledger().path.write_bytes(b"".join(lines[:1] + lines[2:]))
+    bad = {check.what: check.said for check in examine(project) if not check.good}
+    assert "ca.key can be read by others" in bad["secrets"] and "line 2 does not follow" in bad["ledger"]
+
+
+def _ask(proxy: Proxy, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
+    async def go() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=proxy), base_url="http://door") as client:
+            return await client.request(method, path, content=content, headers=headers)
+
+    return asyncio.run(go())
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> tuple[Proxy, list[httpx.Request]]:
+    seen: list[httpx.Request] = []
+
+    def upstream(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(201, content=b"pong " + request.content, headers={"x-flower": "1"})
+
+    made = Proxy("https://127.0.0.1:1", ssl.create_default_context(), largest=1000)
+    made.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
+    return made, seen
+
+
+def test_the_proxy_lets_only_nodes_through(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
+    door, seen = proxy
+    reply = _ask(door, "POST", "/v1/fleet/pull?x=1", b"ping", authorization="node")
+    assert (reply.status_code, reply.content, reply.headers["x-flower"]) == (201, b"pong ping", "1")
+    assert str(seen[0].url) == "https://127.0.0.1:1/v1/fleet/pull?x=1" and seen[0].headers["authorization"] == "node"
+    crooked = ("/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x", "/v1//fleet/x")
+    for path in ("/v1/control/register", "/v1/runtime/x", "/", "/v1/fleet", *crooked):
+        assert _ask(door, "POST", path).status_code == 403, path
+    assert _ask(door, "POST", "/v1/fleet/push", b"x" * 1001).status_code == 413
+    assert len(seen) == 1
+
+
+def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("gone")
+
+    proxy[0].client = httpx.AsyncClient(transport=httpx.MockTransport(gone))
+    assert _ask(proxy[0], "GET", "/v1/fleet/x").status_code == 502
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def go(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["federation", *map(str, args)])
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return go
+
+
+def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    ward: Any = tmp_path / "ward"
+    assert ask("init", ward, "--clients", 2)[0] == 0 and (ward / "README.md").exists()
+    assert ask("doctor", ward)[0] == 0
+    code, out, _ = ask("ban", ward, 1, "--reason", "its disk was stolen")
+    head = open_project(ward).ledger().head
+    assert code == 0 and head in out
+    told = {row["client"]: row for row in json.loads(ask("clients", ward, "--json")[1])}
+    assert told[1]["state"] == "banned" and told[1]["why"] == "its disk was stolen" and told[0]["state"] == "welcome"
+    assert json.loads(ask("status", ward, "--json")[1])["banned"] == {"1": "its disk was stolen"}
+    assert ask("unban", ward, 1)[0] == 0 and ask("enrol", ward, 1)[0] == 0 and ask("leave", ward, 0)[0] == 0
+    assert {row["state"] for row in json.loads(ask("clients", ward, "--json")[1])} == {"left", "welcome"}
+    for args, said in {
+        ("init", ward, "--clients", 2): "is not empty",
+        ("ban", ward, 7): "there is no client 7",
+        ("unban", ward, 1): "client 1 is not banned",
+        ("leave", ward, 0): "client 0 is not in the federation",
+        ("status", tmp_path): "no federation.toml",
+        ("resume", ward): "has no run to continue yet",
+        ("logs", ward, "nod3"): "there is no log 'nod3'",
+        ("export", ward, "a.bin"): "must end in .safetensors",
+        ("export", ward, tmp_path / "a.safetensors", "--node", ward / "nodes" / "1"): "has no model yet",
+    }.items():
+        code, out, err = ask(*args)
+        assert code == 2 and said in err and len(err.splitlines()) == 1, (args, err)
+    (ward / "federation.toml").write_text("quorum = 2\n")
+    assert "federation.quorum" in ask("status", ward)[2]
+
+
+def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('attack = "ipm"\n[data]\nclients = 2\n')
+    code, _, err = ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)
+    assert code == 2 and "played by the simulator only" in err and not (tmp_path / "ward").exists()
+    file.write_text("[data]\nclients = 5\n")
+    assert "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]

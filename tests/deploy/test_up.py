@@ -1,0 +1,223 @@
+"""A federation with real processes: TLS, keys and the proxy; nodes that cheat, processes that are killed, strangers at the door."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from holdfast.config import make_config, read_config  # noqa: E402
+from holdfast.deploy.enrolment import Enrolment  # noqa: E402
+from holdfast.deploy.keys import make_node_key  # noqa: E402
+from holdfast.deploy.processes import _environments, free_port  # noqa: E402
+from holdfast.deploy.project import Project, init, open_project  # noqa: E402
+from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.results import Run  # noqa: E402
+from holdfast.session import start  # noqa: E402
+from holdfast.store import Store, read_tensors  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = """
+seed = 3
+[data]
+clients = {clients}
+partition = {{ name = "dirichlet", beta = 0.5 }}
+[model]
+name = "mlp"
+hidden = 16
+[method]
+name = "{method}"
+[train]
+rounds = {rounds}
+local_epochs = 1
+[engine]
+plan = "loop"
+threads = 1
+"""
+PATIENT = 600.0  # seconds: a busy machine needs minutes for what an idle one does in one
+
+
+def found(folder: Path, clients: int = 3, rounds: int = 2, method: str = "fedavg", **settings: Any) -> Project:
+    experiment = folder / "experiment.toml"
+    experiment.write_text(EXPERIMENT.format(clients=clients, rounds=rounds, method=method))
+    project = init(folder / "ward", clients, port=free_port(), experiment=experiment)
+    lines = (project.path / "federation.toml").read_text().splitlines()
+    wanted = {"deadline": 120.0, "quorum": 0.0, **settings}
+    kept = [line for line in lines if line.partition(" =")[0] not in wanted]
+    (project.path / "federation.toml").write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in wanted.items())]) + "\n")
+    return open_project(project.path)
+
+
+def play(project: Project, cheats: dict[int, str] | None = None, disturb: Callable[[Up, str], None] | None = None) -> tuple[Up, list[str]]:
+    """Play to the end. `cheats` are lines of Python that change `content`, what a node replies; `disturb` sees every line said."""
+    said: list[str] = []
+    running: list[Up] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if disturb is not None and running:
+            disturb(running[0], line)
+
+    up = Up(project, say)
+    for client, code in (cheats or {}).items():
+        path = os.pathsep.join([cheat(project, client, code), up.processes.environment()["PYTHONPATH"]])
+        up.processes.extra[f"node{client}"] = {"PYTHONPATH": path}
+    with up:
+        running.append(up)
+        up.play(timeout=PATIENT)
+    assert not up.processes.alive()
+    return up, said
+
+
+def cheat(project: Project, client: int, code: str) -> str:
+    """A folder whose sitecustomize makes the ClientApp of one node lie."""
+    folder = project.path / f"cheat{client}"
+    folder.mkdir(exist_ok=True)
+    body = "\n".join(f"        {line}" for line in code.splitlines())
+    (folder / "sitecustomize.py").write_text(
+        "import numpy as np\nimport holdfast.deploy.post as post\nfrom flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict\n"
+        "honest = post.answer\ndef answer(content, message):\n    if message.metadata.message_type == 'train':\n"
+        f"        fields = content['fields']\n{body}\n    return honest(content, message)\npost.answer = answer\n"
+    )
+    return str(folder)
+
+
+def model_of(run: Path) -> torch.Tensor:
+    head = Store(run).head()
+    assert head is not None
+    return head[1]["server/model"]
+
+
+def simulated(project: Project, out: Path) -> Path:
+    start([("", make_config(read_config(project.experiment)))], out)
+    return out
+
+
+def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> None:
+    project = found(tmp_path, clients=4, rounds=2, method="fedcap")
+    up, said = play(project, {1: "fields['update'] = Array(-20 * fields['update'].numpy())"})
+    ledger = project.ledger()
+    (ban,) = ledger.of("ban")
+    assert ban.client == 1 and ban.what["by"] == "method" and any(line.startswith("client 1 is banned") for line in said)
+    rounds = ledger.of("round")
+    assert rounds[-1].what["took_part"] == [0, 2, 3]
+    assert (project.node(0) / "state").exists() and Run(project.run).final["accuracy"] > 0.2
+    # Everything is started again, with two more rounds to play and the node honest at last: it gets nothing.
+    for file in (project.experiment, *(project.node(c) / "experiment.toml" for c in range(4))):
+        file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
+    (project.run).rename(project.server / "first-run")
+    play(project)
+    assert 1 in Enrolment.of(project.ledger().entries).banned
+    assert all(1 not in entry.what["took_part"] for entry in project.ledger().of("round")[len(rounds) :])
+    assert len(project.ledger().of("round")) > len(rounds)
+
+
+def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
+    project = found(tmp_path, clients=5, rounds=2, strikes=1)
+    lying = "a = fields['update']\nfields['update'] = Array(dtype='float32', shape=(3,), stype=a.stype, data=a.data[:200])"
+    play(project, {
+        1: "fields['update'] = Array(np.full_like(fields['update'].numpy(), np.nan))",
+        2: "fields['update'] = Array(np.zeros(7, dtype=np.float32))",
+        3: lying,
+        4: "content['more'] = ConfigRecord({'x': 1})",
+    })  # fmt: skip
+    reasons = {entry.client: entry.what["reason"] for entry in project.ledger().of("strike")}
+    assert reasons.keys() == {1, 2, 3, 4}
+    assert "not finite" in reasons[1] and "shape (7,)" in reasons[2] and "bytes" in reasons[3] and "records" in reasons[4]
+    assert Enrolment.of(project.ledger().entries).banned.keys() == {1, 2, 3, 4}
+    assert project.ledger().of("round")[-1].what["took_part"] == [0]
+
+
+@pytest.mark.parametrize("victim", ["node", "serverapp", "superlink"])
+def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, victim: str) -> None:
+    """`quorum` 1: a round waits for the node that was killed until it is back."""
+    project = found(tmp_path, clients=3, rounds=3, method="ditto", quorum=1.0, wait=500.0)
+    killed: list[int] = []
+
+    def kill(up: Up, line: str) -> None:
+        if line.startswith("round 1:") and not killed:
+            time.sleep(3)  # into the next round
+            if victim == "serverapp":
+                pids = [pid for pid in up.processes.alive() if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            else:
+                pids = [up.processes.started["node1" if victim == "node" else "superlink"].pid]
+            assert pids
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            killed.extend(pids)
+
+    _, said = play(project, disturb=kill)
+    assert killed
+    assert torch.equal(model_of(project.run), model_of(simulated(project, tmp_path / "sim")))
+    rounds = [entry.round for entry in project.ledger().of("round")]
+    assert rounds == [1, 2, 3]  # none missing, none twice
+
+
+def test_strangers_are_refused(tmp_path: Path) -> None:
+    """No key, a key that nobody registered, another authority; and somebody who tries to register himself through the proxy."""
+    project, other = found(tmp_path, clients=1), init(tmp_path / "other", 1, port=free_port())
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    make_node_key(stranger, "stranger")
+    address, authority = project.settings.address, project.server / "ca.pem"
+
+    def is_told(words: str, *options: str) -> bool:
+        """A SuperNode with these options is refused with these words; it may take its time to stop."""
+        own = ["--host", "127.0.0.1", "--port", str(free_port()), "--max-retries", "1"]
+        name = f"stranger{len(up.processes.started)}"
+        up.processes.start(name, "flower-supernode", "--superlink", address, *own, *options)
+        end = time.monotonic() + 240
+        while words not in (project.logs / f"{name}.log").read_text(errors="replace") and time.monotonic() < end:
+            time.sleep(0.5)
+        return words in (project.logs / f"{name}.log").read_text(errors="replace")
+
+    with Up(project, lambda line: None, nodes=False) as up:
+        known = ["--root-certificates", str(authority)]
+        assert is_told("[code: 2001]", *known)
+        assert is_told("[code: 2004]", *known, "--auth-supernode-private-key", str(stranger / "key"))
+        foreign = ["--root-certificates", str(other.server / "ca.pem"), "--auth-supernode-private-key", str(project.node(0) / "key")]
+        assert is_told("could not establish a connection", *foreign)
+        context = ssl.create_default_context(cafile=authority)
+        for path in ("/v1/control/register-node", "/v1/control/start-run", "/openapi.json", "/v1/runtime/x"):
+            assert httpx.post(f"https://{address}{path}", verify=context, timeout=60).status_code == 403
+        nodes = up.processes.flwr("supernode", "list", "link")["nodes"]
+        assert [node["status"] for node in nodes] == ["registered"]  # the one that was enrolled, and it has not come
+        with socket.socket() as probe:  # the SuperLink itself is not reachable from outside this machine
+            assert probe.connect_ex(("127.0.0.1", up.port)) == 0
+        assert any(b"--host\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid, _ in _environments()
+                   if pid == up.processes.started["superlink"].pid)  # fmt: skip
+
+
+def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
+    """init, up, status, clients, export of a personal model, as commands."""
+    ward = tmp_path / "ward"
+
+    def holdfast(*args: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "holdfast.cli", "federation", *args], capture_output=True, text=True, timeout=PATIENT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text(EXPERIMENT.format(clients=2, rounds=1, method="ditto"))
+    holdfast("init", str(ward), "--clients", "2", "--port", str(free_port()), "--experiment", str(experiment))
+    assert "finished: accuracy" in holdfast("up", str(ward))
+    assert "finished" in holdfast("status", str(ward)) and "welcome" in holdfast("clients", str(ward))
+    holdfast("export", str(ward), str(tmp_path / "mine.safetensors"), "--node", str(ward / "nodes" / "1"))
+    holdfast("export", str(ward), str(tmp_path / "global.safetensors"))
+    mine, shared = read_tensors(tmp_path / "mine.safetensors"), read_tensors(tmp_path / "global.safetensors")
+    assert mine.keys() == shared.keys() and any(not torch.equal(mine[name], shared[name]) for name in mine)
+    assert "Personal" not in holdfast("logs", str(ward))
