@@ -1,0 +1,1 @@
+"""Scripts that measure; each says what in its first lines."""
