@@ -133,7 +133,7 @@ def report(
     plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
-    """Write one self-contained HTML page about the runs in DIR: a run, a sweep, or a folder of runs.
+    """Write one self-contained HTML page about the runs in DIR: a run, a sweep, a folder of runs, a reproduction or a federation.
 
     More than 12 runs get a page each too, in a folder beside it.
 
@@ -154,6 +154,8 @@ def report(
     from holdfast.reproducing.outcome import is_reproduction
 
     load_plugins(plugin)
+    if (folder / "federation.toml").exists():
+        folder = folder / "server" / "run"
     if live:
         if tables is not None or figures is not None:
             raise ConfigError("--live: a page that is followed has no --tables and no --figures; leave one of them out")

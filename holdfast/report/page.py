@@ -15,6 +15,7 @@ from holdfast.files import write_atomically
 from holdfast.report import harm, rounds, sections
 from holdfast.report.costs import costs
 from holdfast.report.crossing import Crossing
+from holdfast.report.federated import federated
 from holdfast.report.gather import Cell, by_setting, read_cells
 from holdfast.report.inside import inside_each
 
@@ -61,6 +62,7 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
         sections.figures(lines, crossing),
         harm.bans(lines, crossing),
         sections.clients(lines, crossing),
+        federated(cells),
         inside_each(cells),
         sections.partition(cells),
         costs(lines),
