@@ -41,20 +41,21 @@ class KeyedGrid(LocalGrid):
 class World:
     """Three clients with keys, and what has been told of them."""
 
-    def __init__(self, folder: Path, rounds: int = 3, method: str = "fedavg", **settings: Any):
-        self.config, self.out = write_config(folder, method, rounds), folder / "fed"
+    def __init__(self, folder: Path, rounds: int = 3, method: str = "fedavg", clients: int = 3, **settings: Any):
+        self.config, self.out, self.clients = write_config(folder, method, rounds), folder / "fed", clients
+        self.config.write_text(self.config.read_text().replace("clients = 3", f"clients = {clients}"))
         self.ledger, self.folder = Ledger(folder / "ledger.jsonl"), folder
         self.settings = {"config": str(self.config), "out": str(self.out), "deadline": 0.2, "join": 1.0, "ledger": str(self.ledger.path)}
         self.settings |= settings
-        pairs = [a_key() for _ in range(4)]
+        pairs = [a_key() for _ in range(clients + 1)]
         self.keys = {1000 + i: pem for i, (_, pem) in enumerate(pairs)}
-        for client, (ssh, _) in enumerate(pairs[:3]):
+        for client, (ssh, _) in enumerate(pairs[:clients]):
             self.ledger.append("enrol", client, key=ssh)
 
-    def play(self, tamper: Tamper | None = None, attempt: int = 1, nodes: Iterable[int] = (0, 1, 2), **settings: Any) -> KeyedGrid:
+    def play(self, tamper: Tamper | None = None, attempt: int = 1, nodes: Iterable[int] | None = None, **settings: Any) -> KeyedGrid:
         asked = self.settings | settings
-        keys = {1000 + i: self.keys[1000 + i] for i in nodes}
-        self.grid = KeyedGrid(self.folder / "nodes", asked, clients=4, attempt=attempt, tamper=tamper, keys=keys)
+        keys = {1000 + i: self.keys[1000 + i] for i in (range(self.clients) if nodes is None else nodes)}
+        self.grid = KeyedGrid(self.folder / "nodes", asked, clients=self.clients + 1, attempt=attempt, tamper=tamper, keys=keys)
         try:
             serve(self.grid, asked)
         finally:
@@ -162,6 +163,25 @@ def test_without_a_quorum_it_waits_asks_again_and_has_the_same_bits(tmp_path: Pa
     world.play(lose_some)
     assert len(lost) == 2
     assert_same_runs(tmp_path / "sim", world.out, 2)
+
+
+def test_a_committee_with_a_member_down_votes_without_it(tmp_path: Path) -> None:
+    """C-PFL: one member never scores; the round is decided by the others, and it is told who was missing."""
+    world = World(tmp_path, rounds=2, method="c-pfl", clients=5)
+    asked: list[int] = []
+
+    def dead_member(message: Message, reply: Message) -> Message | None:
+        if "header" in message.content and message.content["header"]["task"] == "score" and not message.content["header"]["rehearsal"]:
+            member = message.metadata.dst_node_id - 1000
+            asked.append(member)
+            return None if member == asked[0] else reply
+        return reply
+
+    world.play(dead_member)
+    silent = [entry for entry in world.ledger.of("missing") if entry.what["task"] == "score"]
+    assert len(set(asked)) >= 3 and silent and all(str(asked[0]) in entry.what["clients"] for entry in silent)
+    assert len(world.ledger.of("round")) == 3 and world.who.banned == {}  # two, and the tuning at the end
+    assert Run(world.out).final["accuracy"] is not None
 
 
 def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -> None:

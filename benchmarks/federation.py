@@ -1,0 +1,96 @@
+"""What a real federation costs: seconds of a round and megabytes a second, for models of several sizes and for more and more nodes.
+
+    python benchmarks/federation.py --markdown        # 4 nodes: FedCAP's network (156,810 parameters) and ResNet-18 (11 million)
+    python benchmarks/federation.py --models fedcap-cnn --nodes 4 8 16
+
+Every part is a real process on this machine, with TLS, keys and the proxy. A client makes one step on a few random images, so nearly all
+of a round is what the federation itself takes: messages, new processes, checks, the disk. Seconds are the median between two committed
+rounds; each round is two exchanges: in training a model travels to every client and back, in evaluation to it."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from holdfast.deploy.processes import free_port
+from holdfast.deploy.project import init
+from holdfast.deploy.up import Up
+from holdfast.results import Run
+
+EXPERIMENT = """
+[data]
+name = "declared"
+clients = {nodes}
+options = {{ shape = [3, 32, 32], classes = 10, samples = "numbers", mean = [0.0], std = [1.0] }}
+[model]
+name = "{model}"
+[method]
+name = "fedavg"
+[train]
+rounds = {rounds}
+local_steps = 1
+batch_size = 8
+[engine]
+threads = 1
+"""
+LOAD = """import torch
+
+def load():
+    return torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10
+"""
+
+
+def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -> dict[str, float]:
+    """One federation from its start to its end."""
+    experiment = folder / "experiment.toml"
+    experiment.write_text(EXPERIMENT.format(nodes=nodes, model=model, rounds=rounds))
+    project = init(folder / "federation", nodes, port=free_port(), experiment=experiment)
+    for client in range(nodes):
+        (project.node(client) / "load.py").write_text(LOAD)
+        with open(project.node(client) / "node.toml", "a") as file:
+            file.write('function = "load.py:load"\n')
+    began = time.monotonic()
+    with Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True)) as up:
+        started = time.monotonic() - began
+        up.play(timeout)
+    at = [datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().of("round")]
+    run = Run(project.run)
+    seconds = statistics.median(b - a for a, b in zip(at, at[1:], strict=False))
+    size = float(run.manifest["parameters"]) * 4 / 1e6
+    megabytes = 3 * nodes * size  # up and down in training, down in evaluation
+    return {
+        "parameters": run.manifest["parameters"], "nodes": nodes, "started": started, "seconds": seconds, "megabytes": megabytes,
+        "rate": megabytes / seconds,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["fedcap-cnn", "resnet18"])
+    parser.add_argument("--nodes", nargs="+", type=int, default=[4])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--timeout", type=float, default=1200.0)
+    parser.add_argument("--markdown", action="store_true")
+    chosen = parser.parse_args()
+    rows = []
+    for model in chosen.models:
+        for nodes in chosen.nodes:
+            print(f"{model}, {nodes} nodes", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append((model, measure(Path(folder), model, nodes, chosen.rounds, chosen.timeout)))
+    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s")
+    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f"}
+    lines = [(model, *(format(row[name], form) for name, form in forms.items())) for model, row in rows]
+    edge = "| " if chosen.markdown else ""
+    for line in (titles, *lines):
+        print(edge + " | ".join(line) + (" |" if chosen.markdown else ""))
+        if line is titles and chosen.markdown:
+            print("|---|" + "---:|" * (len(titles) - 1))
+
+
+if __name__ == "__main__":
+    main()
