@@ -45,7 +45,8 @@ def ask(path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[st
 
 def socket_of(folder: Path) -> Path:
     """Where the trainer of a node listens. Not in the node's folder: the path of a Unix socket may have a hundred letters at most."""
-    home = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    home = Path(base if len(base) < 60 else "/tmp") / f"holdfast-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     about = home.stat()
     if about.st_uid != os.getuid() or about.st_mode & 0o077:

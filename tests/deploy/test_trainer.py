@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +44,23 @@ def test_what_is_no_frame_is_refused(frame: bytes) -> None:
         trainer._receive(there)
 
 
-def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="hf", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, short: Path) -> None:
     config, path = write_config(tmp_path, "ditto"), trainer.socket_of(tmp_path / "node0")
     assert path.parent.stat().st_mode & 0o777 == 0o700 and len(str(path.name)) < 30
     threading.Thread(target=trainer.serve, args=(path,), daemon=True).start()
     settings = {"config": str(config), "out": str(tmp_path / "fed"), "deadline": 20.0, "join": 20.0}
     grid = LocalGrid(tmp_path / "nodes", settings)
-    while not path.exists():
-        pass
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
     assert path.stat().st_mode & 0o077 == 0
     for context in grid.nodes.values():
         context.node_config["trainer"] = str(path)
@@ -61,8 +72,12 @@ def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, monkeypatch: py
     assert trainer.ask(str(tmp_path / "nobody.sock"), request, {}, settings, "1") is None
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / f"holdfast-{os.getuid()}").mkdir(mode=0o755)
+def test_a_folder_of_somebody_else_is_not_used(short: Path) -> None:
+    (short / f"holdfast-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(trainer.RunError, match="open to others"):
-        trainer.socket_of(tmp_path)
+        trainer.socket_of(short)
+
+
+def test_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 80)))
+    assert len(str(trainer.socket_of(tmp_path))) < 100
