@@ -148,7 +148,8 @@ def _listed(words: Sequence[str], most: int = 6) -> str:
 def _table(outcome: Outcome, sheet: Sheet) -> str:
     depth = len(sheet.columns[0]) if sheet.columns else 0
     names = len(sheet.rows[0]) if sheet.rows else 0
-    head = "".join(f"<tr>{'<th></th>' * names}{_spans(sheet.columns, level)}</tr>" for level in range(depth))
+    corners = ["<th></th>" * names] * (depth - 1) + ["".join(f"<th>{escape(axis)}</th>" for axis in sheet.axes)]
+    head = "".join(f"<tr>{corner}{_spans(sheet.columns, level)}</tr>" for level, corner in enumerate(corners))
     lines, before = [], ("",) * names
     for row, boxes in zip(sheet.rows, sheet.boxes, strict=True):
         same = next((i for i, (a, b) in enumerate(zip(row, before, strict=True)) if a != b), len(row))

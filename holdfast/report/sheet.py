@@ -44,6 +44,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Sheet:
+    axes: list[str]
+    """What the rows are told apart by."""
     rows: list[Head]
     columns: list[Head]
     boxes: list[list[Box | None]]
@@ -75,7 +77,7 @@ def sheet_of(outcome: Outcome) -> Sheet:
     kept_rows = [i for i, row in enumerate(boxes) if any(box is not None for box in row)]
     kept_columns = [j for j in range(len(heads[1])) if any(boxes[i][j] is not None for i in kept_rows)]
     shown = [[boxes[i][j] for j in kept_columns] for i in kept_rows]
-    return Sheet([heads[0][i] for i in kept_rows], [heads[1][j] for j in kept_columns], shown)
+    return Sheet(rows, [heads[0][i] for i in kept_rows], [heads[1][j] for j in kept_columns], shown)
 
 
 def _box(outcome: Outcome, chosen: At) -> Box | None:
@@ -101,7 +103,7 @@ def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
 
 def to_table(sheet: Sheet, what: str = "both") -> Table:
     """For Markdown and LaTeX: ours, and the printed figure in brackets."""
-    titles = ("", *(" ".join(head) for head in sheet.columns))
+    titles = (" ".join(sheet.axes), *(" ".join(head) for head in sheet.columns))
     rows = []
     for head, boxes in zip(sheet.rows, sheet.boxes, strict=True):
         rows.append((Entry(" ".join(head)), *(_entry(box) for box in boxes)))
