@@ -51,8 +51,9 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     project = init(folder / "federation", nodes, port=free_port(), experiment=experiment)
     for client in range(nodes):
         (project.node(client) / "load.py").write_text(LOAD)
-        with open(project.node(client) / "node.toml", "a") as file:
-            file.write('function = "load.py:load"\n')
+        settings = project.node(client) / "node.toml"
+        kept = [line for line in settings.read_text().splitlines() if not line.startswith("function")]
+        settings.write_text("\n".join([*kept, 'function = "load.py:load"']) + "\n")
     began = time.monotonic()
     with Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True)) as up:
         started = time.monotonic() - began
