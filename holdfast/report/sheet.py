@@ -101,7 +101,7 @@ def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
     return len(known) > 1 and mine == (min(known) if about.less_is_better else max(known)) and min(known) != max(known)
 
 
-def to_table(sheet: Sheet, what: str = "both") -> Table:
+def to_table(sheet: Sheet) -> Table:
     """For Markdown and LaTeX: ours, and the printed figure in brackets."""
     titles = (" ".join(sheet.axes), *(" ".join(head) for head in sheet.columns))
     rows = []

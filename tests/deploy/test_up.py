@@ -221,4 +221,4 @@ def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
     holdfast("export", str(ward), str(tmp_path / "global.safetensors"))
     mine, shared = read_tensors(tmp_path / "mine.safetensors"), read_tensors(tmp_path / "global.safetensors")
     assert mine.keys() == shared.keys() and any(not torch.equal(mine[name], shared[name]) for name in mine)
-    assert "Personal" not in holdfast("logs", str(ward))
+    assert "superlink" in holdfast("logs", str(ward))
