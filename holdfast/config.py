@@ -238,15 +238,20 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
             raise ConfigError(f"config file {file} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"config file {file} is not valid TOML: {error}") from None
+    for key, value in sorted(parse_changes(changes), key=lambda pair: rank(pair[0])):
+        assign(table, key, value)
+    return table
+
+
+def parse_changes(changes: Sequence[str]) -> list[tuple[str, Any]]:
+    """What --set says, key by key."""
     wanted = []
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {change}: write key=value, for example --set train.lr=0.05")
         wanted.append((key.strip(), parse_value(text.strip())))
-    for key, value in sorted(wanted, key=lambda pair: rank(pair[0])):
-        assign(table, key, value)
-    return table
+    return wanted
 
 
 def rank(path: str) -> tuple[int, bool]:

@@ -75,13 +75,14 @@ def reproduce(
       holdfast reproduce fedcom --scale smoke
     """
     with only_json(as_json):
+        from holdfast.config import parse_changes
         from holdfast.reproducing.cells import Wanted
         from holdfast.reproducing.study import find
 
         if paper is None:
             return _list(as_json)
         load_plugins(plugin)
-        settings = _settings(changes or []) | _given(engine_options(device, plan, precision, memory, workers, data_dir))
+        settings = dict(parse_changes(changes or [])) | _given(engine_options(device, plan, precision, memory, workers, data_dir))
         wanted = Wanted(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
         if dry:
@@ -92,13 +93,6 @@ def reproduce(
             outcomes.append(_play(study, wanted, folder, [str(p) for p in plugin or []], retry))
         index = _index(outcomes)
     return _finish(outcomes, index, as_json, opened)
-
-
-def _settings(changes: list[str]) -> dict[str, Any]:
-    from holdfast.config import read_config
-    from holdfast.grid import flatten
-
-    return flatten(read_config(None, changes))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
@@ -108,11 +110,11 @@ def reproduce(
     else:
         _one_by_one(grid, out / "runs", follow, plugins)
     outcome = Outcome(out, grid)
-    write_json(out / "data.json", {"data": _used(grid)})
+    write_json(out / "data.json", {"data": used(grid)})
     return outcome
 
 
-def _used(grid: Grid) -> list[dict[str, Any]]:
+def used(grid: Grid) -> list[dict[str, Any]]:
     """Clients, rounds and samples of every dataset, told once for all that the same data is dealt to."""
     found: dict[str, dict[str, Any]] = {}
     for cell in grid.cells:
@@ -122,10 +124,11 @@ def _used(grid: Grid) -> list[dict[str, Any]]:
         if cell.seed or kind in found:
             continue
         federation = build_federation(config.data, Key(config.seed).fold("data"))
-        used = sum(len(table.row) for table in (federation.train, federation.validation, federation.test))
+        tables = (federation.train, federation.validation, federation.test)
+        held = len(torch.cat([table.row for table in tables]).unique())  # a sample may be dealt to several
         found[kind] = {
             "dataset": federation.samples.name, "clients": federation.clients, "rounds": config.train.rounds,
-            "participation": config.train.participation, "samples": used, "of": len(federation.samples),
+            "participation": config.train.participation, "samples": held, "of": len(federation.samples),
         }  # fmt: skip
     return list({json.dumps(one): one for one in found.values()}.values())
 

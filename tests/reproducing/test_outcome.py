@@ -16,9 +16,9 @@ from holdfast.core.errors import ConfigError
 from holdfast.report.holdings import Holdings
 from holdfast.report.reproduction import render, write_reproduction
 from holdfast.report.sheet import sheet_of
-from holdfast.reproducing.cells import Wanted
-from holdfast.reproducing.outcome import read_outcome, reproduce
-from holdfast.reproducing.study import Study, make
+from holdfast.reproducing.cells import Grid, Wanted
+from holdfast.reproducing.outcome import read_outcome, reproduce, used
+from holdfast.reproducing.study import Study, find, make
 
 
 @pytest.fixture
@@ -113,3 +113,17 @@ def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None
     }.items():
         code, out, err = ask(*args)
         assert code == 2 and told in err and len(err.splitlines()) == 1, (args, err)
+
+
+def test_set_changes_one_setting_of_a_part_and_not_the_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three skews stay three: --set of one setting of the partition names no other partition."""
+    wanted = ["--scale", "full", "--only", "P=1", "--only", "method=FedAS", "--set", "data.partition.samples_per_client=160"]
+    assert main(["reproduce", "fedas", "table-3", *wanted, "--dry-run", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["cells"] == [f"{beta} 1 FedAS seed=0" for beta in ("0.1", "0.3", "0.5")]
+
+
+def test_a_sample_that_two_clients_hold_is_used_once() -> None:
+    (study,) = find("fedcom", "table-1")  # partners hold the same samples of their noise class
+    (told,) = used(Grid(study, Wanted(scale="smoke")))
+    assert told["dataset"] == "digits" and 0 < told["samples"] <= told["of"] == 1797
