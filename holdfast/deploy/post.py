@@ -76,16 +76,20 @@ class Post:
             if not replies:
                 return False
             self._sort(replies[0], letter, node, nonce, mail)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:  # the run itself is over
+                raise
+            return False  # the SuperLink stumbles over this letter, or is busy: asked again until the deadline, and nobody's fault
         except httpx.HTTPError:  # the SuperLink itself cannot be reached: nobody's fault but the network's
             raise
         except Exception as error:  # whatever Flower stumbles over while it unpacks what a node has sent
-            mail.malformed[node] = f"unreadable reply ({type(error).__name__}: {str(error)[:100]})"
+            mail.malformed[node] = f"unreadable reply ({type(error).__name__}: {in_print(str(error))[:100]})"
         return True
 
     @staticmethod
     def _sort(reply: Message, letter: str, node: int, nonce: str, mail: Mail) -> None:
         if reply.has_error():
-            mail.missing[node] = f"error {reply.error.code}: {(reply.error.reason or '')[:200]}"
+            mail.missing[node] = f"error {reply.error.code}: {in_print(reply.error.reason or '')[:200]}"
         elif reply.metadata.reply_to_message_id != letter or not _repeats(reply.content, nonce):
             log(WARNING, "a reply with a wrong nonce or address was dropped")  # perhaps a forgery, so it is not held against the node
             mail.missing[node] = "wrong nonce"
@@ -95,7 +99,7 @@ class Post:
 
 def _repeats(content: RecordDict, nonce: str) -> bool:
     record = content.get(POST)
-    return isinstance(record, ConfigRecord) and set(record) == {"nonce"} and secrets.compare_digest(str(record["nonce"]), nonce)
+    return isinstance(record, ConfigRecord) and set(record) == {"nonce"} and secrets.compare_digest(str(record["nonce"]).encode(), nonce.encode())
 
 
 def answer(content: RecordDict, message: Message) -> Message:
@@ -113,7 +117,7 @@ def read_client(content: RecordDict, clients: int) -> int:
     expect_names("records", set(content), {"client", POST})
     client = config_record(content, "client").get("client")
     if type(client) is not int or not 0 <= client < clients:
-        raise Malformed(f"client id {str(client)[:40]}, expected 0 to {clients - 1}")
+        raise Malformed(f"client id {in_print(str(client)[:40])}, expected 0 to {clients - 1}")
     return client
 
 
@@ -124,7 +128,12 @@ def expect_names(what: str, sent: set[str], expected: set[str]) -> None:
 
 def _few(names: set[str]) -> str:
     """A sender may write anything into a name: keep what goes into logs short."""
-    return ", ".join(name[:40] for name in sorted(names)[:8]) or "none"
+    return ", ".join(in_print(name[:40]) for name in sorted(names)[:8]) or "none"
+
+
+def in_print(said: str) -> str:
+    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
+    return "".join(letter if letter.isprintable() else " " for letter in said)
 
 
 def config_record(content: RecordDict, name: str) -> ConfigRecord:
