@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,6 +100,7 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
     def say(line: str) -> None:
         console.print(line, markup=False)
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
     try:
         with console.status("starting") if console.is_terminal else _Nothing(), Up(project, say, nodes=not server_only) as running:
@@ -139,6 +141,7 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     from holdfast.deploy.up import keep_node
 
     console = to_stderr()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in `up`
     try:
         keep_node(folder, lambda line: console.print(line, markup=False))
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of
 from holdfast.deploy.keys import expires, hosts_of
 from holdfast.deploy.ledger import Entry
-from holdfast.deploy.processes import Processes
+from holdfast.deploy.processes import Processes, in_use
 from holdfast.deploy.project import Project
 from holdfast.files import read_json
 
@@ -124,13 +123,7 @@ def _secrets(project: Project) -> Check:
 
 def _ports(project: Project) -> Check:
     up = bool(Processes(project.server / "flower", project.logs).alive())
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((project.settings.listen, project.settings.port))
-            taken = False
-        except OSError:
-            taken = True
+    taken = in_use(project.settings.listen, project.settings.port)
     said = f"{project.settings.listen}:{project.settings.port} is " + ("in use" if taken else "free")
     return Check("port", taken == up, said + (" by this federation" if taken and up else ""))
 

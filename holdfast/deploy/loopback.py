@@ -57,7 +57,7 @@ class Loopback:
         (flower / "config.toml").write_text("\n".join(lines) + "\n")
         try:
             self.processes.start("superlink", "flower-superlink", "--insecure", "--host", HOST, "--port", str(self.port))
-            self.processes.wait_for_port(self.port, "SuperLink")
+            self.processes.wait_for_port(self.port, "superlink")
             for client in range(self.clients):
                 config = f"client-id={client} state-dir={json.dumps(str(self.home / f'node{client}'))}"
                 own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]

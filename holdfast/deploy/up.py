@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core.errors import RunError
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Entry
-from holdfast.deploy.processes import HOST, Processes, free_port, write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_app
 from holdfast.deploy.project import Project, open_node
 from holdfast.deploy.trainer import socket_of
 from holdfast.files import read_json, write_json
@@ -32,7 +32,7 @@ class Up:
         self.ledger = project.ledger()
         self.port = free_port()
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
-        self.told = len(self.ledger.entries)
+        self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
 
     def __enter__(self) -> Up:
         server, flower = self.project.server, self.processes.flower
@@ -41,6 +41,8 @@ class Up:
         flower.mkdir(parents=True, exist_ok=True)
         link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
         (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
+        if not (server / "superlink.db").exists():  # then what was noted of its nodes is of another one
+            (server / "registered.json").unlink(missing_ok=True)
         try:
             self._start_superlink()
             secret = str(server / "superexec.secret")
@@ -68,59 +70,57 @@ class Up:
             str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
             str(server / "superexec.secret"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
-        self.processes.wait_for_port(self.port, "SuperLink")
+        self.processes.wait_for_port(self.port, "superlink")
 
     def _start_proxy(self) -> None:
         server, settings = self.project.server, self.project.settings
+        if in_use(settings.listen, settings.port):
+            raise RunError(f"{settings.listen}:{settings.port} is in use by another program; stop it, or change federation.address")
         self.processes.start(
             "proxy", "holdfast.deploy.proxy", "--host", settings.listen, "--port", str(settings.port), "--upstream",
             f"https://{HOST}:{self.port}", "--authority", str(server / "ca.pem"), "--certificate", str(server / "server.pem"), "--key",
             str(server / "server.key"), "--largest", str(settings.largest), module=True,
         )  # fmt: skip
-        self.processes.wait_for_port(settings.port, "proxy")
+        self.processes.wait_for_port(settings.port, "proxy", settings.listen)
 
     def start_node(self, client: int) -> None:
         start_node(self.processes, self.project.node(client))
 
     def register(self) -> None:
-        """Tell the SuperLink the keys of all who are welcome, and take away those of all who are not."""
+        """Tell the SuperLink the keys of all who are welcome, and take away those of all who are not. Each is noted at once: a stop in
+        between may leave one node that the SuperLink has and we do not."""
         file = self.project.server / "registered.json"
         known = read_json(file) or {}
         who = Enrolment.of(self.ledger.entries)
-        for member in who.members.values():
-            fingerprint, welcome = member.fingerprint, member.client in who.welcome
-            if welcome and fingerprint not in known:
-                known[fingerprint] = self._register(member.key)
-            elif not welcome and known.get(fingerprint):
-                self._unregister(str(known[fingerprint]))
-                known[fingerprint] = ""  # for good: the SuperLink never takes a key twice
-        for fingerprint in who.former:
-            if known.get(fingerprint):
-                self._unregister(str(known[fingerprint]))
-                known[fingerprint] = ""
-        write_json(file, known)
+        welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
+        for fingerprint in [name for name, node in known.items() if node and name not in welcome]:
+            self._unregister(str(known[fingerprint]))
+            write_json(file, known := {**known, fingerprint: ""})  # for good: the SuperLink never takes a key twice
+        for fingerprint, key in welcome.items():
+            if fingerprint not in known:
+                write_json(file, known := {**known, fingerprint: self._register(key, set(known.values()))})
 
-    def _register(self, key: str) -> str:
+    def _register(self, key: str, known: set[str]) -> str:
         file = self.project.server / "registering.pub"
         file.write_text(key + "\n")
         try:
             return str(self.processes.flwr("supernode", "register", str(file), _LINK)["node-id"])
         except RunError as error:
-            if "already in use" in str(error):  # a stop came between the registration and its note
-                return self._node_of(key)
-            raise
+            if "already in use" not in str(error):
+                raise
+            unnoted = {str(node["node-id"]) for node in self.processes.flwr("supernode", "list", _LINK)["nodes"]} - known
+            if len(unnoted) != 1:
+                raise RunError("the SuperLink knows a key whose node we do not know; remove server/superlink.db and start again") from None
+            return unnoted.pop()
         finally:
             file.unlink(missing_ok=True)
-
-    def _node_of(self, key: str) -> str:
-        """The node that the SuperLink knows by a key."""
-        raise RunError("the SuperLink knows this key and we do not know its node; remove server/superlink.db and start again")
 
     def _unregister(self, node: str) -> None:
         try:
             self.processes.flwr("supernode", "unregister", node, _LINK)
         except RunError as error:
-            self.say(f"node {node} could not be unregistered: {error}")
+            if "not found" not in str(error):  # else it is done already, and a stop came before its note
+                raise
 
     def play(self, timeout: float | None = None) -> dict[str, Any]:
         """Start the run, or go on with it, until it is finished."""
@@ -199,8 +199,13 @@ class Up:
         for entry in news:
             if line := in_words(entry):
                 self.say(line)
-        if any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news):
-            self.register()
+        self.behind |= any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news)
+        if self.behind:
+            try:
+                self.register()
+                self.behind = False
+            except RunError as error:  # the SuperLink is just being started again; whoever is banned is sent nothing anyway
+                self.say(f"the SuperLink could not be told, and will be: {error}")
 
     def _committed(self) -> int:
         return int((read_json(self.project.run / "head.json") or {}).get("round", 0))
@@ -240,6 +245,8 @@ def keep_node(folder: Path, say: Say) -> None:
     refuses it, so it is tried again."""
     node = open_node(folder)
     processes = Processes(folder / "flower", folder / "logs")
+    if processes.alive():
+        raise RunError(f"client {node.client} is up already: another process runs {folder}")
     processes.flower.mkdir(parents=True, exist_ok=True)
     say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
     start_node(processes, folder)
