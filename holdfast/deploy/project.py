@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
 from holdfast.config import Section
 from holdfast.core.errors import ConfigError
@@ -27,6 +27,9 @@ from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.privacy import PrivacySettings
 from holdfast.files import write_atomically
 from holdfast.report.toml import to_toml
+
+_PRIVATE = 0o700
+"""Of the folders of server and nodes: also updates, logs and private models are nobody else's business."""
 
 
 class FederationSettings(Section):
@@ -41,6 +44,14 @@ class FederationSettings(Section):
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError("must be host:port")
+        return address
 
     @property
     def host(self) -> str:
@@ -100,12 +111,18 @@ def open_node(path: Path) -> NodeSettings:
     return NodeSettings(**_read(Path(path) / "node.toml", NodeSettings))
 
 
+_WRITTEN_BY = {
+    "federation.toml": "`holdfast federation init DIR` writes a new federation",
+    "node.toml": "bring the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with --server-only",
+}
+
+
 def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text())
         kind(**table)
     except FileNotFoundError:
-        raise ConfigError(f"no {file.name} in {file.parent}; `holdfast federation init {file.parent}` writes a new federation") from None
+        raise ConfigError(f"no {file.name} in {file.parent}; {_WRITTEN_BY[file.name]}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -121,7 +138,7 @@ def init(path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, 
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; choose a new folder")
     for folder in (path / "server", *(path / "nodes" / str(client) for client in range(clients))):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, mode=_PRIVATE)
     text = experiment.read_text() if experiment is not None else _template("experiment.toml").replace("CLIENTS", str(clients))
     write_atomically(path / "experiment.toml", text.encode())
     try:
@@ -149,9 +166,11 @@ def init(path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, 
 
 def enrol(project: Project, client: int) -> None:
     """A key and a folder for a node, or a new key for one that has one; the server remembers the public half."""
+    if client < 0:
+        raise ConfigError(f"client {client}: clients are numbered from 0")
     ledger, folder = project.ledger(), project.node(client)
     who = Enrolment.of(ledger.entries)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     for old in ("key", "key.pub"):
         (folder / old).unlink(missing_ok=True)
     public = make_node_key(folder, f"client-{client}@{project.settings.name}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.core.errors import RunError
 from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger import Entry
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_app
 from holdfast.deploy.project import Project, open_node
@@ -38,6 +39,7 @@ class Up:
         server, flower = self.project.server, self.processes.flower
         if self.processes.alive():
             raise RunError(f"this federation is up already; see `holdfast federation status {self.project.path}`")
+        ready_certificates(server, [self.project.settings.host])
         flower.mkdir(parents=True, exist_ok=True)
         link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
         (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")

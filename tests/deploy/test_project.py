@@ -40,6 +40,7 @@ def test_a_new_federation_is_ready(project: Project) -> None:
         assert fingerprint_of(keys.public_of(folder / "key")) == who.members[client].fingerprint
     checks = {check.what: check for check in examine(project)}
     assert all(check.good for check in checks.values()), checks
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in (project.server, project.node(0)))  # logs and updates are secrets too
     assert "private" not in project.ledger().path.read_text().lower()
 
 
@@ -82,6 +83,23 @@ def test_the_doctor_finds_what_is_wrong(project: Project) -> None:
     project.ledger().path.write_bytes(b"".join(lines[:1] + lines[2:]))
     bad = {check.what: check.said for check in examine(project) if not check.good}
     assert "ca.key can be read by others" in bad["secrets"] and "line 2 does not follow" in bad["ledger"]
+
+
+def test_an_expired_certificate_is_said_and_renewed(project: Project) -> None:
+    def remove() -> None:
+        for name in ("server.pem", "server.key"):
+            (project.server / name).unlink()
+
+    remove()
+    keys.make_server_certificate(project.server, ["fl.example.org"], days=0)
+    with pytest.raises(ConfigError, match="server.pem has expired on .*; remove server.pem and server.key"):
+        keys.ready_certificates(project.server, ["fl.example.org"])
+    remove()
+    keys.ready_certificates(project.server, ["fl.example.org"])
+    assert "fl.example.org" in keys.hosts_of(project.server / "server.pem")
+    (project.server / "ca.pem").unlink()
+    with pytest.raises(ConfigError, match="ca.pem is no certificate that can be read"):
+        keys.ready_certificates(project.server, [])
 
 
 def _ask(proxy: Proxy, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
@@ -154,6 +172,8 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
         ("unban", ward, 1): "client 1 is not banned",
         ("leave", ward, 0): "client 0 is not in the federation",
         ("status", tmp_path): "no federation.toml",
+        ("node", tmp_path): "no node.toml",
+        ("enrol", ward, "--", -1): "clients are numbered from 0",
         ("resume", ward): "has no run to continue yet",
         ("logs", ward, "nod3"): "there is no log 'nod3'",
         ("export", ward, "a.bin"): "must end in .safetensors",
@@ -163,6 +183,9 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
         assert code == 2 and said in err and len(err.splitlines()) == 1, (args, err)
     (ward / "federation.toml").write_text("quorum = 2\n")
     assert "federation.quorum" in ask("status", ward)[2]
+    for address in ("fl.example.org", ":8443", "fl.example.org:port", "fl.example.org:70000"):
+        (ward / "federation.toml").write_text(f'address = "{address}"\n')
+        assert "federation.address: must be host:port" in ask("status", ward)[2]
 
 
 def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
