@@ -112,10 +112,11 @@ class KeyedDoor:
 
     def note(self, header: Header, refused: Mapping[int, str], missing: Mapping[int, str]) -> None:
         """A round that is played again after a stop finds the same faults again: they count once."""
-        seen = {(e.client, e.round, e.what.get("step")) for e in self.ledger.of("strike")}
+        where = {"run": header.run, "task": header.task, "step": header.step}
+        seen = {e.client for e in self.ledger.of("strike") if e.round == header.round and where.items() <= e.what.items()}
         for client, reason in sorted(refused.items()):
-            if (client, header.round, header.step) not in seen:
-                self.ledger.append("strike", client, header.round, reason=reason, task=header.task, step=header.step)
+            if client not in seen:
+                self.ledger.append("strike", client, header.round, reason=reason, **where)
         if missing:
             said = {str(client): reason for client, reason in sorted(missing.items())}
             self.ledger.append("missing", None, header.round, clients=said, task=header.task, step=header.step)

@@ -88,8 +88,9 @@ class Fleet:
         end, told = time.monotonic() + self.patience.wait, False
         while True:
             here = self.door.meet()
-            asked = {here[c]: c for c in wanted if c in here and c not in rows and c not in refused}
-            missing = {c: "not connected" for c in wanted if c not in here}
+            open_ones = [c for c in wanted if c not in rows and c not in refused]  # who has answered may leave: its row is here
+            asked = {here[c]: c for c in open_ones if c in here}
+            missing = {c: "not connected" for c in open_ones if c not in here}
             letters = {node: wire.pack_exchange(exchange, wanted.index(c), header) for node, c in asked.items()}
             mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters, self.patience.deadline)
             missing |= {asked[node]: reason for node, reason in mail.missing.items()}
@@ -115,10 +116,19 @@ class Fleet:
         return up
 
     def _counted(self, schema: Schema, cell: Cell) -> Schema:
-        """How many samples one says it has is its weight: nobody can have more than was declared, or than the largest share dealt."""
-        least, most = (0, int(cell.federation.train.counts.max())) if self.declared is None else (self.declared.least, self.declared.most)
-        low = {"count": least, "held": 0}  # in all, and of each class
-        return {name: replace(field, low=low[name], high=most) if name in low else field for name, field in schema.items()}
+        """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or
+        than the largest share dealt."""
+        dealt, common = cell.federation, cell.measure.test == "global"
+        if self.declared is None:
+            least, shares = 0, {"train": dealt.train, "validation": dealt.validation, "test": dealt.global_test if common else dealt.test}
+            most = {split: int(table.counts.max()) for split, table in shares.items()}
+        else:
+            least, most = self.declared.least, dict.fromkeys(("train", "validation", "test"), self.declared.most)
+        bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
+        bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
+        return {
+            name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field for name, field in schema.items()
+        }
 
     def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
         if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait

@@ -272,6 +272,9 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
     assert torch.equal(first.train.row, second.train.row) and not torch.equal(first.train.row, torch.arange(20))
     with pytest.raises(DataError, match="client 1 has 20 training samples, declared are 1 to 19"):
         holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, declared(most=19), key)
+    much = Split(train=0.25, validation=0.25, test=0.5)
+    with pytest.raises(DataError, match="client 1 has 20 test samples, declared are 19 at most"):
+        holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, much, declared(most=19), key)
 
 
 @pytest.mark.parametrize(
