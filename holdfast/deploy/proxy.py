@@ -24,6 +24,10 @@ class TooLarge(Exception):
     pass
 
 
+class Gone(Exception):
+    pass
+
+
 class Proxy:
     """An ASGI app in front of one SuperLink."""
 
@@ -47,8 +51,12 @@ class Proxy:
         try:
             content = b"".join([chunk async for chunk in self._body(receive)])
             reply = await self.client.request(scope["method"], f"{self.upstream}{path}{query}", content=content, headers=headers)
+        except Gone:  # with half of what it wanted to say, which nobody should take for all of it
+            return
         except TooLarge:
             await _answer(send, 413, b"too large")
+        except httpx.InvalidURL:
+            await _answer(send, 400, b"no such path")
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
         else:
@@ -60,7 +68,9 @@ class Proxy:
         size, more = 0, True
         while more:
             message = await receive()
-            more = message["type"] == "http.request" and message.get("more_body", False)
+            if message["type"] == "http.disconnect":
+                raise Gone
+            more = message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > self.largest:
                 raise TooLarge

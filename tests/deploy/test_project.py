@@ -135,6 +135,25 @@ def test_the_proxy_lets_only_nodes_through(proxy: tuple[Proxy, list[httpx.Reques
     assert len(seen) == 1
 
 
+def test_half_a_request_and_a_crooked_query_go_no_further(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
+    door, seen = proxy
+    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b"", "headers": []}
+    parts = [{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}]
+    said: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    asyncio.run(door(scope, receive, send))
+    assert said == [] and parts == []
+    parts = [{"type": "http.request", "body": b""}]
+    asyncio.run(door({**scope, "query_string": b"x=\x01"}, receive, send))
+    assert said[0]["status"] == 400 and seen == []
+
+
 def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
