@@ -7,14 +7,20 @@ could register a key of his own, or start a run, which is code on all nodes. So 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import uvicorn
 
 FLEET = "/v1/fleet/"
+_SMALL = 999_999  # bytes
+_LARGE_ONES = 16
+_PATIENCE = 120.0  # seconds for the whole of a body
 _HOP_BY_HOP = {b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"proxy-authorization", b"te"}
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,11 +39,20 @@ class Proxy:
 
     def __init__(self, upstream: str, context: ssl.SSLContext, largest: int):
         self.upstream, self.largest = upstream, largest
+        self.room = asyncio.Semaphore(_LARGE_ONES)
         self.client = httpx.AsyncClient(verify=context, timeout=120, limits=httpx.Limits(max_connections=256))
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Who it is that sends is known only to the SuperLink, which wants the whole body first: so only a few large ones are in memory at
+        a time, however many strangers send them. The others wait, but not what keeps a node alive, which is small."""
         if scope["type"] != "http":
             return
+        headers = dict(scope["headers"])
+        large = b"transfer-encoding" in headers or len(headers.get(b"content-length", b"")) > len(str(_SMALL))
+        async with self.room if large else nullcontext():
+            await self._forward(scope, receive, send)
+
+    async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"]
         if not path.startswith(FLEET) or ".." in path or "//" in path or scope.get("raw_path", path.encode()) != path.encode():
             await _answer(send, 403, b"fleet only")
@@ -55,6 +70,8 @@ class Proxy:
             return
         except TooLarge:
             await _answer(send, 413, b"too large")
+        except TimeoutError:
+            await _answer(send, 408, b"too slow")
         except httpx.InvalidURL:
             await _answer(send, 400, b"no such path")
         except httpx.HTTPError:
@@ -65,9 +82,9 @@ class Proxy:
 
     async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
         """What the node sends, for as long as it is not more than agreed, whatever it declared."""
-        size, more = 0, True
+        size, more, end = 0, True, time.monotonic() + _PATIENCE
         while more:
-            message = await receive()
+            message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
             if message["type"] == "http.disconnect":
                 raise Gone
             more = message.get("more_body", False)

@@ -154,6 +154,37 @@ def test_half_a_request_and_a_crooked_query_go_no_further(proxy: tuple[Proxy, li
     assert said[0]["status"] == 400 and seen == []
 
 
+def test_strangers_that_send_much_or_slowly_do_not_fill_the_memory(
+    proxy: tuple[Proxy, list[httpx.Request]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, waiting = proxy[0], []
+    door.largest = 10**9
+    monkeypatch.setattr("holdfast.deploy.proxy._PATIENCE", 0.3)
+    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b""}
+    large: dict[str, Any] = {**scope, "headers": [(b"content-length", b"1000000")]}
+    said: list[int] = []
+
+    async def never() -> dict[str, Any]:
+        waiting.append(1)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def at_once() -> dict[str, Any]:
+        assert len(waiting) == 16 and not said
+        return {"type": "http.request", "body": b"beat"}
+
+    async def send(message: dict[str, Any]) -> None:
+        said.extend([message["status"]] if "status" in message else [])
+
+    async def go() -> None:
+        strangers = [asyncio.create_task(door(large, never, send)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await door({**scope, "headers": [(b"content-length", b"4")]}, at_once, send)  # a heartbeat
+        await asyncio.gather(*strangers)
+
+    asyncio.run(go())
+    assert said == [201] + [408] * 20
+
+
 def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
