@@ -2,7 +2,7 @@
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
     STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
-    STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
+    STATE-DIR/RUN/CLIENT/attempt                   the starts of the server that have asked; they belong to the last
     STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
 A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config import Config, make_config, read_config
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.types import Exchange, State
 from holdfast.data.federation import Federation
 from holdfast.data.own import holding
@@ -125,6 +125,7 @@ class Node:
         stored = {} if before is None else read_tensors(self._file(before))
         simulator = Simulator({self.cell.plan_key: Plan("loop")})
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
+        self._attempts(attempt)  # another may have begun meanwhile
         if state:
             write_tensors(self._file(version), state)
         if exchange.task == EVALUATE and not exchange.rehearsal:
@@ -145,15 +146,24 @@ class Node:
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
         """The newest state before this version, if any; states that will not be asked for again are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        mark = self.folder / "attempt"
-        if not mark.exists() or mark.read_text() != attempt:
+        seen = self._attempts(attempt)
+        if seen[-1:] != [attempt]:
             for abandoned in [v for v in self._versions() if v[0] > committed]:
                 self._file(abandoned).unlink()
-            write_atomically(mark, attempt.encode())
+            write_atomically(self.folder / "attempt", " ".join([*seen, attempt]).encode())
         for outdated in [v for v in self._versions() if v[0] <= committed][:-1]:
             self._file(outdated).unlink()
         older = [v for v in self._versions() if v < version]
         return older[-1] if older else None
+
+    def _attempts(self, attempt: str) -> list[str]:
+        """The starts of the server that have asked, in order. A letter of one that was replaced may come late; it must not undo what
+        was done since."""
+        mark = self.folder / "attempt"
+        seen = mark.read_text().split() if mark.exists() else []
+        if attempt in seen[:-1]:
+            raise RunError("this request is of a server that was started again since; nothing is done")
+        return seen
 
     def _versions(self) -> list[Version]:
         rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("[0-9]*-*.safetensors"))

@@ -34,6 +34,7 @@ class Up:
         self.port = free_port()
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
+        self.rests: dict[str, float] = {}
 
     def __enter__(self) -> Up:
         server, flower = self.project.server, self.processes.flower
@@ -177,8 +178,9 @@ class Up:
     def _mend(self) -> None:
         """What has died is started again; a node is given the minute for which Flower still thinks it is there."""
         for name, process in list(self.processes.started.items()):
-            if process.poll() is None:
+            if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
                 continue
+            self.rests[name] = time.monotonic() + 10  # what dies again and again must not keep the machine busy with its starts
             self.say(f"{name} stopped with code {process.returncode} and is started again")
             if name == "superlink":
                 self._start_superlink()

@@ -23,6 +23,7 @@ from holdfast.core.registry import register  # noqa: E402
 from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
+from holdfast.deploy.client_app import app  # noqa: E402
 from holdfast.deploy.fleet import Fleet  # noqa: E402
 from holdfast.deploy.node import expected, federated  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
@@ -214,6 +215,35 @@ def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: P
     grid._deliver = lose  # type: ignore[method-assign]
     serve(grid, settings(config, tmp_path / "fed"))
     assert set(node_states(tmp_path / "fed-nodes", round=1)) == {0, 2}
+
+
+def test_a_late_letter_of_a_server_that_was_replaced_undoes_nothing(tmp_path: Path) -> None:
+    config, out = write_config(tmp_path, "ditto", rounds=2), tmp_path / "fed"
+    simulate(config, tmp_path / "sim")
+
+    def stop(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate":
+            raise Kill
+        return reply
+
+    first = LocalGrid(tmp_path / "fed-nodes", settings(config, out), tamper=stop)
+    with pytest.raises(Kill):
+        serve(first, settings(config, out))
+    letters = [message for message in first.asked if message.metadata.message_type == "train"]
+    late: list[str] = []
+
+    def deliver_late(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train" and len(late) < len(letters):  # each right after the new server's letter
+            letter = letters[len(late)]
+            with pytest.raises(RunError, match="a server that was started again since"):
+                app(letter, first.nodes[letter.metadata.dst_node_id])
+            late.append("refused")
+        return reply
+
+    federate(config, out, attempt=2, tamper=deliver_late)
+    assert len(late) == 3
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert all(same_bits(rows[c], states[c]) for c in range(3))
 
 
 def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
