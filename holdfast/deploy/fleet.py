@@ -80,6 +80,8 @@ class Fleet:
 
     def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
         """Ask until a quorum has answered, or patience is over."""
+        if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
+            raise RunError(f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody")
         exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
         schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
         header, wanted = self._header(cell, exchange), exchange.to.tolist()
@@ -106,6 +108,7 @@ class Fleet:
             if not told:
                 log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task,
                     len(rows) + len(refused), len(wanted))  # fmt: skip
+                self.door.waits(header, len(rows) + len(refused), missing, self.patience.wait)
                 told = True
             time.sleep(max(1.0, self.post.poll))
         cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
@@ -129,8 +132,9 @@ class Fleet:
         """The round stays uncommitted, so nothing is lost by stopping."""
         first = min(missing)
         why = f"client {first}: {missing[first]}"
+        waited = f", and {self.patience.wait:g} s of waiting are over" if self.patience.wait else ""
         few = "no client answered" if not answered else f"{answered} of {wanted} clients answered, fewer than the quorum"
-        raise RunError(f"round {header.round}, {header.task}: {few} ({why}); mend this and start again with the same out")
+        raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
 
     def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
         """Rounds are committed one by one, so while a round is played the one before it is the committed one."""

@@ -41,6 +41,7 @@ class FederationSettings(Section):
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+    quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
 
     @property
     def host(self) -> str:
@@ -105,7 +106,10 @@ def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
         table = tomllib.loads(file.read_text())
         kind(**table)
     except FileNotFoundError:
-        raise ConfigError(f"no {file.name} in {file.parent}; `holdfast federation init {file.parent}` writes a new federation") from None
+        hint = "`holdfast federation enrol` on the server writes a node's folder"
+        if kind is FederationSettings:
+            hint = f"`holdfast federation init {file.parent}` writes a new federation"
+        raise ConfigError(f"no {file.name} in {file.parent}; {hint}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
     except ValidationError as error:
