@@ -303,4 +303,5 @@ def in_words(entry: Entry) -> str:
 
 
 def _each(clients: dict[str, str]) -> str:
-    return "; ".join(f"client {client} ({reason})" for client, reason in clients.items())
+    """Flower explains an error after a dash, at length: the log has it."""
+    return "; ".join(f"client {client} ({reason.partition(' — ')[0][:120]})" for client, reason in clients.items())

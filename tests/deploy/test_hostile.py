@@ -237,7 +237,7 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
         until(lambda: committed() >= 1, up, *nodes)
         nodes[0].process.send_signal(signal.SIGINT)
         nodes[1].process.kill()
-        assert up.end() == 1
+        assert up.end() == 2
         last = up.text.splitlines()[-1]
         assert "waiting up to 10 s for more clients" in up.text and last.startswith("error: the run stopped (round"), up.text
         assert "10 s of waiting are over" in last and "holdfast federation resume" in last and "Traceback" not in up.text
