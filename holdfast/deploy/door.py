@@ -36,6 +36,10 @@ class Door(Protocol):
         """What became of an exchange."""
         ...
 
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
+        """The run waits for a quorum, for so many seconds at most."""
+        ...
+
 
 @dataclass
 class OpenDoor:
@@ -73,6 +77,9 @@ class OpenDoor:
         return True
 
     def note(self, header: Header, refused: Mapping[int, str], missing: Mapping[int, str]) -> None:
+        pass
+
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
         pass
 
 
@@ -127,6 +134,10 @@ class KeyedDoor:
                 self.ledger.append("ban", member.client, header.round, reason=reason, by="strikes")
                 log(WARNING, "client %d is banned: %s", member.client, reason)
         self._look()
+
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
+        said = {str(client): reason for client, reason in sorted(missing.items())}
+        self.ledger.append("wait", None, header.round, clients=said, task=header.task, answered=answered, seconds=seconds)
 
     def _look(self) -> None:
         self.ledger.refresh()

@@ -53,6 +53,16 @@ class Processes:
         self.started[name] = process
         return process
 
+    def end(self, name: str) -> None:
+        """End one of them, by force if it does not hear."""
+        process = self.started.pop(name)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
     def stop(self) -> None:
         """End every process of this federation: those started here, and then whatever they have started and left. Who presses Ctrl-C once
         more, because it takes seconds, must not leave half of them behind."""

@@ -44,6 +44,7 @@ class FederationSettings(Section):
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+    quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
 
     @field_validator("address")
     @classmethod

@@ -2,25 +2,36 @@
 
 Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface asks nobody who he is: a stranger
 could register a key of his own, or start a run, which is code on all nodes. So the SuperLink listens on 127.0.0.1, and this forwards only
-/v1/fleet/ to it. A body that is larger than agreed is refused before it is forwarded."""
+/v1/fleet/ to it. A body that is larger than agreed is refused before it is forwarded, and so is what a node sends when it has sent its
+share of the round."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import ssl
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 
+from holdfast.core.errors import ConfigError
+from holdfast.deploy.enrolment import fingerprint_of
+
 FLEET = "/v1/fleet/"
 _SMALL = 999_999  # bytes
 _LARGE_ONES = 16
 _PATIENCE = 120.0  # seconds for the whole of a body
+PUSH = FLEET + "push-"
+"""Replies and their parts; a heartbeat is never too much."""
+_KEY = b"flwr-public-key"
 _HOP_BY_HOP = {b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"proxy-authorization", b"te"}
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -34,11 +45,35 @@ class Gone(Exception):
     pass
 
 
+class Quota:
+    """How many bytes of replies each key may still send in this round. A round is over when `round`, the file that a commit replaces, is
+    another one. Counted is what the SuperLink took: it has checked the signature, so nobody can use up what is another's."""
+
+    def __init__(self, most: int, round: Path | None):
+        self.most, self.round = most, round
+        self.sent: Counter[bytes] = Counter()
+        self.mark = self._now()
+
+    def allows(self, key: bytes, size: int) -> bool:
+        if self._now() != self.mark:
+            self.sent, self.mark = Counter(), self._now()
+        return self.sent[key] + size <= self.most
+
+    def count(self, key: bytes, size: int) -> None:
+        self.sent[key] += size
+
+    def _now(self) -> int:
+        try:
+            return 0 if self.round is None else self.round.stat().st_mtime_ns
+        except FileNotFoundError:  # no round is committed yet
+            return 0
+
+
 class Proxy:
     """An ASGI app in front of one SuperLink."""
 
-    def __init__(self, upstream: str, context: ssl.SSLContext, largest: int):
-        self.upstream, self.largest = upstream, largest
+    def __init__(self, upstream: str, context: ssl.SSLContext, largest: int, quota: Quota | None = None):
+        self.upstream, self.largest, self.quota = upstream, largest, quota or Quota(sys.maxsize, None)
         self.room = asyncio.Semaphore(_LARGE_ONES)
         self.client = httpx.AsyncClient(verify=context, timeout=120, limits=httpx.Limits(max_connections=256))
 
@@ -65,6 +100,10 @@ class Proxy:
         query = f"?{scope['query_string'].decode('latin-1')}" if scope.get("query_string") else ""
         try:
             content = b"".join([chunk async for chunk in self._body(receive)])
+            key = next((value for name, value in scope["headers"] if name == _KEY), b"") if path.startswith(PUSH) else None
+            if key is not None and not self.quota.allows(key, len(content)):
+                print(f"key {_short(key)} has sent all that federation.quota allows in a round", file=sys.stderr, flush=True)
+                raise TooLarge
             reply = await self.client.request(scope["method"], f"{self.upstream}{path}{query}", content=content, headers=headers)
         except Gone:  # with half of what it wanted to say, which nobody should take for all of it
             return
@@ -77,6 +116,8 @@ class Proxy:
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
         else:
+            if key is not None and reply.is_success:
+                self.quota.count(key, len(content))
             kept = [(k.lower(), v) for k, v in reply.headers.raw if k.lower() not in (*_HOP_BY_HOP, b"content-encoding")]
             await _answer(send, reply.status_code, reply.content, kept)
 
@@ -94,6 +135,14 @@ class Proxy:
             yield message.get("body", b"")
 
 
+def _short(key: bytes) -> str:
+    """A key's name in `holdfast federation clients`."""
+    try:
+        return fingerprint_of(base64.b64decode(key))[:16]
+    except (ValueError, ConfigError):
+        return "without a key"
+
+
 async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [*(headers or []), (b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
@@ -105,8 +154,11 @@ def main() -> None:
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--largest", type=int, default=64_000_000, help="bytes of one request; Flower sends models in pieces of 5 MB")
+    parser.add_argument("--quota", type=int, default=sys.maxsize, help="bytes of replies that a node may send in a round")
+    parser.add_argument("--round", type=Path, help="the file that every committed round replaces")
     given = parser.parse_args()
-    proxy = Proxy(given.upstream, ssl.create_default_context(cafile=given.authority), given.largest)
+    quota = Quota(given.quota, given.round)
+    proxy = Proxy(given.upstream, ssl.create_default_context(cafile=given.authority), given.largest, quota)
     uvicorn.run(
         proxy, host=given.host, port=given.port, ssl_certfile=given.certificate, ssl_keyfile=given.key, log_level="warning",
         lifespan="off", server_header=False,

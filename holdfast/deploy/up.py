@@ -35,6 +35,7 @@ class Up:
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
         self.rests: dict[str, float] = {}
+        self.rotated: set[int | None] = set()
 
     def __enter__(self) -> Up:
         server, flower = self.project.server, self.processes.flower
@@ -82,7 +83,8 @@ class Up:
         self.processes.start(
             "proxy", "holdfast.deploy.proxy", "--host", settings.listen, "--port", str(settings.port), "--upstream",
             f"https://{HOST}:{self.port}", "--authority", str(server / "ca.pem"), "--certificate", str(server / "server.pem"), "--key",
-            str(server / "server.key"), "--largest", str(settings.largest), module=True,
+            str(server / "server.key"), "--largest", str(settings.largest), "--quota", str(settings.quota),
+            "--round", str(self.project.run / "head.json"), module=True,
         )  # fmt: skip
         self.processes.wait_for_port(settings.port, "proxy", settings.listen)
 
@@ -186,8 +188,7 @@ class Up:
                 self._start_superlink()
             elif name == "proxy":
                 self._start_proxy()
-            elif name.startswith(("node", "trainer")):
-                client = int(name.removeprefix("node").removeprefix("trainer"))
+            elif (client := _client_of(name)) is not None:
                 if client in Enrolment.of(self.ledger.entries).welcome:
                     start_again(self.processes, self.project.node(client), name)
                 else:
@@ -203,6 +204,7 @@ class Up:
         for entry in news:
             if line := in_words(entry):
                 self.say(line)
+        self.rotated |= {entry.client for entry in news if entry.kind == "rotate"}
         self.behind |= any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news)
         if self.behind:
             try:
@@ -210,6 +212,21 @@ class Up:
                 self.behind = False
             except RunError as error:  # the SuperLink is just being started again; whoever is banned is sent nothing anyway
                 self.say(f"the SuperLink could not be told, and will be: {error}")
+                return
+            self._fit_nodes(self.rotated)
+            self.rotated = set()
+
+    def _fit_nodes(self, rotated: set[int | None]) -> None:
+        """Nodes here follow the ledger: who has come or come back is started, who has a new key is started again with it, who is no
+        longer welcome is stopped."""
+        welcome = Enrolment.of(self.ledger.entries).welcome
+        for name in list(self.processes.started) if self.nodes else []:
+            client = _client_of(name)
+            if client is not None and (client in rotated or client not in welcome):
+                self.processes.end(name)
+        for client in sorted(welcome) if self.nodes else []:
+            if f"node{client}" not in self.processes.started and (self.project.node(client) / "key").exists():
+                self.start_node(client)
 
     def _committed(self) -> int:
         return int((read_json(self.project.run / "head.json") or {}).get("round", 0))
@@ -217,6 +234,12 @@ class Up:
     def _reason(self) -> str | None:
         """What the ServerApp itself said why it stopped; nothing where it was killed."""
         return (read_json(self.project.server / "stopped.json") or {}).get("reason")
+
+
+def _client_of(name: str) -> int | None:
+    """Whose process this is; None for the server's own."""
+    number = name.removeprefix("node").removeprefix("trainer")
+    return int(number) if number.isdigit() else None
 
 
 def start_node(processes: Processes, folder: Path) -> None:
@@ -288,9 +311,12 @@ def in_words(entry: Entry) -> str:
         "ban": f"{who} is banned in round {entry.round}: {what.get('reason')}", "unban": f"{who} is let in again: {what.get('reason')}",
         "strike": f"{who}, round {entry.round}: {what.get('reason')}", "enrol": f"{who} is enrolled", "rotate": f"{who} has a new key",
         "stranger": f"a stranger was turned away: {what.get('reason')}", "finish": "the run is finished", "leave": f"{who} has left",
+        "wait": f"round {entry.round}: waiting up to {what.get('seconds', 0):g} s for more clients; {what.get('answered')} answered, not "
+                f"{_each(what.get('clients', {}))}",
         "missing": f"round {entry.round}: no answer from {_each(what.get('clients', {}))}",
     }.get(entry.kind, "")  # fmt: skip
 
 
 def _each(clients: dict[str, str]) -> str:
-    return "; ".join(f"client {client} ({reason})" for client, reason in clients.items())
+    """Flower explains an error after a dash, at length: the log has it."""
+    return "; ".join(f"client {client} ({reason.partition(' — ')[0][:120]})" for client, reason in clients.items())

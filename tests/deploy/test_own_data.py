@@ -149,6 +149,7 @@ def test_where_data_is_dealt_nobody_has_more_than_the_largest_share(tmp_path: Pa
 def test_a_simulation_needs_samples(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a simulation needs samples"):
         simulate(write_declared(tmp_path / "declared"), tmp_path / "sim")
+    assert not (tmp_path / "sim").exists()
     with pytest.raises(ConfigError, match="no common test split"):
         federated(write_declared(tmp_path / "declared", data='pool = "train"', train='[evaluate]\ntest = "global"'))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,6 +52,21 @@ def test_answers_errors_and_silence_are_told_apart() -> None:
     assert set(mail.answers) == {1} and read_client(mail.answers[1], 10) == 7
     assert mail.missing == {2: "error 2: boom", 3: "no answer within 0.1 s"}
     assert not mail.malformed
+
+
+def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
+    """Flower waits for minutes for the parts of a reply that was announced: the others' answers are taken meanwhile."""
+
+    class Half(Nodes):
+        def pull_messages(self, message_ids: list[str]) -> list[Message]:
+            if message_ids == list(self.replies)[:1]:
+                rest.wait(300)
+            return super().pull_messages(message_ids)
+
+    rest, nodes = threading.Event(), Half({1: honest, 2: honest})
+    mail = Post(nodes, poll=0.01).ask("query", {1: RecordDict(), 2: RecordDict()}, deadline=5)  # type: ignore[arg-type]
+    rest.set()
+    assert set(mail.answers) == {2} and mail.missing == {1: "no answer within 5 s"}
 
 
 def test_the_sender_that_a_reply_names_is_not_believed() -> None:

@@ -54,7 +54,7 @@ class SuperLink:
 
 
 def up_with(project: Project, link: SuperLink, said: list[str] | None = None) -> Up:
-    up = Up(project, (said if said is not None else []).append)
+    up = Up(project, (said if said is not None else []).append, nodes=False)
     up.processes.flwr = link  # type: ignore[method-assign,assignment]
     return up
 

@@ -21,7 +21,7 @@ from holdfast.deploy import keys  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.inspect import examine  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
-from holdfast.deploy.proxy import Proxy  # noqa: E402
+from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
 
 
 @pytest.fixture
@@ -183,6 +183,26 @@ def test_strangers_that_send_much_or_slowly_do_not_fill_the_memory(
 
     asyncio.run(go())
     assert said == [201] + [408] * 20
+
+
+def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def upstream(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(401 if "flwr-signature" not in request.headers else 200)
+
+    head = tmp_path / "head.json"
+    door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, head))
+    door.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
+
+    def push(key: str, size: int, path: str = "push-object") -> int:
+        return _ask(door, "POST", f"/v1/fleet/{path}", b"x" * size, **{"flwr-public-key": key, "flwr-signature": "good"}).status_code
+
+    assert [push("a", 900), push("a", 600), push("a", 1)] == [200, 200, 413]
+    assert "federation.quota" in capsys.readouterr().err
+    assert push("a", 900, "send-node-heartbeat") == 200  # a node that has sent too much is still there
+    forged = _ask(door, "POST", "/v1/fleet/push-object", b"x" * 1000, **{"flwr-public-key": "b"})
+    assert forged.status_code == 401 and [push("b", 1000), push("b", 500)] == [200, 200]  # only what the SuperLink took is counted
+    head.write_text("{}")  # a round is committed
+    assert push("a", 1000) == push("b", 1000) == 200
 
 
 def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
