@@ -147,7 +147,7 @@ class Up:
         waits = {name: float(getattr(settings, name)) for name in ("deadline", "join", "quorum", "wait")}
         app = write_app(self.project.server / "app", {
             "config": str(self.project.experiment), "out": str(self.project.run), "ledger": str(self.ledger.path),
-            "strikes": settings.strikes, **waits,
+            "strikes": settings.strikes, "plugins": "\n".join(map(str, self.project.plugins)), **waits,
         })  # fmt: skip
         run = str(self.processes.flwr("run", str(app), _LINK)["run-id"])
         try:
