@@ -68,7 +68,8 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     megabytes = 3 * nodes * size  # up and down in training, down in evaluation
     return {
         "parameters": run.manifest["parameters"], "nodes": nodes, "started": started, "seconds": seconds, "megabytes": megabytes,
-        "rate": megabytes / seconds, "memory": memory.most / 1e9, "missed": sum(len(e.what["clients"]) for e in project.ledger().of("missing")),
+        "rate": megabytes / seconds, "memory": memory.most / 1e9,
+        "missed": sum(len(entry.what["clients"]) for entry in project.ledger().of("missing")),
     }  # fmt: skip
 
 
