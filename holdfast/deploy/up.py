@@ -63,10 +63,10 @@ class Up:
     def _start_superlink(self) -> None:
         server = self.project.server
         self.processes.start(
-            "superlink", "flower-superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
+            "superlink", "holdfast.deploy.superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
             "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile",
             str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
-            str(server / "superexec.secret"), "--disable-runtime-dependency-installation",
+            str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
         )  # fmt: skip
         self.processes.wait_for_port(self.port, "SuperLink")
 
