@@ -86,10 +86,12 @@ class Loopback:
     def alive(self) -> list[int]:
         return self.processes.alive()
 
-    def run(self, config: Path | str, out: Path | str, timeout: float = 900.0, deadline: float = 120.0) -> Outcome:
-        """Play one experiment to its end."""
+    def run(self, config: Path | str, out: Path | str, timeout: float = 900.0, deadline: float = 120.0, everybody: bool = False) -> Outcome:
+        """Play one experiment to its end. With `everybody`, whoever does not answer is asked again until it does."""
         out, began = Path(out).absolute(), time.monotonic()
         settings = {"config": str(Path(config).absolute()), "out": str(out), "deadline": float(deadline), "join": float(deadline)}
+        if everybody:
+            settings |= {"quorum": 1.0, "wait": float(timeout)}
         run = str(self.processes.flwr("run", str(write_app(self.home / "app", settings)), "lo")["run-id"])
         try:
             status, details = self.processes.finish(run, began + timeout, out / "result.json")

@@ -156,11 +156,12 @@ class Up:
             self.processes.keep_log(run)
 
     def _follow(self, run: str, end: float | None) -> tuple[str, str]:
-        asked = 0.0
+        asked, result = 0.0, self.project.run / "result.json"
         while True:
             self._mend()
             self._tell()
-            if time.monotonic() - asked > 5:  # a question costs Flower's command line a second of computing
+            # A question costs Flower's command line a second of computing, so it is asked seldom until the run has said its last word.
+            if time.monotonic() - asked > (1 if result.exists() else 10):
                 try:
                     listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
                     if listed["status"].startswith("finished"):

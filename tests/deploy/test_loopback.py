@@ -107,7 +107,7 @@ def assert_worlds_agree(federation: Loopback, trial: Trial, folder: Path) -> Non
         keep_node_states(federation.home, fed, disks)
 
     with keeping(keep):
-        outcome = federation.run(config, fed, timeout=PATIENT, deadline=PATIENT / 3)
+        outcome = federation.run(config, fed, timeout=PATIENT, everybody=True)  # a busy machine may lose a message: it is sent again
     assert outcome.result["final"]["accuracy"] > 0.2
     last = trial.rounds + trial.after
     assert_same_runs(sim, fed, last)
