@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, app, print_json, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, print_json, to_stderr, to_stdout
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def init(
     host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server as nodes reach it; repeatable.")] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")] = 8443,
     experiment: Annotated[Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Write a ready federation: config, certificates, node keys, and a README with the operator's commands.
 
@@ -60,7 +61,7 @@ def init(
 
     if experiment is not None and not experiment.exists():
         raise ConfigError(f"--experiment: there is no file {experiment}")
-    project = write(folder, clients, host or [], port, experiment)
+    project = write(folder, clients, host or [], port, experiment, plugin or [])
     console = to_stdout()
     console.print(f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}", markup=False)
     console.print(f"next            holdfast federation up {folder}", markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast.config import Config, make_config, read_config
+from holdfast.core.device import put
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.types import Exchange, State
 from holdfast.data.federation import Federation
@@ -32,7 +33,7 @@ from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
-from holdfast.manifest import digest_of
+from holdfast.manifest import digest_of, plugins_of
 from holdfast.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
@@ -69,9 +70,11 @@ def expected(config: Config) -> int:
 
 
 def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
-    """What server and clients must agree on: the experiment, how its data is dealt and, where it starts from a file, what the file held;
-    not where data and file lie or how it is computed."""
+    """What server and clients must agree on: the experiment, the plug-ins it names, how its data is dealt and, where it starts from a file,
+    what the file held; not where data and file lie or how it is computed."""
     table = config.plain()
+    for plugin in sorted(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in plugins_of(config.parts(), config.data)):
+        partition += f" {plugin}"
     if isinstance(table["model"], dict) and table["model"].pop("weights", None) is not None:
         partition += f" {digest_of(initial)}"
     table["data"].pop("dir")
@@ -88,15 +91,17 @@ class Node:
     stands before whatever leaves."""
 
     def __init__(
-        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None
-    ):
+        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None,
+        device: torch.device | None = None,
+    ):  # fmt: skip
         torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
             raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
-            raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
+            raise ConfigError(f"client {client}: this node's config, plug-ins or data are not the server's; give both the same")
         self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
+        self.device = device or torch.device("cpu")
         self.cell.federation = own_data(self.experiment, client, bring)
         if bring is not None:
             self._note_data(self.cell.federation.samples.digest)
@@ -123,11 +128,12 @@ class Node:
         version = self.cell.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
-        simulator = Simulator({self.cell.plan_key: Plan("loop")})
+        simulator = Simulator({self.cell.plan_key: Plan("loop")}, self.device)
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
         self._attempts(attempt)  # another may have begun meanwhile
+        fields = {name: value.cpu() for name, value in fields.items()}
         if state:
-            write_tensors(self._file(version), state)
+            write_tensors(self._file(version), {name: value.cpu() for name, value in state.items()})
         if exchange.task == EVALUATE and not exchange.rehearsal:
             self._keep_model(simulator, exchange, before is not None, stored)
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
@@ -136,11 +142,12 @@ class Node:
         """What this client would use from now on, by the module's own names: the personal model is nowhere else."""
         local = simulator.local([Call(self.cell, exchange)])
         both = {"global", "customised"} <= set(self.cell.method.models)  # then the global model is sent too, in front
-        received = Received(exchange.bank, exchange.pick[:, 1:] if both else exchange.pick, local.wire)
-        job = Job(EVALUATE, received, exchange.extra, torch.tensor([known]), stored, None, self.cell.measure)
+        received = Received(put(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire)
+        extra, stored = ({name: put(value, self.device) for name, value in table.items()} for table in (exchange.extra, stored))
+        job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.cell.measure)
         personal = self.cell.method.deploys == "personal"
         vector = perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
-        module = self.cell.rule.unwrapped(self.cell.network.load(vector))
+        module = self.cell.rule.unwrapped(self.cell.network.load(vector.cpu()))
         write_tensors(self.folder / "model.safetensors", {name: value.contiguous() for name, value in module.state_dict().items()})
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:

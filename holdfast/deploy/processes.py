@@ -135,8 +135,10 @@ class Processes:
             raise RunError(f"flwr {arguments[0]} failed: {said[-500:].strip()}")
         return answer
 
-    def finish(self, run: str, end: float) -> tuple[str, str]:
-        """Wait for the end of a run: its status, and what Flower says of it."""
+    def finish(self, run: str, end: float, result: Path) -> tuple[str, str]:
+        """Wait for the end of a run: its status, and what Flower says of it. A question costs Flower's command line a second of computing,
+        so it is asked seldom, and at once when the run has written its `result`."""
+        seen = _written(result)
         while True:
             listed = self.flwr("list", self.connection, "--run-id", run)["runs"][0]
             if listed["status"].startswith("finished"):
@@ -144,7 +146,10 @@ class Processes:
             if time.monotonic() > end:
                 raise RunError(f"the federation has not finished in time; see {self.logs}")
             self.check_alive()
-            time.sleep(3)  # a question costs Flower's command line a second of computing
+            asked, before, seen = time.monotonic(), seen, _written(result)
+            while seen == before and time.monotonic() < asked + 6:
+                time.sleep(0.3)
+                seen = _written(result)
 
     def keep_log(self, run: str) -> None:
         """What the ServerApp said; Flower has it in the SuperLink, which is about to stop."""
@@ -207,6 +212,14 @@ def in_use(host: str, port: int) -> bool:
                 return True
             raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; see federation.listen") from None
     return False
+
+
+def _written(file: Path) -> int | None:
+    """When a file was last written, if it is there."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def free_port() -> int:

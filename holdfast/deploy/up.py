@@ -69,10 +69,10 @@ class Up:
     def _start_superlink(self) -> None:
         server = self.project.server
         self.processes.start(
-            "superlink", "flower-superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
+            "superlink", "holdfast.deploy.superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
             "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile",
             str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
-            str(server / "superexec.secret"), "--disable-runtime-dependency-installation",
+            str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
         )  # fmt: skip
         self.processes.wait_for_port(self.port, "superlink")
 
@@ -152,7 +152,7 @@ class Up:
         waits = {name: float(getattr(settings, name)) for name in ("deadline", "join", "quorum", "wait")}
         app = write_app(self.project.server / "app", {
             "config": str(self.project.experiment), "out": str(self.project.run), "ledger": str(self.ledger.path),
-            "strikes": settings.strikes, **waits,
+            "strikes": settings.strikes, "plugins": "\n".join(map(str, self.project.plugins)), **waits,
         })  # fmt: skip
         run = str(self.processes.flwr("run", str(app), _LINK)["run-id"])
         try:
@@ -161,11 +161,12 @@ class Up:
             self.processes.keep_log(run)
 
     def _follow(self, run: str, end: float | None) -> tuple[str, str]:
-        asked = 0.0
+        asked, result = 0.0, self.project.run / "result.json"
         while True:
             self._mend()
             self._tell()
-            if time.monotonic() - asked > 5:  # a question costs Flower's command line a second of computing
+            # A question costs Flower's command line a second of computing, so it is asked seldom until the run has said its last word.
+            if time.monotonic() - asked > (1 if result.exists() else 10):
                 try:
                     listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
                     if listed["status"].startswith("finished"):

@@ -382,7 +382,7 @@ def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:
     grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"))
     for context in grid.nodes.values():
         context.node_config["config"] = str(write_config(other, "fedavg", rounds=1, train="lr = 0.5"))
-    with pytest.raises(RunError, match="client 0: this node's config or data is not the server's"):
+    with pytest.raises(RunError, match="client 0: this node's config, plug-ins or data are not the server's"):
         serve(grid, settings(config, tmp_path / "fed"))
 
 
