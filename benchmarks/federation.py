@@ -1,11 +1,12 @@
 """What a real federation costs: seconds of a round and megabytes a second, for models of several sizes and for more and more nodes.
 
     python benchmarks/federation.py --markdown        # 4 nodes: FedCAP's network (156,810 parameters) and ResNet-18 (11 million)
-    python benchmarks/federation.py --models fedcap-cnn --nodes 4 8 16
+    python benchmarks/federation.py --models fedcap-cnn --nodes 4 8 16 --rounds 2
 
 Every part is a real process on this machine, with TLS, keys and the proxy. A client makes one step on a few random images, so nearly all
 of a round is what the federation itself takes: messages, new processes, checks, the disk. Seconds are the median between two committed
-rounds; each round is two exchanges: in training a model travels to every client and back, in evaluation to it."""
+rounds; each round is two exchanges: in training a model travels to every client and back, in evaluation to it. Memory is the most that all
+processes of the federation, server and nodes, were seen to hold, what they share counted once."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ import argparse
 import datetime
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 
-from holdfast.deploy.processes import free_port
+from holdfast.deploy.processes import Processes, free_port
 from holdfast.deploy.project import init
 from holdfast.deploy.up import Up
 from holdfast.results import Run
@@ -55,7 +57,8 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
         kept = [line for line in settings.read_text().splitlines() if not line.startswith("function")]
         settings.write_text("\n".join([*kept, 'function = "load.py:load"']) + "\n")
     began = time.monotonic()
-    with Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True)) as up:
+    up = Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True))
+    with Memory(up.processes) as memory, up:
         started = time.monotonic() - began
         up.play(timeout)
     at = [datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().of("round")]
@@ -65,8 +68,38 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     megabytes = 3 * nodes * size  # up and down in training, down in evaluation
     return {
         "parameters": run.manifest["parameters"], "nodes": nodes, "started": started, "seconds": seconds, "megabytes": megabytes,
-        "rate": megabytes / seconds,
+        "rate": megabytes / seconds, "memory": memory.most / 1e9,
+        "missed": sum(len(entry.what["clients"]) for entry in project.ledger().of("missing")),
     }  # fmt: skip
+
+
+class Memory:
+    """Looks every few seconds at how much a federation holds."""
+
+    def __init__(self, processes: Processes):
+        self.processes, self.most, self.done = processes, 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.done.wait(5):
+            self.most = max(self.most, sum(map(held, self.processes.alive())))
+
+
+def held(pid: int) -> int:
+    """Bytes of a process; of what it shares with others its part only."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # just gone
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def main() -> None:
@@ -83,8 +116,9 @@ def main() -> None:
             print(f"{model}, {nodes} nodes", flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 rows.append((model, measure(Path(folder), model, nodes, chosen.rounds, chosen.timeout)))
-    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s")
-    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f"}
+    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s", "GB of memory", "answers missed")
+    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f",
+             "memory": ".1f", "missed": ".0f"}  # fmt: skip
     lines = [(model, *(format(row[name], form) for name, form in forms.items())) for model, row in rows]
     edge = "| " if chosen.markdown else ""
     for line in (titles, *lines):

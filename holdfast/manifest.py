@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from holdfast import __version__
-from holdfast.config import Config, completed, make_config, unnamed
+from holdfast.config import Config, Parts, completed, make_config, unnamed
 from holdfast.core.errors import ConfigError, RunError, UnknownPart
 from holdfast.core.registry import plugin_of
+from holdfast.data.federation import DataSettings
 from holdfast.experiment import Experiment
 from holdfast.files import read_json
 from holdfast.local.plan import Plan
@@ -76,7 +77,7 @@ def manifest_of(
         "partition": experiment.federation.digest, "samples": experiment.federation.samples.digest,
         "initial": digest_of(experiment.initial),
         "weights": None if experiment.weights is None else {"file": experiment.weights.file, "sha256": experiment.weights.digest},
-        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *_plugins_of(experiment)}),
+        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *plugins_of(experiment.parts, experiment.config.data)}),
         "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
         "malicious": "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist(),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -88,9 +89,8 @@ def digest_of(initial: torch.Tensor) -> str:
     return hashlib.sha256(initial.cpu().numpy().tobytes()).hexdigest()
 
 
-def _plugins_of(experiment: Experiment) -> set[str]:
-    """The plug-in files behind its parts, however they were loaded."""
-    parts, data = experiment.parts, experiment.config.data
+def plugins_of(parts: Parts, data: DataSettings) -> set[str]:
+    """The plug-in files behind an experiment's parts, however they were loaded."""
     rule, around = parts.aggregator.layers()
     chosen = (parts.method, parts.model, rule, *around, *parts.detectors, parts.attack, parts.loss, data.dealer(), data.source())
     return {file for file in map(plugin_of, chosen) if file is not None}

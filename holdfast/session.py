@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import Config
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import load_plugin
-from holdfast.engine.simulator import Simulator
+from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.plan import Plan
 from holdfast.manifest import config_of, manifest_of, read_manifest, run_folders
@@ -29,6 +29,8 @@ def start(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Play one new experiment in `out`, or a sweep of several in folders below it; an experiment that fails raises its error."""
     watch = watch or Watch()
+    if engine is Simulator and any(config.data.name == "declared" for _, config in cells):
+        raise DataError(NEEDS_SAMPLES)  # before anything is written
     if len(cells) > 1:
         return results_of(sweep(cells, out, watch, plugins, engine=engine))
     ((label, config),) = cells

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, app, print_json, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, print_json, to_stderr, to_stdout
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ app.add_typer(federation)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
 Client = Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Written into the ledger.", show_default=False)]
-Timeout = Annotated[float | None, typer.Option("--timeout", help="Stop after so many seconds; `resume` goes on.", show_default=False)]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds until it stops; `resume` goes on.", show_default=False)]
 ServerOnly = Annotated[bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")]
 
 
@@ -43,6 +45,7 @@ def init(
     host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server as nodes reach it; repeatable.")] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")] = 8443,
     experiment: Annotated[Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Write a ready federation: config, certificates, node keys, and a README with the operator's commands.
 
@@ -58,7 +61,7 @@ def init(
 
     if experiment is not None and not experiment.exists():
         raise ConfigError(f"--experiment: there is no file {experiment}")
-    project = write(folder, clients, host or [], port, experiment)
+    project = write(folder, clients, host or [], port, experiment, plugin or [])
     console = to_stdout()
     console.print(f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}", markup=False)
     console.print(f"next            holdfast federation up {folder}", markup=False, soft_wrap=True)
@@ -92,31 +95,44 @@ def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = N
 
 
 def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
-    from holdfast.deploy.up import Up
+    from holdfast.files import read_json
 
     console = to_stderr()
 
     def say(line: str) -> None:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
+    if (project.run / "result.json").exists():
+        say("this run is finished already, and nothing is started; for another one move its folder away, or init a new federation")
+    else:
+        _bring_up(project, server_only, timeout, say)
+    result = read_json(project.run / "result.json")
+    assert result is not None
+    if as_json:
+        print_json(result)
+        return 0
+    accuracy, out = result["final"].get("accuracy"), to_stdout()
+    measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
+    out.print(f"finished{measured}; ledger head {project.ledger().head}", markup=False, soft_wrap=True)
+    out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _bring_up(project: Project, server_only: bool, timeout: float | None, say: Callable[[str], None]) -> None:
+    from holdfast.deploy.enrolment import Enrolment
+    from holdfast.deploy.up import Up
+
+    console, many = to_stderr(), len(Enrolment.of(project.ledger().entries).welcome)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
     try:
         with console.status("starting") if console.is_terminal else _Nothing(), Up(project, say, nodes=not server_only) as running:
-            say(f"up: nodes join at {project.settings.address}")
-            result = running.play(timeout)
+            settings = project.settings
+            say(f"up: nodes join at {settings.address}; the run begins when all {many} are here, or after {settings.join:g} s")
+            running.play(timeout)
     except KeyboardInterrupt:
         say(f"interrupted; `holdfast federation resume {project.path}` goes on")
         raise typer.Exit(130) from None
-    if as_json:
-        print_json(result)
-    else:
-        head = project.ledger().head
-        accuracy = result["final"].get("accuracy")
-        out = to_stdout()
-        measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
-        out.print(f"finished{measured}; ledger head {head}", markup=False, soft_wrap=True)
-        out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
-    return 0
 
 
 class _Nothing:
@@ -139,6 +155,7 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     from holdfast.deploy.up import keep_node
 
     console = to_stderr()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in `up`
     try:
         keep_node(folder, lambda line: console.print(line, markup=False))
     except KeyboardInterrupt:
@@ -295,7 +312,7 @@ def _judge(project: Project, client: int, kind: str, reason: str) -> None:
     if (kind == "ban") == (client in who.banned):
         raise ConfigError(f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}")
     ledger.append(kind, client, reason=reason, by="operator")
-    done = "banned" if kind == "ban" else "let in again"
+    done = "banned" if kind == "ban" else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
     to_stdout().print(f"client {client} is {done}; ledger head {ledger.head}", markup=False, soft_wrap=True)
 
 
@@ -307,12 +324,21 @@ def enrol(folder: Folder, client: Client) -> None:
     Example:
       holdfast federation enrol ward 3
     """
+    project = _opened(folder)
+    from holdfast.deploy.enrolment import Enrolment
+    from holdfast.deploy.node import expected, federated
     from holdfast.deploy.project import enrol as write
 
-    project = _opened(folder)
+    clients = expected(federated(project.experiment))
     write(project, client)
     said = f"client {client} has a key in {project.node(client)}; bring that folder to its machine"
     to_stdout().print(said, markup=False, soft_wrap=True)
+    banned = Enrolment.of(project.ledger().entries).banned
+    if client in banned:
+        to_stderr().print(f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`", markup=False, soft_wrap=True)
+    if client >= clients:
+        said = f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is raised, for a new run"
+        to_stderr().print(said, markup=False, soft_wrap=True)
 
 
 @federation.command()
@@ -327,7 +353,10 @@ def leave(folder: Folder, client: Client) -> None:
 
     project = _opened(folder)
     ledger = project.ledger()
-    if client not in Enrolment.of(ledger.entries).welcome:
+    who = Enrolment.of(ledger.entries)
+    if client in who.banned:
+        raise ConfigError(f"client {client} is banned ({who.banned[client]}): it is asked nothing anyway")
+    if client not in who.welcome:
         raise ConfigError(f"client {client} is not in the federation")
     ledger.append("leave", client)
     to_stdout().print(f"client {client} has left; ledger head {ledger.head}", markup=False, soft_wrap=True)

@@ -49,6 +49,9 @@ def holding(federation: Federation, own: Samples, client: int, split: Split, dec
     count = int(tables[0].counts[client])
     if not declared.least <= count <= declared.most:
         raise DataError(f"client {client} has {count} training samples, declared are {declared.least} to {declared.most}")
+    for name, table in (("validation", tables[1]), ("test", tables[2])):
+        if int(table.counts[client]) > declared.most:
+            raise DataError(f"client {client} has {int(table.counts[client])} {name} samples, declared are {declared.most} at most")
     return replace(federation, samples=own, train=tables[0], validation=tables[1], test=tables[2])
 
 

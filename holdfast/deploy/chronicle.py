@@ -62,8 +62,10 @@ class Chronicle:
         assert self.ledger is not None
         for round in range(self.told + 1, committed + 1):
             part, arrays = self.store.read_json(f"parts/{round:06d}.json") or {}, self.store.arrays(round)
+            told = {e.client for e in self.ledger.of("ban") if e.round == round and e.what.get("run") == self.run}  # and then it was killed
             for client, reason in part.get("banned", {}).items():
-                self.ledger.append("ban", int(client), round, reason=reason, by="method")
+                if int(client) not in told:
+                    self.ledger.append("ban", int(client), round, reason=reason, by="method", run=self.run)
             self.ledger.append("round", None, round, run=self.run, **_decisions(part, arrays))
         self.told = max(self.told, committed)
 

@@ -36,6 +36,10 @@ class Door(Protocol):
         """What became of an exchange."""
         ...
 
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
+        """The run waits for a quorum, for so many seconds at most."""
+        ...
+
 
 @dataclass
 class OpenDoor:
@@ -75,6 +79,9 @@ class OpenDoor:
     def note(self, header: Header, refused: Mapping[int, str], missing: Mapping[int, str]) -> None:
         pass
 
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
+        pass
+
 
 @dataclass
 class KeyedDoor:
@@ -112,10 +119,11 @@ class KeyedDoor:
 
     def note(self, header: Header, refused: Mapping[int, str], missing: Mapping[int, str]) -> None:
         """A round that is played again after a stop finds the same faults again: they count once."""
-        seen = {(e.client, e.round, e.what.get("step")) for e in self.ledger.of("strike")}
+        where = {"run": header.run, "task": header.task, "step": header.step}
+        seen = {e.client for e in self.ledger.of("strike") if e.round == header.round and where.items() <= e.what.items()}
         for client, reason in sorted(refused.items()):
-            if (client, header.round, header.step) not in seen:
-                self.ledger.append("strike", client, header.round, reason=reason, task=header.task, step=header.step)
+            if client not in seen:
+                self.ledger.append("strike", client, header.round, reason=reason, **where)
         if missing:
             said = {str(client): reason for client, reason in sorted(missing.items())}
             self.ledger.append("missing", None, header.round, clients=said, task=header.task, step=header.step)
@@ -126,6 +134,10 @@ class KeyedDoor:
                 self.ledger.append("ban", member.client, header.round, reason=reason, by="strikes")
                 log(WARNING, "client %d is banned: %s", member.client, reason)
         self._look()
+
+    def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
+        said = {str(client): reason for client, reason in sorted(missing.items())}
+        self.ledger.append("wait", None, header.round, clients=said, task=header.task, answered=answered, seconds=seconds)
 
     def _look(self) -> None:
         self.ledger.refresh()

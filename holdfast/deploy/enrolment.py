@@ -2,7 +2,7 @@
 that there is one truth and it outlives everything.
 
     enrol, rotate      client, what.key      the key (an OpenSSH or PEM public key) that this client has from now on
-    leave              client                it may come back with its key
+    leave              client                it may come back, with a new key
     ban, unban         client, what.reason, what.by (method, strikes, operator)
     strike             client, round, what.reason"""
 

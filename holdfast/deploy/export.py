@@ -13,6 +13,8 @@ def export_model(project: Project | None, out: Path, client: int | None, model: 
     """Write the file; gives what was written, in words."""
     if out.suffix != ".safetensors":
         raise ConfigError(f"{out} must end in .safetensors")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: there is no folder {out.parent}")
     if node is not None:
         return _from_node(node, out)
     assert project is not None
@@ -20,6 +22,8 @@ def export_model(project: Project | None, out: Path, client: int | None, model: 
 
     from holdfast.results import Run
 
+    if not (project.run / "head.json").exists():
+        raise ConfigError(f"{project.path} has no model yet: no round is committed")
     run = Run(project.run)
     kind = model or ("global" if client is None else None)
     if (kind or run.config.parts().method.deploys) == "personal":

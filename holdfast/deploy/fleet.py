@@ -80,17 +80,21 @@ class Fleet:
 
     def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
         """Ask until a quorum has answered, or patience is over."""
+        if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
+            raise RunError(f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody")
         exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
         schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
-        header, wanted = self._header(cell, exchange), exchange.to.tolist()
+        header, places = self._header(cell, exchange), {c: place for place, c in enumerate(exchange.to.tolist())}
         rows: dict[int, Uplink] = {}
         refused: dict[int, str] = {}
-        end, told = time.monotonic() + self.patience.wait, False
+        end: float | None = None  # of waiting, which begins when it is clear that too few have answered
         while True:
             here = self.door.meet()
-            asked = {here[c]: c for c in wanted if c in here and c not in rows and c not in refused}
-            missing = {c: "not connected" for c in wanted if c not in here}
-            letters = {node: wire.pack_exchange(exchange, wanted.index(c), header) for node, c in asked.items()}
+            wanted = [c for c in places if self.door.admits(c)]  # nobody waits for one who has left or was banned meanwhile
+            open_ones = [c for c in wanted if c not in rows and c not in refused]
+            asked = {here[c]: c for c in open_ones if c in here}
+            missing = {c: "not connected" for c in open_ones if c not in here}
+            letters = {node: wire.pack_exchange(exchange, places[c], header) for node, c in asked.items()}
             mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters, self.patience.deadline)
             missing |= {asked[node]: reason for node, reason in mail.missing.items()}
             refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
@@ -99,14 +103,18 @@ class Fleet:
                     rows[asked[node]] = Uplink(torch.tensor([asked[node]]), wire.read_fields(content, schema, dtype))
                 except Malformed as error:
                     refused[asked[node]] = str(error)
-            if self._enough(header, len(wanted), len(rows) + len(refused), missing):
+            missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
+            answered = len([c for c in wanted if c in rows or c in refused])
+            if self._enough(header, len(wanted), answered, missing):
                 break
+            waits = end is not None
+            end = end if end is not None else time.monotonic() + self.patience.wait
             if time.monotonic() >= end:
-                self._give_up(header, len(wanted), len(rows) + len(refused), missing)
-            if not told:
-                log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task,
-                    len(rows) + len(refused), len(wanted))  # fmt: skip
-                told = True
+                self._give_up(header, len(wanted), answered, missing)
+            if not waits:
+                log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task, answered,
+                    len(wanted))  # fmt: skip
+                self.door.waits(header, answered, missing, self.patience.wait)
             time.sleep(max(1.0, self.post.poll))
         cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
         in_order = [rows[c] for c in sorted(rows) if self.door.admits(c)]  # somebody may have been banned while we waited
@@ -115,10 +123,19 @@ class Fleet:
         return up
 
     def _counted(self, schema: Schema, cell: Cell) -> Schema:
-        """How many samples one says it has is its weight: nobody can have more than was declared, or than the largest share dealt."""
-        least, most = (0, int(cell.federation.train.counts.max())) if self.declared is None else (self.declared.least, self.declared.most)
-        low = {"count": least, "held": 0}  # in all, and of each class
-        return {name: replace(field, low=low[name], high=most) if name in low else field for name, field in schema.items()}
+        """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or
+        than the largest share dealt."""
+        dealt, common = cell.federation, cell.measure.test == "global"
+        if self.declared is None:
+            least, shares = 0, {"train": dealt.train, "validation": dealt.validation, "test": dealt.global_test if common else dealt.test}
+            most = {split: int(table.counts.max()) for split, table in shares.items()}
+        else:
+            least, most = self.declared.least, dict.fromkeys(("train", "validation", "test"), self.declared.most)
+        bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
+        bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
+        return {
+            name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field for name, field in schema.items()
+        }
 
     def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
         if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait
@@ -129,8 +146,9 @@ class Fleet:
         """The round stays uncommitted, so nothing is lost by stopping."""
         first = min(missing)
         why = f"client {first}: {missing[first]}"
+        waited = f", and {self.patience.wait:g} s of waiting are over" if self.patience.wait else ""
         few = "no client answered" if not answered else f"{answered} of {wanted} clients answered, fewer than the quorum"
-        raise RunError(f"round {header.round}, {header.task}: {few} ({why}); mend this and start again with the same out")
+        raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
 
     def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
         """Rounds are committed one by one, so while a round is played the one before it is the committed one."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import load_plugin
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of
 from holdfast.deploy.keys import expires, hosts_of
 from holdfast.deploy.ledger import Entry
-from holdfast.deploy.processes import Processes
+from holdfast.deploy.processes import Processes, in_use
 from holdfast.deploy.project import Project
 from holdfast.files import read_json
 
@@ -95,6 +95,8 @@ def _versions(project: Project) -> Check:
 def _config(project: Project) -> Check:
     from holdfast.deploy.node import expected, federated
 
+    for plugin in project.plugins:
+        load_plugin(plugin)
     config = federated(project.experiment)
     many, enrolled = expected(config), len(Enrolment.of(project.ledger().entries).members)
     said = f"{config.parts().method.name} for {many} clients, {config.train.rounds} rounds; {enrolled} are enrolled"
@@ -124,27 +126,23 @@ def _secrets(project: Project) -> Check:
 
 def _ports(project: Project) -> Check:
     up = bool(Processes(project.server / "flower", project.logs).alive())
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((project.settings.listen, project.settings.port))
-            taken = False
-        except OSError:
-            taken = True
+    taken = in_use(project.settings.listen, project.settings.port)
     said = f"{project.settings.listen}:{project.settings.port} is " + ("in use" if taken else "free")
     return Check("port", taken == up, said + (" by this federation" if taken and up else ""))
 
 
 def _nodes(project: Project) -> Check:
-    """Of the nodes whose folders are here: the key that is enrolled, and the same experiment."""
+    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins."""
     who, wrong = Enrolment.of(project.ledger().entries), []
     folders = sorted((project.path / "nodes").glob("*/node.toml"))
     for file in folders:
         folder, client = file.parent, int(file.parent.name)
         if client in who.members and fingerprint_of((folder / "key.pub").read_text()) != who.members[client].fingerprint:
             wrong.append(f"client {client}: its key is not the one that is enrolled")
-        if (folder / "experiment.toml").read_bytes() != project.experiment.read_bytes():
-            wrong.append(f"client {client}: its experiment.toml is not the server's")
+        for ours in (project.experiment, *project.plugins):
+            theirs = folder / ours.name
+            if not theirs.exists() or theirs.read_bytes() != ours.read_bytes():
+                wrong.append(f"client {client}: its {ours.name} is not the server's")
     return Check("nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit")
 
 

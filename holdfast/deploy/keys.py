@@ -100,6 +100,23 @@ def make_secret(path: Path) -> None:
     write_secret(path, secrets.token_hex(32).encode())
 
 
+def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """Before a server starts: else nodes are refused one by one, each in its own log. A server's certificate that is not there is made."""
+    for name, remedy in {"ca.pem": "every node needs a new one: `holdfast federation init` a new federation",
+                         "server.pem": "remove server.pem and server.key, and new ones are made"}.items():  # fmt: skip
+        if name == "server.pem" and not (folder / name).exists() and not (folder / "server.key").exists():
+            make_server_certificate(folder, hosts)
+        try:
+            found = x509.load_pem_x509_certificate((folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder / name} is no certificate that can be read: {str(error)[:100]}") from None
+        now = datetime.datetime.now(datetime.UTC)
+        if now < found.not_valid_before_utc:
+            raise ConfigError(f"{folder / name} is good from {found.not_valid_before_utc:%Y-%m-%d} on only: this machine's clock is wrong")
+        if now > found.not_valid_after_utc:
+            raise ConfigError(f"{folder / name} has expired on {found.not_valid_after_utc:%Y-%m-%d}; {remedy}")
+
+
 def expires(certificate: Path) -> datetime.datetime:
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 

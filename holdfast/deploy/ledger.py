@@ -7,6 +7,7 @@ the disk before `append` returns. Several processes may append: the run, and the
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
-from holdfast.files import clean, sync
+from holdfast.files import clean, readable, sync
 
 _START = "0" * 64
 
@@ -49,8 +50,10 @@ class Ledger:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             content = {"number": len(self.entries), "at": now, "kind": kind, "client": client, "round": round, "what": what}
             line = json.dumps(clean({**content, "before": self.head}), sort_keys=True, separators=(",", ":")).encode() + b"\n"
-            os.pwrite(file, line, self._read_to)
-            os.fsync(file)
+            with readable(self.path):
+                if os.pwrite(file, line, self._read_to) < len(line):  # a disk that is nearly full takes a part
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file)
             self._take_in(file)
         return self.entries[-1]
 

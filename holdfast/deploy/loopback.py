@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.deploy.processes import HOST, Processes, free_port, write_app
+from holdfast.deploy.trainer import socket_of
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ def run_loopback(
 
 
 class Loopback:
-    """The processes of a federation, from `with` to its end, however it ends."""
+    """The processes of a federation, from `with` to its end, however it ends. Nodes with a resident trainer answer sooner, and give the
+    same bits."""
 
-    def __init__(self, home: Path, clients: int):
-        self.home, self.clients = Path(home).absolute(), clients
+    def __init__(self, home: Path, clients: int, resident: bool = True):
+        self.home, self.clients, self.resident = Path(home).absolute(), clients, resident
         self.port = free_port()
         self.processes = Processes(self.home / "home", self.home / "logs")
 
@@ -57,15 +59,23 @@ class Loopback:
         (flower / "config.toml").write_text("\n".join(lines) + "\n")
         try:
             self.processes.start("superlink", "flower-superlink", "--insecure", "--host", HOST, "--port", str(self.port))
-            self.processes.wait_for_port(self.port, "SuperLink")
+            self.processes.wait_for_port(self.port, "superlink")
             for client in range(self.clients):
-                config = f"client-id={client} state-dir={json.dumps(str(self.home / f'node{client}'))}"
-                own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]
-                self.processes.start(f"supernode{client}", "flower-supernode", *own, "--node-config", config)
+                self._start_node(client)
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _start_node(self, client: int) -> None:
+        disk = self.home / f"node{client}"
+        config = f"client-id={client} state-dir={json.dumps(str(disk))}"
+        if self.resident:
+            listens = str(socket_of(disk))
+            self.processes.start(f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens, module=True)
+            config += f" trainer={json.dumps(listens)}"
+        own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]
+        self.processes.start(f"supernode{client}", "flower-supernode", *own, "--node-config", config)
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -76,13 +86,15 @@ class Loopback:
     def alive(self) -> list[int]:
         return self.processes.alive()
 
-    def run(self, config: Path | str, out: Path | str, timeout: float = 900.0, deadline: float = 120.0) -> Outcome:
-        """Play one experiment to its end."""
+    def run(self, config: Path | str, out: Path | str, timeout: float = 900.0, deadline: float = 120.0, everybody: bool = False) -> Outcome:
+        """Play one experiment to its end. With `everybody`, whoever does not answer is asked again until it does."""
         out, began = Path(out).absolute(), time.monotonic()
         settings = {"config": str(Path(config).absolute()), "out": str(out), "deadline": float(deadline), "join": float(deadline)}
+        if everybody:
+            settings |= {"quorum": 1.0, "wait": float(timeout)}
         run = str(self.processes.flwr("run", str(write_app(self.home / "app", settings)), "lo")["run-id"])
         try:
-            status, details = self.processes.finish(run, began + timeout)
+            status, details = self.processes.finish(run, began + timeout, out / "result.json")
         finally:
             self.processes.keep_log(run)
         if status != "finished:completed":

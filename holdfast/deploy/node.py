@@ -2,7 +2,7 @@
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
     STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
-    STATE-DIR/RUN/CLIENT/attempt                   which start of the server they belong to
+    STATE-DIR/RUN/CLIENT/attempt                   the starts of the server that have asked; they belong to the last
     STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
 A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from holdfast.config import Config, make_config, read_config
-from holdfast.core.errors import ConfigError
+from holdfast.core.device import put
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.types import Exchange, State
 from holdfast.data.federation import Federation
 from holdfast.data.own import holding
@@ -32,7 +33,7 @@ from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
-from holdfast.manifest import digest_of
+from holdfast.manifest import digest_of, plugins_of
 from holdfast.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
@@ -69,9 +70,11 @@ def expected(config: Config) -> int:
 
 
 def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
-    """What server and clients must agree on: the experiment, how its data is dealt and, where it starts from a file, what the file held;
-    not where data and file lie or how it is computed."""
+    """What server and clients must agree on: the experiment, the plug-ins it names, how its data is dealt and, where it starts from a file,
+    what the file held; not where data and file lie or how it is computed."""
     table = config.plain()
+    for plugin in sorted(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in plugins_of(config.parts(), config.data)):
+        partition += f" {plugin}"
     if isinstance(table["model"], dict) and table["model"].pop("weights", None) is not None:
         partition += f" {digest_of(initial)}"
     table["data"].pop("dir")
@@ -88,15 +91,17 @@ class Node:
     stands before whatever leaves."""
 
     def __init__(
-        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None
-    ):
+        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None,
+        device: torch.device | None = None,
+    ):  # fmt: skip
         torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
             raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
-            raise ConfigError(f"client {client}: this node's config or data is not the server's; give both the same")
+            raise ConfigError(f"client {client}: this node's config, plug-ins or data are not the server's; give both the same")
         self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
+        self.device = device or torch.device("cpu")
         self.cell.federation = own_data(self.experiment, client, bring)
         if bring is not None:
             self._note_data(self.cell.federation.samples.digest)
@@ -123,10 +128,12 @@ class Node:
         version = self.cell.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
-        simulator = Simulator({self.cell.plan_key: Plan("loop")})
+        simulator = Simulator({self.cell.plan_key: Plan("loop")}, self.device)
         state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
+        self._attempts(attempt)  # another may have begun meanwhile
+        fields = {name: value.cpu() for name, value in fields.items()}
         if state:
-            write_tensors(self._file(version), state)
+            write_tensors(self._file(version), {name: value.cpu() for name, value in state.items()})
         if exchange.task == EVALUATE and not exchange.rehearsal:
             self._keep_model(simulator, exchange, before is not None, stored)
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
@@ -135,25 +142,35 @@ class Node:
         """What this client would use from now on, by the module's own names: the personal model is nowhere else."""
         local = simulator.local([Call(self.cell, exchange)])
         both = {"global", "customised"} <= set(self.cell.method.models)  # then the global model is sent too, in front
-        received = Received(exchange.bank, exchange.pick[:, 1:] if both else exchange.pick, local.wire)
-        job = Job(EVALUATE, received, exchange.extra, torch.tensor([known]), stored, None, self.cell.measure)
+        received = Received(put(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire)
+        extra, stored = ({name: put(value, self.device) for name, value in table.items()} for table in (exchange.extra, stored))
+        job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.cell.measure)
         personal = self.cell.method.deploys == "personal"
         vector = perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
-        module = self.cell.rule.unwrapped(self.cell.network.load(vector))
+        module = self.cell.rule.unwrapped(self.cell.network.load(vector.cpu()))
         write_tensors(self.folder / "model.safetensors", {name: value.contiguous() for name, value in module.state_dict().items()})
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
         """The newest state before this version, if any; states that will not be asked for again are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        mark = self.folder / "attempt"
-        if not mark.exists() or mark.read_text() != attempt:
+        seen = self._attempts(attempt)
+        if seen[-1:] != [attempt]:
             for abandoned in [v for v in self._versions() if v[0] > committed]:
                 self._file(abandoned).unlink()
-            write_atomically(mark, attempt.encode())
+            write_atomically(self.folder / "attempt", " ".join([*seen, attempt]).encode())
         for outdated in [v for v in self._versions() if v[0] <= committed][:-1]:
             self._file(outdated).unlink()
         older = [v for v in self._versions() if v < version]
         return older[-1] if older else None
+
+    def _attempts(self, attempt: str) -> list[str]:
+        """The starts of the server that have asked, in order. A letter of one that was replaced may come late; it must not undo what
+        was done since."""
+        mark = self.folder / "attempt"
+        seen = mark.read_text().split() if mark.exists() else []
+        if attempt in seen[:-1]:
+            raise RunError("this request is of a server that was started again since; nothing is done")
+        return seen
 
     def _versions(self) -> list[Version]:
         rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("[0-9]*-*.safetensors"))

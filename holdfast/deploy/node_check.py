@@ -1,4 +1,4 @@
-"""What should be right on a node before round 1, from its own folder alone: key, experiment, data and schema, what may leave."""
+"""What should be right on a node before round 1, from its own folder alone: key, experiment, device, data and schema, what may leave."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def examine_node(home: Path) -> Iterator[Check]:
     try:
         settings = open_node(home)
         yield _key(home)
+        own = Own(home, settings)
+        own.load_plugins()
         config = federated(home / settings.experiment)
         clients = expected(config)
         said = f"{config.parts().method.name}, client {settings.client} of {clients}, {config.train.rounds} rounds"
         yield Check("experiment", settings.client < clients, said)
         experiment = Experiment(config, home / settings.state)
-        yield _data(Own(home, settings), experiment)
+        yield Check("device", True, str(own.device))
+        yield _data(own, experiment)
         if settings.privacy is not None:
-            yield _privacy(Own(home, settings), settings.privacy, experiment)
+            yield _privacy(own, settings.privacy, experiment)
     except (HoldfastError, OSError, ValueError) as error:
         yield Check("node", False, " ".join(str(error).split()))
 

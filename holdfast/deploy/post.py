@@ -7,6 +7,7 @@ client that only says who it is should not load it."""
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 POST = "post"
 """The record of a message that belongs to this file."""
+_QUICK = 0.5  # seconds that a look for a reply may take before the others are looked for meanwhile
 _SLACK = 30.0  # a letter outlives its deadline a little, so that a reply at the last moment is not lost to clocks that differ
 
 
@@ -48,10 +50,16 @@ class Post:
         """One letter to each node; what has not come back after `deadline` seconds is missing."""
         mail, waiting = Mail(), self._send(kind, letters, deadline)
         mail.missing = {node: "could not be sent" for node in letters if node not in {node for node, _ in waiting.values()}}
+        slow: dict[str, _Look] = {}
         end = time.monotonic() + deadline
         while waiting and time.monotonic() < end:
             for letter in list(waiting):
-                if self._collect(letter, *waiting[letter], mail):
+                look = slow.get(letter) or _Look(self.grid, letter)
+                if look.goes_on(0 if letter in slow else _QUICK):
+                    slow[letter] = look
+                    continue
+                slow.pop(letter, None)
+                if self._collect(look, *waiting[letter], mail):
                     del waiting[letter]
             if waiting:
                 time.sleep(self.poll)
@@ -69,23 +77,27 @@ class Post:
         ids = list(self.grid.push_messages(messages)) if messages else []
         return {letter: entry for letter, entry in zip(ids, table, strict=False) if letter}
 
-    def _collect(self, letter: str, node: int, nonce: str, mail: Mail) -> bool:
-        """Look for one reply; true when it is there. Each is pulled alone, so that one that cannot be read costs only its sender."""
+    def _collect(self, look: _Look, node: int, nonce: str, mail: Mail) -> bool:
+        """What a look has found; true when the reply is there. Each is pulled alone, so that one that cannot be read costs only its
+        sender."""
+        if isinstance(look.error, httpx.HTTPStatusError) and look.error.response.status_code >= 500:
+            return False  # the SuperLink stumbles over this letter, or is busy: asked again until the deadline, and nobody's fault
+        if isinstance(look.error, httpx.HTTPError):  # the SuperLink itself cannot be reached: nobody's fault but the network's
+            raise look.error
         try:
-            replies = list(self.grid.pull_messages([letter]))
-            if not replies:
+            if look.error is not None:
+                raise look.error
+            if not look.replies:
                 return False
-            self._sort(replies[0], letter, node, nonce, mail)
-        except httpx.HTTPError:  # the SuperLink itself cannot be reached: nobody's fault but the network's
-            raise
+            self._sort(look.replies[0], look.letter, node, nonce, mail)
         except Exception as error:  # whatever Flower stumbles over while it unpacks what a node has sent
-            mail.malformed[node] = f"unreadable reply ({type(error).__name__}: {str(error)[:100]})"
+            mail.malformed[node] = f"unreadable reply ({type(error).__name__}: {in_print(str(error))[:100]})"
         return True
 
     @staticmethod
     def _sort(reply: Message, letter: str, node: int, nonce: str, mail: Mail) -> None:
         if reply.has_error():
-            mail.missing[node] = f"error {reply.error.code}: {(reply.error.reason or '')[:200]}"
+            mail.missing[node] = f"error {reply.error.code}: {in_print(reply.error.reason or '')[:200]}"
         elif reply.metadata.reply_to_message_id != letter or not _repeats(reply.content, nonce):
             log(WARNING, "a reply with a wrong nonce or address was dropped")  # perhaps a forgery, so it is not held against the node
             mail.missing[node] = "wrong nonce"
@@ -93,9 +105,32 @@ class Post:
             mail.answers[node] = reply.content
 
 
+class _Look:
+    """One look for one reply. In a thread of its own: Flower waits in it, for minutes, for the rest of a reply that was announced, and a
+    node that never sends the rest must not hold up everybody else beyond the deadline."""
+
+    def __init__(self, grid: Grid, letter: str):
+        self.grid, self.letter = grid, letter
+        self.replies: list[Message] = []
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._pull, daemon=True)
+        self.thread.start()
+
+    def goes_on(self, seconds: float) -> bool:
+        self.thread.join(seconds)
+        return self.thread.is_alive()
+
+    def _pull(self) -> None:
+        try:
+            self.replies = list(self.grid.pull_messages([self.letter]))
+        except Exception as error:
+            self.error = error
+
+
 def _repeats(content: RecordDict, nonce: str) -> bool:
     record = content.get(POST)
-    return isinstance(record, ConfigRecord) and set(record) == {"nonce"} and secrets.compare_digest(str(record["nonce"]), nonce)
+    said = str(record["nonce"]) if isinstance(record, ConfigRecord) and set(record) == {"nonce"} else ""
+    return secrets.compare_digest(said.encode(), nonce.encode())
 
 
 def answer(content: RecordDict, message: Message) -> Message:
@@ -113,7 +148,7 @@ def read_client(content: RecordDict, clients: int) -> int:
     expect_names("records", set(content), {"client", POST})
     client = config_record(content, "client").get("client")
     if type(client) is not int or not 0 <= client < clients:
-        raise Malformed(f"client id {str(client)[:40]}, expected 0 to {clients - 1}")
+        raise Malformed(f"client id {in_print(str(client)[:40])}, expected 0 to {clients - 1}")
     return client
 
 
@@ -124,7 +159,12 @@ def expect_names(what: str, sent: set[str], expected: set[str]) -> None:
 
 def _few(names: set[str]) -> str:
     """A sender may write anything into a name: keep what goes into logs short."""
-    return ", ".join(name[:40] for name in sorted(names)[:8]) or "none"
+    return ", ".join(in_print(name[:40]) for name in sorted(names)[:8]) or "none"
+
+
+def in_print(said: str) -> str:
+    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
+    return "".join(letter if letter.isprintable() else " " for letter in said)
 
 
 def config_record(content: RecordDict, name: str) -> ConfigRecord:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import setting
 from holdfast.core.types import UNDEFINED, Field, Schema
 from holdfast.engine.client import EVALUATE
-from holdfast.files import read_json, write_json
+from holdfast.files import lock, read_json, unlock, write_json
 
 _ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
 Releases = list[tuple[float, int]]
@@ -76,6 +77,17 @@ class Account:
             return [*before[:-1], (multiplier, before[-1][1] + 1)]
         return [*before, (multiplier, 1)]
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """By one process at a time: a node without a resident trainer may answer a late request beside the next one, and both count."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        handle = lock(self.file.with_name("privacy.lock"), wait=True)
+        assert handle is not None
+        try:
+            yield
+        finally:
+            unlock(handle)
+
     def write(self, releases: Releases) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.file, {"releases": [list(entry) for entry in releases]})
@@ -121,16 +133,18 @@ class Guard:
 
     def protect(self, fields: Mapping[str, Tensor], schema: Schema, task: str) -> dict[str, Tensor]:
         """The reply as it may leave. A reply that is asked for again is noised anew, and so counted again."""
-        self.check(schema, task)
+        names = _updates(schema)
+        with self.account.held():
+            self.check(schema, task)
+            if names:
+                self.account.write(self.account.with_one(self.multiplier))  # before it leaves: a crash may count too much, never too little
         out = dict(fields)
         if self.settings.others == "withhold":
             for name, field in schema.items():
                 instead = _withheld(name, field, task, self.settings.count)
                 if instead is not None:
                     out[name] = torch.full_like(fields[name], instead)
-        names = _updates(schema)
         if names:
-            self.account.write(self.account.with_one(self.multiplier))  # before it leaves: a crash may count too much, never too little
             out |= noised({name: fields[name] for name in names}, self.settings.clip, self.settings.noise)
             self._tell(schema)
         return out

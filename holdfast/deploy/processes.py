@@ -4,14 +4,17 @@ inherit one FLWR_HOME, by which they are found again, children of children inclu
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import holdfast
 from holdfast.core.errors import RunError
 
 HOST = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::", "")
 _QUIET = {  # nothing is sent to or fetched from the outside, by any process
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -49,8 +53,23 @@ class Processes:
         self.started[name] = process
         return process
 
+    def end(self, name: str) -> None:
+        """End one of them, by force if it does not hear."""
+        process = self.started.pop(name)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
     def stop(self) -> None:
-        """End every process of this federation: those started here, and then whatever they have started and left."""
+        """End every process of this federation: those started here, and then whatever they have started and left. Who presses Ctrl-C once
+        more, because it takes seconds, must not leave half of them behind."""
+        with _undisturbed():
+            self._stop()
+
+    def _stop(self) -> None:
         for process in reversed(self.started.values()):
             process.terminate()
         end = time.monotonic() + 10
@@ -75,20 +94,23 @@ class Processes:
         mark = f"FLWR_HOME={self.flower}".encode()
         return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
 
-    def check_alive(self) -> None:
+    def check_alive(self, *names: str) -> None:
+        """These, or all."""
         for name, process in self.started.items():
-            if process.poll() is not None:
+            if process.poll() is not None and (not names or name in names):
                 raise RunError(f"{name} stopped with code {process.returncode}; see {self.logs / name}.log")
 
-    def wait_for_port(self, port: int, name: str, seconds: float = 120.0) -> None:
-        end = time.monotonic() + seconds
+    def wait_for_port(self, port: int, name: str, host: str = HOST, seconds: float = 120.0) -> None:
+        """Until this process answers; the others are not its business."""
+        end, reached = time.monotonic() + seconds, HOST if host in _EVERYWHERE else host
         while time.monotonic() < end:
-            self.check_alive()
-            with socket.socket() as probe:
-                if probe.connect_ex((HOST, port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise RunError(f"the {name} does not answer on {HOST}:{port} after {seconds:g} s; see {self.logs}")
+            self.check_alive(name)
+            try:
+                socket.create_connection((reached, port), timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise RunError(f"the {name} does not answer on {reached}:{port} after {seconds:g} s; see {self.logs}")
 
     def environment(self) -> dict[str, str]:
         """Ours first on both paths, so that Flower's children find the same programs and the same holdfast."""
@@ -100,7 +122,10 @@ class Processes:
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Flower's own command line, whose answer is JSON."""
         command = [binary("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=300)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"flwr {arguments[0]} has not answered within 300 s; see {self.logs}") from None
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
@@ -110,8 +135,10 @@ class Processes:
             raise RunError(f"flwr {arguments[0]} failed: {said[-500:].strip()}")
         return answer
 
-    def finish(self, run: str, end: float) -> tuple[str, str]:
-        """Wait for the end of a run: its status, and what Flower says of it."""
+    def finish(self, run: str, end: float, result: Path) -> tuple[str, str]:
+        """Wait for the end of a run: its status, and what Flower says of it. A question costs Flower's command line a second of computing,
+        so it is asked seldom, and at once when the run has written its `result`."""
+        seen = _written(result)
         while True:
             listed = self.flwr("list", self.connection, "--run-id", run)["runs"][0]
             if listed["status"].startswith("finished"):
@@ -119,13 +146,19 @@ class Processes:
             if time.monotonic() > end:
                 raise RunError(f"the federation has not finished in time; see {self.logs}")
             self.check_alive()
-            time.sleep(3)  # a question costs Flower's command line a second of computing
+            asked, before, seen = time.monotonic(), seen, _written(result)
+            while seen == before and time.monotonic() < asked + 6:
+                time.sleep(0.3)
+                seen = _written(result)
 
     def keep_log(self, run: str) -> None:
         """What the ServerApp said; Flower has it in the SuperLink, which is about to stop."""
         with open(self.logs / f"run-{run}.log", "wb") as log:
             command = [binary("flwr"), "log", run, self.connection, "--show"]
-            subprocess.run(command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=300)
+            try:
+                subprocess.run(command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=120)
+            except subprocess.TimeoutExpired:  # a SuperLink that is gone has nothing to tell
+                pass
 
 
 def write_app(folder: Path, settings: dict[str, Any]) -> Path:
@@ -153,6 +186,40 @@ def binary(name: str) -> str:
     if not path.exists():
         raise RunError(f"{name} is not installed beside {Path(sys.executable).name}; pip install 'holdfast[flower]'")
     return str(path)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # no other thread is ever disturbed
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def in_use(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a program that has just stopped leaves is no hindrance
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; see federation.listen") from None
+    return False
+
+
+def _written(file: Path) -> int | None:
+    """When a file was last written, if it is there."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def free_port() -> int:

@@ -16,17 +16,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
 from holdfast.config import Section
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import explain, setting
+from holdfast.core.registry import explain, load_plugin, setting
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.privacy import PrivacySettings
-from holdfast.files import write_atomically
+from holdfast.files import expand, write_atomically
 from holdfast.report.toml import to_toml
+
+_PRIVATE = 0o700
+"""Of the folders of server and nodes: also updates, logs and private models are nobody else's business."""
 
 
 class FederationSettings(Section):
@@ -41,6 +44,16 @@ class FederationSettings(Section):
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+    quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
+    plugins: tuple[str, ...] = setting((), "Python files in this folder whose parts the experiment names")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError("must be host:port")
+        return address
 
     @property
     def host(self) -> str:
@@ -60,6 +73,8 @@ class NodeSettings(Section):
     experiment: str = setting("experiment.toml", "this node's copy of what is trained")
     data: str = setting("", "folder of Parquet files with this client's samples, where the experiment only declares its data")
     function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or Samples")
+    plugins: tuple[str, ...] = setting((), "this node's own copies of Python files whose parts the experiment names; the server sends none")
+    device: str = setting("cpu", "cpu, cuda, cuda:1, or auto: cuda where there is one")
     privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
     resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
 
@@ -91,6 +106,15 @@ class Project:
     def node(self, client: int) -> Path:
         return self.path / "nodes" / str(client)
 
+    @property
+    def plugins(self) -> list[Path]:
+        return plugin_files(self.path, self.settings.plugins)
+
+
+def plugin_files(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where the files that a folder's settings name lie."""
+    return [folder / expand(name, "plugins") for name in names]
+
 
 def open_project(path: Path) -> Project:
     return Project(Path(path).absolute(), FederationSettings(**_read(Path(path) / "federation.toml", FederationSettings)))
@@ -100,12 +124,18 @@ def open_node(path: Path) -> NodeSettings:
     return NodeSettings(**_read(Path(path) / "node.toml", NodeSettings))
 
 
+_WRITTEN_BY = {
+    "federation.toml": "`holdfast federation init DIR` writes a new federation",
+    "node.toml": "bring the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with --server-only",
+}
+
+
 def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text())
         kind(**table)
     except FileNotFoundError:
-        raise ConfigError(f"no {file.name} in {file.parent}; `holdfast federation init {file.parent}` writes a new federation") from None
+        raise ConfigError(f"no {file.name} in {file.parent}; {_WRITTEN_BY[file.name]}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -113,25 +143,32 @@ def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
     return table
 
 
-def init(path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, experiment: Path | None = None) -> Project:
-    """Write a whole federation; nothing that is there is overwritten."""
+def init(
+    path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, experiment: Path | None = None, plugins: Sequence[Path] = (),
+) -> Project:  # fmt: skip
+    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes have their own."""
     from holdfast.deploy.node import expected, federated
 
     path = Path(path).absolute()
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; choose a new folder")
     for folder in (path / "server", *(path / "nodes" / str(client) for client in range(clients))):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, mode=_PRIVATE)
     text = experiment.read_text() if experiment is not None else _template("experiment.toml").replace("CLIENTS", str(clients))
     write_atomically(path / "experiment.toml", text.encode())
     try:
+        for plugin in plugins:
+            _copy(plugin, path)
+            load_plugin(path / plugin.name)
         if expected(federated(path / "experiment.toml")) != clients:
             raise ConfigError(f"data.clients: {experiment} is for {expected(federated(path / 'experiment.toml'))} clients, not {clients}")
     except ConfigError:
         shutil.rmtree(path)
         raise
     host = hosts[0] if hosts else "127.0.0.1"
-    settings = FederationSettings(name=path.name, address=f"{host}:{port}", listen="0.0.0.0" if hosts else "127.0.0.1")
+    settings = FederationSettings(
+        name=path.name, address=f"{host}:{port}", listen="0.0.0.0" if hosts else "127.0.0.1", plugins=tuple(p.name for p in plugins)
+    )
     about = {name: field.description for name, field in FederationSettings.model_fields.items()}
     lines = [f"{line}  # {about[line.partition(' =')[0]]}" for line in to_toml(settings.model_dump()).splitlines() if line]
     write_atomically(path / "federation.toml", ("\n".join(lines) + "\n").encode())
@@ -149,19 +186,29 @@ def init(path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, 
 
 def enrol(project: Project, client: int) -> None:
     """A key and a folder for a node, or a new key for one that has one; the server remembers the public half."""
+    if client < 0:
+        raise ConfigError(f"client {client}: clients are numbered from 0")
     ledger, folder = project.ledger(), project.node(client)
     who = Enrolment.of(ledger.entries)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     for old in ("key", "key.pub"):
         (folder / old).unlink(missing_ok=True)
     public = make_node_key(folder, f"client-{client}@{project.settings.name}")
     who.check_new(client, public)
     write_atomically(folder / "ca.pem", (project.server / "ca.pem").read_bytes())
     write_atomically(folder / "experiment.toml", project.experiment.read_bytes())
-    node = NodeSettings(client=client, superlink=project.settings.address)
+    for plugin in project.plugins:
+        _copy(plugin, folder)
+    node = NodeSettings(client=client, superlink=project.settings.address, plugins=tuple(plugin.name for plugin in project.plugins))
     if not (folder / "node.toml").exists():
         write_atomically(folder / "node.toml", to_toml(node.model_dump()).encode())
     ledger.append("rotate" if client in who.members else "enrol", client, key=public)
+
+
+def _copy(plugin: Path, folder: Path) -> None:
+    if not plugin.is_file():
+        raise ConfigError(f"plugins: there is no file {plugin}")
+    write_atomically(folder / plugin.name, plugin.read_bytes())
 
 
 def _template(name: str) -> str:

@@ -2,8 +2,8 @@
 
 The run's settings (`[tool.flwr.app.config]` or `flwr run -c`): config, the experiment's TOML file; out, its run directory; deadline,
 seconds that clients have for a request; join, seconds to wait for clients at the start; quorum and wait, for how many it waits, and how
-long, when some are missing; ledger and strikes, where clients are known by their keys. Every round is committed to `out`, so starting
-again with the same `out` goes on where the last server stopped."""
+long, when some are missing; ledger and strikes, where clients are known by their keys; plugins, files, one to a line. Every round is
+committed to `out`, so starting again with the same `out` goes on where the last server stopped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from holdfast.config import Config
 from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import load_plugin
 from holdfast.deploy.chronicle import Chronicle
 from holdfast.deploy.door import Door, KeyedDoor, OpenDoor
 from holdfast.deploy.fleet import Fleet, Patience
@@ -46,6 +47,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Play the experiment to its end and return its result."""
+    for plugin in filter(None, str(settings.get("plugins", "")).split("\n")):
+        load_plugin(plugin)
     config, out = federated(str(settings["config"])), Path(str(settings["out"]))
     waits = {name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings}
     patience, post = Patience(**waits), Post(grid)

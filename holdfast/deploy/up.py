@@ -14,8 +14,9 @@ from typing import Any
 
 from holdfast.core.errors import RunError
 from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger import Entry
-from holdfast.deploy.processes import HOST, Processes, free_port, write_app
+from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_app
 from holdfast.deploy.project import Project, open_node
 from holdfast.deploy.trainer import socket_of
 from holdfast.files import read_json, write_json
@@ -32,15 +33,20 @@ class Up:
         self.ledger = project.ledger()
         self.port = free_port()
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
-        self.told = len(self.ledger.entries)
+        self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
+        self.rests: dict[str, float] = {}
+        self.rotated: set[int | None] = set()
 
     def __enter__(self) -> Up:
         server, flower = self.project.server, self.processes.flower
         if self.processes.alive():
             raise RunError(f"this federation is up already; see `holdfast federation status {self.project.path}`")
+        ready_certificates(server, [self.project.settings.host])
         flower.mkdir(parents=True, exist_ok=True)
         link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
         (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
+        if not (server / "superlink.db").exists():  # then what was noted of its nodes is of another one
+            (server / "registered.json").unlink(missing_ok=True)
         try:
             self._start_superlink()
             secret = str(server / "superexec.secret")
@@ -63,64 +69,63 @@ class Up:
     def _start_superlink(self) -> None:
         server = self.project.server
         self.processes.start(
-            "superlink", "flower-superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
+            "superlink", "holdfast.deploy.superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
             "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile",
             str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
-            str(server / "superexec.secret"), "--disable-runtime-dependency-installation",
+            str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
         )  # fmt: skip
-        self.processes.wait_for_port(self.port, "SuperLink")
+        self.processes.wait_for_port(self.port, "superlink")
 
     def _start_proxy(self) -> None:
         server, settings = self.project.server, self.project.settings
+        if in_use(settings.listen, settings.port):
+            raise RunError(f"{settings.listen}:{settings.port} is in use by another program; stop it, or change federation.address")
         self.processes.start(
             "proxy", "holdfast.deploy.proxy", "--host", settings.listen, "--port", str(settings.port), "--upstream",
             f"https://{HOST}:{self.port}", "--authority", str(server / "ca.pem"), "--certificate", str(server / "server.pem"), "--key",
-            str(server / "server.key"), "--largest", str(settings.largest), module=True,
+            str(server / "server.key"), "--largest", str(settings.largest), "--quota", str(settings.quota),
+            "--round", str(self.project.run / "head.json"), module=True,
         )  # fmt: skip
-        self.processes.wait_for_port(settings.port, "proxy")
+        self.processes.wait_for_port(settings.port, "proxy", settings.listen)
 
     def start_node(self, client: int) -> None:
         start_node(self.processes, self.project.node(client))
 
     def register(self) -> None:
-        """Tell the SuperLink the keys of all who are welcome, and take away those of all who are not."""
+        """Tell the SuperLink the keys of all who are welcome, and take away those of all who are not. Each is noted at once: a stop in
+        between may leave one node that the SuperLink has and we do not."""
         file = self.project.server / "registered.json"
         known = read_json(file) or {}
         who = Enrolment.of(self.ledger.entries)
-        for member in who.members.values():
-            fingerprint, welcome = member.fingerprint, member.client in who.welcome
-            if welcome and fingerprint not in known:
-                known[fingerprint] = self._register(member.key)
-            elif not welcome and known.get(fingerprint):
-                self._unregister(str(known[fingerprint]))
-                known[fingerprint] = ""  # for good: the SuperLink never takes a key twice
-        for fingerprint in who.former:
-            if known.get(fingerprint):
-                self._unregister(str(known[fingerprint]))
-                known[fingerprint] = ""
-        write_json(file, known)
+        welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
+        for fingerprint in [name for name, node in known.items() if node and name not in welcome]:
+            self._unregister(str(known[fingerprint]))
+            write_json(file, known := {**known, fingerprint: ""})  # for good: the SuperLink never takes a key twice
+        for fingerprint, key in welcome.items():
+            if fingerprint not in known:
+                write_json(file, known := {**known, fingerprint: self._register(key, set(known.values()))})
 
-    def _register(self, key: str) -> str:
+    def _register(self, key: str, known: set[str]) -> str:
         file = self.project.server / "registering.pub"
         file.write_text(key + "\n")
         try:
             return str(self.processes.flwr("supernode", "register", str(file), _LINK)["node-id"])
         except RunError as error:
-            if "already in use" in str(error):  # a stop came between the registration and its note
-                return self._node_of(key)
-            raise
+            if "already in use" not in str(error):
+                raise
+            unnoted = {str(node["node-id"]) for node in self.processes.flwr("supernode", "list", _LINK)["nodes"]} - known
+            if len(unnoted) != 1:
+                raise RunError("the SuperLink knows a key whose node we do not know; remove server/superlink.db and start again") from None
+            return unnoted.pop()
         finally:
             file.unlink(missing_ok=True)
-
-    def _node_of(self, key: str) -> str:
-        """The node that the SuperLink knows by a key."""
-        raise RunError("the SuperLink knows this key and we do not know its node; remove server/superlink.db and start again")
 
     def _unregister(self, node: str) -> None:
         try:
             self.processes.flwr("supernode", "unregister", node, _LINK)
         except RunError as error:
-            self.say(f"node {node} could not be unregistered: {error}")
+            if "not found" not in str(error):  # else it is done already, and a stop came before its note
+                raise
 
     def play(self, timeout: float | None = None) -> dict[str, Any]:
         """Start the run, or go on with it, until it is finished."""
@@ -147,7 +152,7 @@ class Up:
         waits = {name: float(getattr(settings, name)) for name in ("deadline", "join", "quorum", "wait")}
         app = write_app(self.project.server / "app", {
             "config": str(self.project.experiment), "out": str(self.project.run), "ledger": str(self.ledger.path),
-            "strikes": settings.strikes, **waits,
+            "strikes": settings.strikes, "plugins": "\n".join(map(str, self.project.plugins)), **waits,
         })  # fmt: skip
         run = str(self.processes.flwr("run", str(app), _LINK)["run-id"])
         try:
@@ -156,11 +161,12 @@ class Up:
             self.processes.keep_log(run)
 
     def _follow(self, run: str, end: float | None) -> tuple[str, str]:
-        asked = 0.0
+        asked, result = 0.0, self.project.run / "result.json"
         while True:
             self._mend()
             self._tell()
-            if time.monotonic() - asked > 5:  # a question costs Flower's command line a second of computing
+            # A question costs Flower's command line a second of computing, so it is asked seldom until the run has said its last word.
+            if time.monotonic() - asked > (1 if result.exists() else 10):
                 try:
                     listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
                     if listed["status"].startswith("finished"):
@@ -175,15 +181,15 @@ class Up:
     def _mend(self) -> None:
         """What has died is started again; a node is given the minute for which Flower still thinks it is there."""
         for name, process in list(self.processes.started.items()):
-            if process.poll() is None:
+            if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
                 continue
+            self.rests[name] = time.monotonic() + 10  # what dies again and again must not keep the machine busy with its starts
             self.say(f"{name} stopped with code {process.returncode} and is started again")
             if name == "superlink":
                 self._start_superlink()
             elif name == "proxy":
                 self._start_proxy()
-            elif name.startswith(("node", "trainer")):
-                client = int(name.removeprefix("node").removeprefix("trainer"))
+            elif (client := _client_of(name)) is not None:
                 if client in Enrolment.of(self.ledger.entries).welcome:
                     start_again(self.processes, self.project.node(client), name)
                 else:
@@ -199,8 +205,29 @@ class Up:
         for entry in news:
             if line := in_words(entry):
                 self.say(line)
-        if any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news):
-            self.register()
+        self.rotated |= {entry.client for entry in news if entry.kind == "rotate"}
+        self.behind |= any(entry.kind in ("ban", "unban", "enrol", "rotate", "leave") for entry in news)
+        if self.behind:
+            try:
+                self.register()
+                self.behind = False
+            except RunError as error:  # the SuperLink is just being started again; whoever is banned is sent nothing anyway
+                self.say(f"the SuperLink could not be told, and will be: {error}")
+                return
+            self._fit_nodes(self.rotated)
+            self.rotated = set()
+
+    def _fit_nodes(self, rotated: set[int | None]) -> None:
+        """Nodes here follow the ledger: who has come or come back is started, who has a new key is started again with it, who is no
+        longer welcome is stopped."""
+        welcome = Enrolment.of(self.ledger.entries).welcome
+        for name in list(self.processes.started) if self.nodes else []:
+            client = _client_of(name)
+            if client is not None and (client in rotated or client not in welcome):
+                self.processes.end(name)
+        for client in sorted(welcome) if self.nodes else []:
+            if f"node{client}" not in self.processes.started and (self.project.node(client) / "key").exists():
+                self.start_node(client)
 
     def _committed(self) -> int:
         return int((read_json(self.project.run / "head.json") or {}).get("round", 0))
@@ -208,6 +235,12 @@ class Up:
     def _reason(self) -> str | None:
         """What the ServerApp itself said why it stopped; nothing where it was killed."""
         return (read_json(self.project.server / "stopped.json") or {}).get("reason")
+
+
+def _client_of(name: str) -> int | None:
+    """Whose process this is; None for the server's own."""
+    number = name.removeprefix("node").removeprefix("trainer")
+    return int(number) if number.isdigit() else None
 
 
 def start_node(processes: Processes, folder: Path) -> None:
@@ -240,6 +273,8 @@ def keep_node(folder: Path, say: Say) -> None:
     refuses it, so it is tried again."""
     node = open_node(folder)
     processes = Processes(folder / "flower", folder / "logs")
+    if processes.alive():
+        raise RunError(f"client {node.client} is up already: another process runs {folder}")
     processes.flower.mkdir(parents=True, exist_ok=True)
     say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
     start_node(processes, folder)
@@ -277,9 +312,12 @@ def in_words(entry: Entry) -> str:
         "ban": f"{who} is banned in round {entry.round}: {what.get('reason')}", "unban": f"{who} is let in again: {what.get('reason')}",
         "strike": f"{who}, round {entry.round}: {what.get('reason')}", "enrol": f"{who} is enrolled", "rotate": f"{who} has a new key",
         "stranger": f"a stranger was turned away: {what.get('reason')}", "finish": "the run is finished", "leave": f"{who} has left",
+        "wait": f"round {entry.round}: waiting up to {what.get('seconds', 0):g} s for more clients; {what.get('answered')} answered, not "
+                f"{_each(what.get('clients', {}))}",
         "missing": f"round {entry.round}: no answer from {_each(what.get('clients', {}))}",
     }.get(entry.kind, "")  # fmt: skip
 
 
 def _each(clients: dict[str, str]) -> str:
-    return "; ".join(f"client {client} ({reason})" for client, reason in clients.items())
+    """Flower explains an error after a dash, at length: the log has it."""
+    return "; ".join(f"client {client} ({reason.partition(' — ')[0][:120]})" for client, reason in clients.items())

@@ -129,8 +129,8 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...] | None = None, dtype
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version of the format")
         real, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_ROOM)
-    except ValueError as error:
-        raise Malformed(f"{name} is not a readable array ({str(error)[:80]})") from None
+    except Exception as error:  # numpy's parser was not written for malice: it stumbles in many ways, and must cost only the sender
+        raise Malformed(f"{name} is not a readable array ({type(error).__name__}: {str(error)[:80]})") from None
     if kind not in _DTYPES or (dtype is not None and _DTYPES[kind] != dtype):
         raise Malformed(f"{name} is of {kind}" + (f", expected {dtype}" if dtype is not None else ""))
     if (shape is not None and real != shape) or (fortran and len(real) > 1) or min(real, default=0) < 0:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import RecordDict
 
 from holdfast.config import Config
 from holdfast.core.errors import ConfigError
+from holdfast.core.registry import load_plugin
 from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.own import from_folder, from_function
 from holdfast.data.samples import Samples
@@ -18,8 +20,9 @@ from holdfast.data.sources.declared import Declared
 from holdfast.deploy import wire
 from holdfast.deploy.node import Node, declared_in, federated
 from holdfast.deploy.privacy import Guard
-from holdfast.deploy.project import NodeSettings, open_node
+from holdfast.deploy.project import NodeSettings, open_node, plugin_files
 from holdfast.files import expand
+from holdfast.planning import pick_device
 
 
 class Workshop:
@@ -37,10 +40,13 @@ class Workshop:
         own = Own.of(node)
         about = (path.read_bytes(), client, folder, header.world, header.threads, own)
         if self.node is None or about != self.about:
+            if own is not None:
+                own.load_plugins()
             config = federated(path)
             guard = own.guard(folder.parents[1], config) if own is not None else None
             bring = own.bring if own is not None and own.brings else None
-            self.node, self.about = Node(config, client, folder, header.world, header.threads, bring, guard), about
+            device = None if own is None else own.device
+            self.node, self.about = Node(config, client, folder, header.world, header.threads, bring, guard, device), about
         self.node.enter(header.round)
         exchange = wire.read_exchange(content, header, client, self.node.cell.wire().size, self.node.cell.network.dtype)
         return wire.pack_fields(self.node.perform(exchange, header.committed, attempt))
@@ -48,7 +54,7 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Own:
-    """What a node's own folder says of its data and of what may leave it."""
+    """What a node's own folder says of its data, of how it is trained here, and of what may leave it."""
 
     home: Path
     settings: NodeSettings
@@ -69,6 +75,20 @@ class Own:
             return from_folder(self.home / expand(self.settings.data, "data"), declared)
         file, _, name = self.settings.function.rpartition(":")
         return from_function(f"{self.home / expand(file, 'function')}:{name}", declared)
+
+    @property
+    def device(self) -> torch.device:
+        name = self.settings.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            return pick_device(name)
+        except ConfigError as error:
+            raise ConfigError(f"node.toml: {str(error).removeprefix('engine.')}") from None
+
+    def load_plugins(self) -> None:
+        for file in plugin_files(self.home, self.settings.plugins):
+            load_plugin(file)
 
     def guard(self, state: Path, config: Config) -> Guard | None:
         privacy, declared = self.settings.privacy, declared_in(config)

@@ -37,6 +37,9 @@ __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
 
 
+NEEDS_SAMPLES = 'data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples'
+
+
 @dataclass
 class Simulator:
     """Plays all clients."""
@@ -56,7 +59,7 @@ class Simulator:
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
         if not all(len(call.cell.federation.samples) for call in calls):
-            raise DataError('data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples')
+            raise DataError(NEEDS_SAMPLES)
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
             ex = call.exchange

@@ -149,6 +149,59 @@ def test_a_ban_by_the_method_is_in_the_ledger(tmp_path: Path) -> None:
     assert world.grid.asked_of(1) < world.grid.asked_of(0)
 
 
+def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, append = World(tmp_path, rounds=2, method="fedcap"), Ledger.append
+
+    class Kill(BaseException):
+        pass
+
+    def boost(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            fields = reply.content["fields"]
+            assert isinstance(fields, ArrayRecord)
+            fields["update"] = Array(-40 * fields["update"].numpy())
+        return reply
+
+    def killed(self: Ledger, kind: str, *args: Any, **what: Any) -> Any:
+        if kind == "round" and self.of("ban"):
+            raise Kill
+        return append(self, kind, *args, **what)
+
+    monkeypatch.setattr(Ledger, "append", killed)
+    with pytest.raises(Kill):
+        world.play(boost)
+    assert len(world.ledger.of("ban")) == 1
+    monkeypatch.undo()
+    world.play(boost, attempt=2)
+    assert len(world.ledger.of("ban")) == 1 and [entry.round for entry in world.ledger.of("round")] == [1, 2]
+
+
+def test_who_leaves_after_its_answer_is_not_missing(tmp_path: Path) -> None:
+    """Client 1 has to be asked twice; meanwhile client 0, whose answer is here, disconnects."""
+    world = World(tmp_path, rounds=1, quorum=1.0, wait=60.0)
+    lost: list[int] = []
+
+    def lose_one(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            lost.append(1)
+            world.grid.keys = {1000 + i: world.keys[1000 + i] for i in ((1, 2) if len(lost) == 1 else (0, 1, 2))}
+            return None if len(lost) == 1 else reply
+        return reply
+
+    world.play(lose_one)
+    assert len(lost) == 2 and world.ledger.of("missing") == []
+    assert world.ledger.of("round")[0].what["took_part"] == [0, 1, 2]
+
+
+def test_another_run_counts_its_own_strikes(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=1, strikes=2)
+    world.play(spoil(1))
+    assert world.who.banned == {}
+    world.out = tmp_path / "next"
+    world.play(spoil(1), attempt=2, out=str(world.out))
+    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1), (1, 1)] and 1 in world.who.banned
+
+
 def test_without_a_quorum_it_waits_asks_again_and_has_the_same_bits(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2, quorum=1.0, wait=60.0)
     simulate(world.config, tmp_path / "sim")

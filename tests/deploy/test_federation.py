@@ -23,6 +23,7 @@ from holdfast.core.registry import register  # noqa: E402
 from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
+from holdfast.deploy.client_app import app  # noqa: E402
 from holdfast.deploy.fleet import Fleet  # noqa: E402
 from holdfast.deploy.node import expected, federated  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
@@ -216,6 +217,35 @@ def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: P
     assert set(node_states(tmp_path / "fed-nodes", round=1)) == {0, 2}
 
 
+def test_a_late_letter_of_a_server_that_was_replaced_undoes_nothing(tmp_path: Path) -> None:
+    config, out = write_config(tmp_path, "ditto", rounds=2), tmp_path / "fed"
+    simulate(config, tmp_path / "sim")
+
+    def stop(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate":
+            raise Kill
+        return reply
+
+    first = LocalGrid(tmp_path / "fed-nodes", settings(config, out), tamper=stop)
+    with pytest.raises(Kill):
+        serve(first, settings(config, out))
+    letters = [message for message in first.asked if message.metadata.message_type == "train"]
+    late: list[str] = []
+
+    def deliver_late(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train" and len(late) < len(letters):  # each right after the new server's letter
+            letter = letters[len(late)]
+            with pytest.raises(RunError, match="a server that was started again since"):
+                app(letter, first.nodes[letter.metadata.dst_node_id])
+            late.append("refused")
+        return reply
+
+    federate(config, out, attempt=2, tamper=deliver_late)
+    assert len(late) == 3
+    rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
+    assert all(same_bits(rows[c], states[c]) for c in range(3))
+
+
 def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
     federate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed")
     with pytest.raises(ConfigError, match="another config"):
@@ -295,7 +325,8 @@ def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, 
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [("total", float("nan"), "is not finite"), ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite"),
+    [("total", float("nan"), "is not finite"), ("total", 1e9, "is above {most}"),
+     ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite"),
      ("global/correct", 1e6, "is no number of samples"), ("global/correct", 0.5, "is no number of samples"),
      ("global/loss", float("nan"), "is no loss"), ("global/loss", -1.0, "is no loss")],
 )
@@ -309,7 +340,8 @@ def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, t
     config = write_config(tmp_path, "fedavg", rounds=1, train='[evaluate]\nmetrics = ["auc"]')
     federate(config, tmp_path / "fed", tamper=lie)
     part = part_of(tmp_path / "fed", 1)
-    assert part["refused"] == {"0": f"test/{field} {reason}"} and part["metrics"]["accuracy"] is not None
+    most = int(build_federation(make_config(read_config(config)).data, Key(3).fold("data")).test.counts.max())
+    assert part["refused"] == {"0": f"test/{field} {reason}".format(most=most)} and part["metrics"]["accuracy"] is not None
     assert part["metrics"]["auc/clients"] == 2
 
 
@@ -350,7 +382,7 @@ def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:
     grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"))
     for context in grid.nodes.values():
         context.node_config["config"] = str(write_config(other, "fedavg", rounds=1, train="lr = 0.5"))
-    with pytest.raises(RunError, match="client 0: this node's config or data is not the server's"):
+    with pytest.raises(RunError, match="client 0: this node's config, plug-ins or data are not the server's"):
         serve(grid, settings(config, tmp_path / "fed"))
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("cryptography", reason="enrolment needs cryptography: pip in
 from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: E402
 
-from holdfast.core.errors import ConfigError, RunError  # noqa: E402
+from holdfast.core.errors import ConfigError, RunError, StoreError  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
 
@@ -75,6 +75,17 @@ def test_a_torn_last_line_is_cut_off_and_a_shorter_file_is_not_forgiven(tmp_path
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(RunError, match="has become shorter"):
         ledger.refresh()
+
+
+def test_a_full_disk_is_said_and_leaves_the_ledger_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, write = Ledger(tmp_path / "l.jsonl"), os.pwrite
+    ledger.append("start")
+    monkeypatch.setattr(os, "pwrite", lambda file, line, place: write(file, line[:10], place))
+    with pytest.raises(StoreError, match="the disk is full"):
+        ledger.append("ban", client=1, reason="norm")
+    monkeypatch.undo()
+    ledger.append("ban", client=1, reason="norm")
+    assert [entry.kind for entry in Ledger(tmp_path / "l.jsonl").entries] == ["start", "ban"]
 
 
 def _write_many(path: Path, name: str) -> None:

@@ -44,7 +44,7 @@ def said(home: Path) -> dict[str, tuple[bool, str]]:
 
 def test_a_node_that_is_ready(home: Path) -> None:
     checks = said(home)
-    assert list(checks) == ["key", "experiment", "data"] and all(good for good, _ in checks.values())
+    assert list(checks) == ["key", "experiment", "device", "data"] and all(good for good, _ in checks.values())
     assert checks["data"][1].startswith("its own: 6 train, 0 validation, 2 test, of shape [2]; for training no ")
     assert CliRunner().invoke(federation, ["check-node", str(home)], standalone_mode=False).return_value == 0
 

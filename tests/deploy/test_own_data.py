@@ -149,6 +149,7 @@ def test_where_data_is_dealt_nobody_has_more_than_the_largest_share(tmp_path: Pa
 def test_a_simulation_needs_samples(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a simulation needs samples"):
         simulate(write_declared(tmp_path / "declared"), tmp_path / "sim")
+    assert not (tmp_path / "sim").exists()
     with pytest.raises(ConfigError, match="no common test split"):
         federated(write_declared(tmp_path / "declared", data='pool = "train"', train='[evaluate]\ntest = "global"'))
 
@@ -272,6 +273,9 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
     assert torch.equal(first.train.row, second.train.row) and not torch.equal(first.train.row, torch.arange(20))
     with pytest.raises(DataError, match="client 1 has 20 training samples, declared are 1 to 19"):
         holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, declared(most=19), key)
+    much = Split(train=0.25, validation=0.25, test=0.5)
+    with pytest.raises(DataError, match="client 1 has 20 test samples, declared are 19 at most"):
+        holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, much, declared(most=19), key)
 
 
 @pytest.mark.parametrize(

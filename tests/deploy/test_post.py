@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_answers_errors_and_silence_are_told_apart() -> None:
     assert not mail.malformed
 
 
+def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
+    """Flower waits for minutes for the parts of a reply that was announced: the others' answers are taken meanwhile."""
+
+    class Half(Nodes):
+        def pull_messages(self, message_ids: list[str]) -> list[Message]:
+            if message_ids == list(self.replies)[:1]:
+                rest.wait(300)
+            return super().pull_messages(message_ids)
+
+    rest, nodes = threading.Event(), Half({1: honest, 2: honest})
+    mail = Post(nodes, poll=0.01).ask("query", {1: RecordDict(), 2: RecordDict()}, deadline=5)  # type: ignore[arg-type]
+    rest.set()
+    assert set(mail.answers) == {2} and mail.missing == {1: "no answer within 5 s"}
+
+
 def test_the_sender_that_a_reply_names_is_not_believed() -> None:
     def spoof(message: Message) -> Message:
         reply = honest(message)
@@ -63,7 +79,7 @@ def test_the_sender_that_a_reply_names_is_not_believed() -> None:
     assert set(mail.answers) == {1} and set(mail.missing) == {2}
 
 
-@pytest.mark.parametrize("nonce", [{}, {"nonce": "guess"}, {"nonce": 5}, None])
+@pytest.mark.parametrize("nonce", [{}, {"nonce": "guess"}, {"nonce": "\u00fc"}, {"nonce": 5}, None])
 def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[str, Any] | None) -> None:
     def forge(message: Message) -> Message:
         content = pack_client(7)
@@ -92,6 +108,21 @@ def test_a_reply_that_cannot_be_unpacked_costs_only_its_sender() -> None:
 def test_a_broken_network_is_nobodys_fault() -> None:
     with pytest.raises(httpx.ConnectError):
         ask({1: lambda m: httpx.ConnectError("down")})  # type: ignore[return-value,dict-item]
+
+
+def test_a_superlink_that_stumbles_over_one_reply_does_not_stop_the_run() -> None:
+    def failed(code: int) -> httpx.HTTPStatusError:
+        return httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+
+    mail = ask({1: honest, 2: lambda m: failed(500)})  # type: ignore[return-value,dict-item]
+    assert set(mail.answers) == {1} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
+    with pytest.raises(httpx.HTTPStatusError):
+        ask({1: lambda m: failed(403)})  # type: ignore[return-value,dict-item]
+
+
+def test_what_a_node_says_of_its_failure_is_one_line_without_commands_to_a_terminal() -> None:
+    mail = ask({1: lambda m: Message(Error(2, "bo\x1b[31m\nom"), reply_to=m)})
+    assert mail.missing == {1: "error 2: bo [31m om"}
 
 
 def test_nobody_to_ask() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -95,6 +97,22 @@ def test_the_account_lives_on_the_disk_and_every_release_counts(tmp_path: Path, 
     assert spent["participations"] == 4 and spent["epsilon/participation"] == epsilon_of([(8.0, 1)], 1e-5) < spent["epsilon/client"]
     assert sent["count"].item() == 1 and sent["loss"].item() == 0 and not torch.equal(sent["update"], reply()["update"])
     assert f"participation 4, epsilon {spent['epsilon/participation']:.4g} alone" in capsys.readouterr().err
+
+
+def test_two_replies_at_once_both_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Account.write
+
+    def slowly(self: Account, releases: Any) -> None:
+        time.sleep(0.2)
+        write(self, releases)
+
+    monkeypatch.setattr(Account, "write", slowly)
+    both = [Thread(target=lambda: guard(tmp_path, noise=8.0).protect(reply(), UPDATE, "train")) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert Account(tmp_path).releases == [(4.0, 2)]
 
 
 def test_what_noise_does_not_protect_is_withheld_refused_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

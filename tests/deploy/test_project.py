@@ -21,7 +21,7 @@ from holdfast.deploy import keys  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.inspect import examine  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
-from holdfast.deploy.proxy import Proxy  # noqa: E402
+from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def test_a_new_federation_is_ready(project: Project) -> None:
         assert fingerprint_of(keys.public_of(folder / "key")) == who.members[client].fingerprint
     checks = {check.what: check for check in examine(project)}
     assert all(check.good for check in checks.values()), checks
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in (project.server, project.node(0)))  # logs and updates are secrets too
     assert "private" not in project.ledger().path.read_text().lower()
 
 
@@ -84,6 +85,23 @@ def test_the_doctor_finds_what_is_wrong(project: Project) -> None:
     assert "ca.key can be read by others" in bad["secrets"] and "line 2 does not follow" in bad["ledger"]
 
 
+def test_an_expired_certificate_is_said_and_renewed(project: Project) -> None:
+    def remove() -> None:
+        for name in ("server.pem", "server.key"):
+            (project.server / name).unlink()
+
+    remove()
+    keys.make_server_certificate(project.server, ["fl.example.org"], days=0)
+    with pytest.raises(ConfigError, match="server.pem has expired on .*; remove server.pem and server.key"):
+        keys.ready_certificates(project.server, ["fl.example.org"])
+    remove()
+    keys.ready_certificates(project.server, ["fl.example.org"])
+    assert "fl.example.org" in keys.hosts_of(project.server / "server.pem")
+    (project.server / "ca.pem").unlink()
+    with pytest.raises(ConfigError, match="ca.pem is no certificate that can be read"):
+        keys.ready_certificates(project.server, [])
+
+
 def _ask(proxy: Proxy, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
     async def go() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=proxy), base_url="http://door") as client:
@@ -115,6 +133,76 @@ def test_the_proxy_lets_only_nodes_through(proxy: tuple[Proxy, list[httpx.Reques
         assert _ask(door, "POST", path).status_code == 403, path
     assert _ask(door, "POST", "/v1/fleet/push", b"x" * 1001).status_code == 413
     assert len(seen) == 1
+
+
+def test_half_a_request_and_a_crooked_query_go_no_further(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
+    door, seen = proxy
+    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b"", "headers": []}
+    parts = [{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}]
+    said: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    asyncio.run(door(scope, receive, send))
+    assert said == [] and parts == []
+    parts = [{"type": "http.request", "body": b""}]
+    asyncio.run(door({**scope, "query_string": b"x=\x01"}, receive, send))
+    assert said[0]["status"] == 400 and seen == []
+
+
+def test_strangers_that_send_much_or_slowly_do_not_fill_the_memory(
+    proxy: tuple[Proxy, list[httpx.Request]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, waiting = proxy[0], []
+    door.largest = 10**9
+    monkeypatch.setattr("holdfast.deploy.proxy._PATIENCE", 0.3)
+    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b""}
+    large: dict[str, Any] = {**scope, "headers": [(b"content-length", b"1000000")]}
+    said: list[int] = []
+
+    async def never() -> dict[str, Any]:
+        waiting.append(1)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def at_once() -> dict[str, Any]:
+        assert len(waiting) == 16 and not said
+        return {"type": "http.request", "body": b"beat"}
+
+    async def send(message: dict[str, Any]) -> None:
+        said.extend([message["status"]] if "status" in message else [])
+
+    async def go() -> None:
+        strangers = [asyncio.create_task(door(large, never, send)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await door({**scope, "headers": [(b"content-length", b"4")]}, at_once, send)  # a heartbeat
+        await asyncio.gather(*strangers)
+
+    asyncio.run(go())
+    assert said == [201] + [408] * 20
+
+
+def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def upstream(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(401 if "flwr-signature" not in request.headers else 200)
+
+    head = tmp_path / "head.json"
+    door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, head))
+    door.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
+
+    def push(key: str, size: int, path: str = "push-object") -> int:
+        return _ask(door, "POST", f"/v1/fleet/{path}", b"x" * size, **{"flwr-public-key": key, "flwr-signature": "good"}).status_code
+
+    assert [push("a", 900), push("a", 600), push("a", 1)] == [200, 200, 413]
+    assert "federation.quota" in capsys.readouterr().err
+    assert push("a", 900, "send-node-heartbeat") == 200  # a node that has sent too much is still there
+    forged = _ask(door, "POST", "/v1/fleet/push-object", b"x" * 1000, **{"flwr-public-key": "b"})
+    assert forged.status_code == 401 and [push("b", 1000), push("b", 500)] == [200, 200]  # only what the SuperLink took is counted
+    head.write_text("{}")  # a round is committed
+    assert push("a", 1000) == push("b", 1000) == 200
 
 
 def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
@@ -154,6 +242,8 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
         ("unban", ward, 1): "client 1 is not banned",
         ("leave", ward, 0): "client 0 is not in the federation",
         ("status", tmp_path): "no federation.toml",
+        ("node", tmp_path): "no node.toml",
+        ("enrol", ward, "--", -1): "clients are numbered from 0",
         ("resume", ward): "has no run to continue yet",
         ("logs", ward, "nod3"): "there is no log 'nod3'",
         ("export", ward, "a.bin"): "must end in .safetensors",
@@ -163,6 +253,9 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
         assert code == 2 and said in err and len(err.splitlines()) == 1, (args, err)
     (ward / "federation.toml").write_text("quorum = 2\n")
     assert "federation.quorum" in ask("status", ward)[2]
+    for address in ("fl.example.org", ":8443", "fl.example.org:port", "fl.example.org:70000"):
+        (ward / "federation.toml").write_text(f'address = "{address}"\n')
+        assert "federation.address: must be host:port" in ask("status", ward)[2]
 
 
 def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

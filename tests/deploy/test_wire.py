@@ -143,6 +143,11 @@ def header(*shape: int) -> bytes:
     return file.getvalue()
 
 
+def told(header: str) -> bytes:
+    """An array whose header says whatever a sender likes: numpy's parser fails on it in ways of its own."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 16
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -153,7 +158,8 @@ def header(*shape: int) -> bytes:
         (npy(np.zeros(4, dtype=np.float16)), "float16"), (npy(np.zeros(4, dtype=np.int32)), "int32"),
         (npy(np.array([{"a": 1}] * 4, dtype=object)), "object"), (npy(np.zeros((2, 2), dtype=np.float32, order="F"), True), "shape"),
         (header(10**12) + b"\0" * 16, "shape"), (header(-4) + b"\0" * 16, "shape"), (b"\x93NUMPY\x02\x00" + GOOD[8:], "version"),
-        (npy(np.zeros((), dtype=np.float32)), "shape"),
+        (npy(np.zeros((), dtype=np.float32)), "shape"), (told("((("), "TokenError"), (told("  x\n y\n  z"), "IndentationError"),
+        (told("{[]: 1}"), "TypeError"), (told("{'descr': ('<f4',), 'fortran_order': False, 'shape': (4,)}"), "IndexError"),
     ],
 )  # fmt: skip
 def test_a_malformed_array_is_refused(data: bytes, reason: str) -> None:
@@ -173,6 +179,12 @@ def test_wrong_names_are_refused() -> None:
             wire.read_fields(content, SCHEMA, torch.float32)
     with pytest.raises(Malformed, match="not a table of arrays"):
         wire.read_fields(sent(RecordDict({"fields": ConfigRecord({})})), SCHEMA, torch.float32)
+
+
+def test_a_reason_cannot_command_the_operators_terminal() -> None:
+    with pytest.raises(Malformed) as caught:
+        wire.read_fields(sent(wire.pack_fields({"\x1b[2Jx\nround 9: all is well": torch.zeros(1)})), SCHEMA, torch.float32)
+    assert str(caught.value).isprintable() and "[2Jx round 9" in str(caught.value)
 
 
 def test_a_reason_stays_short() -> None:

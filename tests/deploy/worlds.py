@@ -20,7 +20,7 @@ CONFIG = """
 seed = 3
 {top}
 [data]
-clients = 3
+clients = {clients}
 partition = {{ name = "dirichlet", beta = 0.5 }}
 {data}
 [model]
@@ -39,11 +39,11 @@ threads = 1
 """
 
 
-def write_config(folder: Path, method: str, rounds: int = 2, **sections: str) -> Path:
-    """`sections` are lines of TOML: top, data, train; model replaces the small default."""
-    path = folder / f"{method}.toml"
+def write_config(folder: Path, method: str, rounds: int = 2, file: str | None = None, clients: int = 3, **sections: str) -> Path:
+    """`sections` are lines of TOML: top, data, train; model replaces the small default. The file is called as the method unless told."""
+    path = folder / f"{file or method}.toml"
     lines = {"top": "", "data": "", "train": "", "model": 'name = "mlp"\nhidden = 16', **sections}
-    path.write_text(CONFIG.format(method=method, rounds=rounds, **lines))
+    path.write_text(CONFIG.format(method=method, rounds=rounds, clients=clients, **lines))
     return path
 
 
@@ -55,10 +55,20 @@ def simulate(config: Path, out: Path, engine: MakeEngine = Simulator, moved: Cal
 
 def keep_states(run: Path, into: Path) -> None:
     """A commit removes the state of the round before: keep it."""
-    into.mkdir(exist_ok=True)
-    for file in (run / "state").glob("*.safetensors"):
+    _keep(run / "state", "*.safetensors", into)
+
+
+def keep_node_states(home: Path, run: Path, into: Path) -> None:
+    """So do nodes with theirs, which lie under the run's label: its folder's name and some random letters."""
+    _keep(home, f"node*/{run.name}-*/*/[0-9]*.safetensors", into)
+
+
+def _keep(folder: Path, pattern: str, into: Path) -> None:
+    for file in folder.glob(pattern):
+        kept = into / file.relative_to(folder)
+        kept.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(file, into / file.name)
+            os.link(file, kept)
         except (FileExistsError, FileNotFoundError):  # seen before, or just replaced
             pass
 
@@ -72,9 +82,9 @@ def private_rows(run: Path) -> dict[int, State]:
 
 
 def node_states(home: Path, round: int) -> dict[int, State]:
-    """What the clients have on their own disks after a round."""
-    files = home.glob(f"node*/*/*/{round:06d}-*.safetensors")
-    return {int(file.parent.name): read_tensors(file) for file in sorted(files)}
+    """What the clients have on their own disks after a round: the newest of each, for not all are asked in every round."""
+    files = sorted(home.glob("node*/*/*/[0-9]*-*.safetensors"))  # by node, run, client, round and step
+    return {int(file.parent.name): read_tensors(file) for file in files if int(file.stem.partition("-")[0]) <= round}
 
 
 def same_bits(a: State, b: State) -> bool:

@@ -33,7 +33,7 @@ class Declared(Part):
     mean: tuple[float, ...] = setting((0.0,), "what is subtracted: one number, or one per channel, of bytes on 0..1", min_length=1)
     std: tuple[float, ...] = setting((1.0,), "what it is divided by then", min_length=1)
     least: int = setting(1, "training samples that a client must have", ge=1)
-    most: int = setting(1_000_000, "training samples that a client may have, and may say it has", ge=1)
+    most: int = setting(1_000_000, "samples for training, and for testing, that a client may have, and may say it has", ge=1)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,344 @@
+"""What a federation of real processes has to live with: nodes that send too much, too little, too late, twice or in another's name; nobody
+left to ask; clients that come, go and change their keys; a committee without one of its members."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from flwr.app import Message  # noqa: E402
+
+from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
+from holdfast.deploy.privacy import Account  # noqa: E402
+from holdfast.deploy.processes import Processes, free_port  # noqa: E402
+from holdfast.deploy.project import Project, init, open_project  # noqa: E402
+from holdfast.deploy.server_app import serve  # noqa: E402
+from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.files import read_json  # noqa: E402
+from holdfast.results import Run  # noqa: E402
+from holdfast.store import Store, read_tensors  # noqa: E402
+from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
+from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def corrupt(project: Project, client: int, code: str) -> dict[str, str]:
+    """A sitecustomize for all processes of one node, with which `code` may replace what it likes; gives their environment. `here` is a
+    folder of its own, and `lie(change)` has change(reply, request) replace what the ClientApp sends."""
+    folder = project.path / f"cheat{client}"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import os, pathlib\nimport numpy as np\nimport holdfast.deploy.post as post\nfrom flwr.app import Array, ConfigRecord\n"
+        f"here, server = pathlib.Path({str(folder)!r}), pathlib.Path({str(project.server)!r})\nhonest = post.answer\n"
+        "def lie(change):\n    post.answer = lambda content, message: change(honest(content, message), message)\n"
+        "def asked(message):\n    return message.content['header']['task'], message.content['header']['round']\n" + code
+    )
+    path = Processes(project.server / "flower", project.logs).environment()["PYTHONPATH"]
+    return {"PYTHONPATH": os.pathsep.join([str(folder), path])}
+
+
+HUGE = """
+def change(reply, request):
+    if asked(request)[0] == 'train':
+        reply.content['fields']['update'] = Array(np.random.rand({numbers}).astype(np.float32))
+    return reply
+"""
+FLOOD = HUGE.replace("== 'train'", "== 'train' and asked(request)[1] == 1")
+OLD = """
+def change(reply, request):
+    note = here / 'nonce'
+    if asked(request) == ('train', 1):
+        note.write_text(reply.content['post']['nonce'])
+    elif asked(request)[0] == 'train':
+        reply.content['post'] = ConfigRecord({'nonce': note.read_text()})
+    return reply
+"""
+TWICE_AND_AS_ANOTHER = """
+import json, time
+import flwr.supernode.start_client_internal as supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
+announce, push, last = FleetHttpClient.PushMessages, supernode.push_object_contents_from_iterable, []
+def noted(self, *args, **options):
+    last[:] = [self, *args]
+    return announce(self, *args, **options)
+def twice(*args, **options):
+    push(*args, **options)
+    time.sleep(2)  # now the server has it
+    try:
+        announce(*last)
+    except Exception as error:
+        print('the second time:', error, flush=True)
+    (here / 'twice').touch()
+FleetHttpClient.PushMessages, supernode.push_object_contents_from_iterable = noted, twice
+def change(reply, request):
+    victim = next(iter(json.loads((server / 'registered.json').read_text()).values()))
+    reply.metadata.__dict__['_src_node_id'] = int(victim)
+    return reply
+"""
+HALF = """
+import flwr.supernode.start_client_internal as supernode
+push = supernode.push_object_contents_from_iterable
+def half(*args, **options):
+    if not (here / 'half').exists():
+        push(*args, **options)
+supernode.push_object_contents_from_iterable = half
+def change(reply, request):
+    (here / 'half').touch() if asked(request) == ('train', 1) else (here / 'half').unlink(missing_ok=True)
+    return reply
+"""
+
+
+def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
+    """Too much, far too much, an old round, twice and in another's name, and a reply that is announced and never comes. `quorum` is such
+    that a round has to wait for all who answer at all, however slow the machine is."""
+    project = found(tmp_path, clients=7, rounds=2, strikes=1, deadline=30.0, quorum=0.7, wait=PATIENT, quota=30_000_000)
+    up = Up(project, lambda line: None)
+    lies = {2: HUGE.format(numbers=3_000_000), 3: FLOOD.format(numbers=15_000_000), 4: OLD, 5: TWICE_AND_AS_ANOTHER, 6: HALF}
+    for client, code in lies.items():
+        up.processes.extra[f"node{client}"] = corrupt(project, client, code + "lie(change)\n")
+    with up:
+        up.play(timeout=PATIENT)
+    assert not up.processes.alive()
+    ledger = project.ledger()
+    ((client, reason),) = [(entry.client, entry.what["reason"]) for entry in ledger.of("strike")]
+    assert client == 2 and "update has 12000128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
+    trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
+    assert trains[1] == {client: "no answer within 30 s" for client in ("3", "6")} and trains[2] == {"4": "wrong nonce"}
+    assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
+    assert (project.path / "cheat5" / "twice").exists()
+    assert "federation.quota" in (project.logs / "proxy.log").read_text()
+
+    def lost(request: Message, reply: Message) -> Message | None:
+        client, round = request.metadata.dst_node_id - 1000, request.content["header"]["round"] if "header" in request.content else 0
+        gone = {2: (1, 2), 3: (1,), 4: (2,), 6: (1,)}.get(client, ())
+        return None if request.metadata.message_type == "train" and round in gone else reply
+
+    assert torch.equal(model_of(project.run), model_of(in_process(project, tmp_path / "fed", 7, lost)))
+
+
+def in_process(project: Project, out: Path, clients: int, tamper: Tamper | None = None, homes: bool = False) -> Path:
+    """The same experiment on a grid without processes."""
+    settings = {"config": str(project.experiment), "out": str(out), "deadline": 1.0, "join": 60.0}
+    grid = LocalGrid(out.parent / f"{out.name}-nodes", settings, clients=clients, tamper=tamper)
+    for client, context in enumerate(grid.nodes.values()):
+        if homes:
+            context.node_config["home"] = str(project.node(client))
+    serve(grid, settings)
+    return out
+
+
+# ---- everything is gone, and comes back
+
+DECLARED = """
+seed = 3
+[data]
+name = "declared"
+clients = 2
+split = { train = 0.7, validation = 0.1, test = 0.2 }
+[data.options]
+shape = [6]
+classes = 2
+least = 10
+most = 100
+[model]
+name = "mlp"
+hidden = 8
+[method]
+name = "ditto"
+[train]
+rounds = 3
+local_epochs = 1
+[engine]
+threads = 1
+"""
+OWN = """
+import numpy as np
+def load():
+    rng = np.random.default_rng(CLIENT)
+    y = np.arange(60) % 2
+    return rng.normal(size=(60, 6)) + y[:, None], y
+"""
+
+
+class Command:
+    """`holdfast federation ...`, followed by what it says."""
+
+    def __init__(self, folder: Path, *args: object):
+        self.said = folder / f"{'-'.join(map(str, args[:1]))}-{time.monotonic_ns()}.txt"
+        with open(self.said, "wb") as file:
+            command = [sys.executable, "-m", "holdfast.cli", "federation", *map(str, args)]
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def end(self) -> int:
+        return self.process.wait(PATIENT)
+
+
+def until(what: Callable[[], Any], *watched: Command) -> None:
+    """Wait for it; a command that ends before is a failure, with its own words."""
+    end = time.monotonic() + PATIENT
+    while not what():
+        for command in watched:
+            assert command.process.poll() is None, command.text
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def operator(*args: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "federation", *map(str, args)], capture_output=True, text=True, timeout=PATIENT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def settle(project: Project, **settings: float) -> None:
+    lines = (project.path / "federation.toml").read_text().splitlines()
+    kept = [line for line in lines if line.partition(" =")[0] not in settings]
+    (project.path / "federation.toml").write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in settings.items())]) + "\n")
+
+
+def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None:
+    """The run waits, says so, and ends by its own patience. Later it goes on, a trainer is killed, and nothing of it can be seen in the
+    model."""
+    (tmp_path / "experiment.toml").write_text(DECLARED)
+    project = init(tmp_path / "ward", 2, port=free_port(), experiment=tmp_path / "experiment.toml")
+    settle(project, quorum=1.0, wait=10.0)
+    for client in range(2):
+        (project.node(client) / "mine.py").write_text(OWN.replace("CLIENT", str(client)))
+        text = (project.node(client) / "node.toml").read_text().replace('function = ""', 'function = "mine.py:load"')
+        (project.node(client) / "node.toml").write_text(text)
+        assert "42 train, 6 validation, 12 test" in operator("check-node", project.node(client))
+    on_nodes = [Processes(project.node(client) / "flower", project.logs) for client in range(2)]
+
+    def committed() -> int:
+        return len(project.ledger().of("round"))
+
+    def begin(command: str) -> tuple[Command, list[Command]]:
+        return Command(tmp_path, command, project.path, "--server-only"), [Command(tmp_path, "node", project.node(c)) for c in range(2)]
+
+    up, nodes = begin("up")
+    try:
+        until(lambda: committed() >= 1, up, *nodes)
+        nodes[0].process.send_signal(signal.SIGINT)
+        nodes[1].process.kill()
+        assert up.end() == 2
+        last = up.text.splitlines()[-1]
+        assert "waiting up to 10 s for more clients" in up.text and last.startswith("error: the run stopped (round"), up.text
+        assert "10 s of waiting are over" in last and "holdfast federation resume" in last and "Traceback" not in up.text
+        assert nodes[0].end() == 130 and nodes[1].end() == -signal.SIGKILL
+        until(lambda: not any(processes.alive() for processes in on_nodes))
+        assert not Processes(project.server / "flower", project.logs).alive()
+
+        settle(open_project(project.path), wait=PATIENT)
+        done = committed()
+        up, nodes = begin("resume")
+        until(lambda: committed() > done, up, *nodes)
+        trainers = [pid for pid in on_nodes[0].alive() if b"holdfast.deploy.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert trainers
+        for pid in trainers:
+            os.kill(pid, signal.SIGKILL)
+        assert up.end() == 0, up.text
+        assert "finished: accuracy" in up.text
+    finally:
+        for command in (up, *nodes):
+            command.process.send_signal(signal.SIGINT)
+        for command in (up, *nodes):
+            command.end()
+    assert not any(processes.alive() for processes in on_nodes)
+    assert [entry.round for entry in project.ledger().of("round")] == [1, 2, 3]
+    assert torch.equal(model_of(project.run), model_of(in_process(project, tmp_path / "fed", 2, homes=True)))
+    operator("export", project.path, tmp_path / "global.safetensors")
+    operator("export", project.path, tmp_path / "mine.safetensors", "--node", project.node(1))
+    shared, mine = read_tensors(tmp_path / "global.safetensors"), read_tensors(tmp_path / "mine.safetensors")
+    assert shared.keys() == mine.keys() and any(not torch.equal(shared[name], mine[name]) for name in shared)
+
+
+# ---- who comes and goes
+
+
+def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
+    """Client 3 comes later, 1 leaves and comes back, 2 gets a new key, 0 clips and noises what it sends. `quorum` 1: a round waits for
+    everybody who is in the federation at that time."""
+    project = found(tmp_path, clients=4, rounds=4, quorum=1.0, wait=PATIENT)
+    with open(project.node(0) / "node.toml", "a") as file:
+        file.write("\n[privacy]\nclip = 1.0\nnoise = 0.01\n")
+    old = (project.node(2) / "key.pub").read_text()
+    operator("leave", project.path, 3)
+    told: list[str] = []
+
+    def in_mid_run(up: Up, line: str) -> None:
+        if line.startswith("round ") and "took part" in line and len(told) < 2:
+            told.append(line)
+            changes = [("leave", 1), ("enrol", 3), ("enrol", 2)] if len(told) == 1 else [("enrol", 1)]
+            for command, client in changes:
+                operator(command, project.path, client)
+
+    _, said = play(project, disturb=in_mid_run)
+    assert {"client 1 has left", "client 3 has a new key", "client 2 has a new key", "client 1 has a new key"} <= set(said)
+    ledger = project.ledger()
+    took_part = {entry.number: entry.what["took_part"] for entry in ledger.of("round")}
+    (left,) = [entry.number for entry in ledger.of("leave") if entry.client == 1]
+    (back,) = [entry.number for entry in ledger.of("rotate") if entry.client == 1]
+    assert took_part[min(took_part)] == [0, 1, 2] and took_part[max(took_part)] == [0, 1, 2, 3]
+    assert all(1 not in clients for number, clients in took_part.items() if left < number < back)
+    who = Enrolment.of(ledger.entries)
+    assert who.client_of(old) is None and who.banned == {} and ledger.of("strike") == []
+    registered = read_json(project.server / "registered.json") or {}
+    assert registered[fingerprint_of(old)] == "" and registered[who.members[2].fingerprint] != ""
+    spent = Account(project.node(0) / "state").standing(1e-5)
+    assert spent["participations"] >= 4 and spent["epsilon/client"] > 0
+    assert float(operator("privacy", project.node(0))) == pytest.approx(spent["epsilon/client"], rel=1e-4)
+    assert bool(torch.isfinite(model_of(project.run)).all())
+
+
+# ---- a committee
+
+MEMBER_GOES_DOWN = """
+import signal
+def change(reply, request):
+    if asked(request) == ('score', 1) and not request.content['header']['rehearsal'] and not (here / 'gone').exists():
+        (here / 'gone').touch()
+        pid = os.getppid()
+        while b'flower-supernode' not in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes():
+            pid = int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
+        os.kill(pid, signal.SIGTERM)
+        import time
+        time.sleep(600)
+    return reply
+lie(change)
+"""
+
+
+def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
+    """C-PFL: while it scores, a member's node goes down. The others' votes decide, and nobody is banned for it."""
+    project = found(tmp_path, clients=4, rounds=1, method="c-pfl", quorum=0.5, wait=PATIENT)
+    for file in (project.experiment, *(project.node(client) / "experiment.toml" for client in range(4))):
+        file.write_text(file.read_text().replace("[model]", "split = { train = 0.6, validation = 0.2, test = 0.2 }\n[model]"))
+    members = Store(simulated(project, tmp_path / "sim")).arrays(1)["verdict/tables/committee/members"].tolist()
+    assert len(members) == 2
+    down, up = members[0], Up(project, lambda line: None)
+    up.processes.extra[f"node{down}"] = corrupt(project, down, MEMBER_GOES_DOWN)
+    with up:
+        up.play(timeout=PATIENT)
+    assert not up.processes.alive()
+    silent = [entry for entry in project.ledger().of("missing") if entry.what["task"] == "score"]
+    assert silent and all(str(down) in entry.what["clients"] for entry in silent)
+    votes = Store(project.run).arrays(1)["verdict/tables/committee/votes"]
+    assert torch.isfinite(votes).sum() > 0
+    assert Enrolment.of(project.ledger().entries).banned == {} and Run(project.run).final["accuracy"] is not None

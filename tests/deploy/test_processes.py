@@ -1,0 +1,130 @@
+"""Keeping processes, and telling the SuperLink of keys and bans, with programs that are no Flower."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy.processes import HOST, Processes, free_port, in_use  # noqa: E402
+from holdfast.deploy.project import Project, enrol, init  # noqa: E402
+from holdfast.deploy.up import Up, keep_node  # noqa: E402
+from holdfast.files import read_json, write_json  # noqa: E402
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return init(tmp_path / "ward", 3, port=free_port())
+
+
+class SuperLink:
+    """What `flwr supernode` would say. `gone` makes it unreachable; `stop_after` is a stop after so many registrations."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, str] = {}
+        self.removed: list[str] = []
+        self.gone, self.stop_after = False, 99
+
+    def __call__(self, _: str, what: str, *arguments: str) -> dict[str, Any]:
+        if self.gone:
+            raise RunError("flwr supernode failed: could not connect")
+        if what == "list":
+            return {"nodes": [{"node-id": node} for node in self.nodes.values() if node not in self.removed]}
+        if what == "unregister":
+            if arguments[0] in self.removed:
+                raise RunError("flwr supernode failed: [code: 24] Node ID not found for account.")
+            self.removed.append(arguments[0])
+            return {}
+        key = Path(arguments[0]).read_text()
+        if key in self.nodes:
+            raise RunError("flwr supernode failed: [code: 23] Public key already in use.")
+        self.nodes[key] = str(100 + len(self.nodes))
+        if len(self.nodes) > self.stop_after:
+            raise KeyboardInterrupt
+        return {"node-id": int(self.nodes[key])}
+
+
+def up_with(project: Project, link: SuperLink, said: list[str] | None = None) -> Up:
+    up = Up(project, (said if said is not None else []).append, nodes=False)
+    up.processes.flwr = link  # type: ignore[method-assign,assignment]
+    return up
+
+
+def test_a_stop_in_the_midst_of_registering_is_made_good(project: Project) -> None:
+    link = SuperLink()
+    link.stop_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        up_with(project, link).register()
+    link.stop_after = 99
+    up_with(project, link).register()
+    noted = read_json(project.server / "registered.json")
+    assert noted is not None and sorted(noted.values()) == ["100", "101", "102"] == sorted(link.nodes.values())
+
+
+def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
+    link, said = SuperLink(), []  # type: ignore[var-annotated]
+    up = up_with(project, link, said)
+    up.register()
+    project.ledger().append("ban", 1, reason="norm", by="operator")
+    enrol(project, 2)
+    link.gone = True
+    up._tell()
+    assert link.removed == [] and any("will be" in line for line in said)
+    link.gone = False
+    up._tell()
+    assert sorted(link.removed) == ["101", "102"] and len(link.nodes) == 4
+    write_json(project.server / "registered.json", {**(read_json(project.server / "registered.json") or {}), "banned": "101"})
+    up.register()  # unregistered already, and a stop came before the note
+    assert (read_json(project.server / "registered.json") or {})["banned"] == ""
+
+
+def test_only_the_process_that_is_waited_for_matters(tmp_path: Path) -> None:
+    processes = Processes(tmp_path / "home", tmp_path / "logs")
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        for name, code in (("node1", 0), ("proxy", 3)):
+            processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({code})"])
+            processes.started[name].wait()
+        processes.wait_for_port(port, "superlink")
+        with pytest.raises(RunError, match="proxy stopped with code 3"):
+            processes.wait_for_port(port, "proxy")
+        assert in_use(HOST, port) and in_use("0.0.0.0", port)
+    assert not in_use(HOST, port)
+    with pytest.raises(RunError, match="cannot listen on 192.0.2.1:.*federation.listen"):
+        in_use("192.0.2.1", port)
+
+
+def test_a_port_that_another_program_has_is_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = Up(project, lambda line: None)
+    monkeypatch.setattr(Up, "_start_superlink", lambda self: None)
+    monkeypatch.setattr(up.processes, "start", lambda *_, **__: None)
+    with socket.socket() as listener:
+        listener.bind((HOST, project.settings.port))
+        listener.listen()
+        with pytest.raises(RunError, match="is in use by another program"):
+            up.__enter__()
+
+
+def test_stopping_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, before = Processes(tmp_path / "home", tmp_path / "logs"), signal.getsignal(signal.SIGINT)
+    process = processes.started["sleeper"] = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), process.kill()))
+    processes.stop()
+    assert process.returncode == -signal.SIGKILL and signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_node_runs_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Processes, "alive", lambda self: [17])
+    with pytest.raises(RunError, match="client 1 is up already"):
+        keep_node(project.node(1), lambda line: None)
