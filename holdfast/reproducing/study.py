@@ -4,7 +4,7 @@
     title = "Accuracy under six attacks, by defence"
     printed = "I"                      # the table's name in print; a figure has none, its claims only
     notes = ["..."]                    # where paper and code contradict each other, one sentence each
-    shared = "fedcap"                  # what the paper's studies have in common (shared.py)
+    like = "shared/fedcap"             # another study, or what the paper's studies have in common: only what differs is said (likeness.py)
 
     [config]                           # what all experiments share, as for `holdfast run`
     [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes together are the experiments
@@ -26,11 +26,7 @@
     setting = "attack={attack}, malicious=0.3"
     [[claims]]                         # see claims.py
     [scale.quick]                      # the same on less
-    [scale.smoke]
-
-A table that differs little from another says `like = "fedcap-table-1"`, and then only what differs: of axes, metrics and print entry by
-entry, of a section of config or of a scale too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({})
-takes one away. `printed` is always its own."""
+    [scale.smoke]"""
 
 from __future__ import annotations
 
@@ -41,10 +37,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from holdfast.config import PART_SECTIONS, Section
+from holdfast.config import Section
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.registry import explain
-from holdfast.reproducing.shared import completed
+from holdfast.reproducing.likeness import completed
 
 SCALES = ("smoke", "quick", "full")
 VARIANTS = ("card", "authors")
@@ -312,30 +308,10 @@ def read(key: str) -> Study:
     return make({**_loaded(key.replace("/", "-")), "key": key})
 
 
-_BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}
-"""How deep a study that is like another may differ in one entry."""
-
-
 def _loaded(stem: str) -> dict[str, Any]:
-    papers = files("holdfast.papers")
-    table = tomllib.loads((papers / f"{stem}.toml").read_text())
-    if (shared := table.pop("shared", None)) is not None:
-        return completed(table, tomllib.loads((papers / "shared" / f"{shared}.toml").read_text()), stem)
-    if (like := table.pop("like", None)) is None:
-        return table
-    base = _loaded(like)
-    base.pop("printed", None)
-    for section, depth in _BY_ENTRY.items():
-        table[section] = _merged(base.get(section, {}), table.get(section, {}), depth)
-    return {**base, **table}
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    out = {**base, **own}
-    for name in base.keys() & own.keys() if depth > 1 else ():
-        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # a part is one thing
-            out[name] = _merged(base[name], own[name], depth - 1)
-    return {name: entry for name, entry in out.items() if entry != {}}
+    table = tomllib.loads((files("holdfast.papers") / f"{stem}.toml").read_text())
+    like = table.pop("like", None)
+    return table if like is None else completed(table, _loaded(like), stem)
 
 
 def make(table: Mapping[str, Any]) -> Study:

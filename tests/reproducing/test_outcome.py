@@ -58,6 +58,8 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
     half = read_outcome(out)
     assert half.missing == 1 and "Not complete" in render(half, sheet_of(half))
     assert reproduce(study, Wanted(scale="full"), out).ours.by_place == whole.ours.by_place
+    reproduce(study.model_copy(update={"notes": ("Said in other words.",)}), Wanted(scale="full"), out)
+    assert read_outcome(out).study.notes == ("Said in other words.",)
     reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
     with pytest.raises(ConfigError, match="holds another reproduction"):
         reproduce(study, Wanted(scale="full", seeds=2), out)
