@@ -1,5 +1,5 @@
-"""A study that says only what differs from another: `like = "fedcpa-table-1"`, or `like = "shared/fedcap"` where what the studies of a paper
-have in common is no table itself.
+"""A study that says only what differs from another: `like = "fedcpa-table-1"`, or `like = "shared/fedcap"` where what the studies of one
+paper have in common is no table itself.
 
 * Of axes, metrics and print, and of a section of config or of a scale (config.data.clients, scale.quick.keep), what the study says replaces
   the other's entry by entry; a part (partition = { name = ... }) is one entry.
