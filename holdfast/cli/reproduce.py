@@ -149,7 +149,8 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
     console = to_stdout()
     for outcome in outcomes if not as_json else []:
         console.print()
-        console.print(to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours (printed)"))
+        beside = " (printed)" if outcome.study.printed else ""
+        console.print(to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}"))
         for ours, _ in outcome.findings:
             console.print(f"  {ours.words:<32} {ours.claim.says}", markup=False, soft_wrap=True)
         console.print(f"page   {outcome.path / 'report.html'}", markup=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.reproducing.cells import At
-from holdfast.reproducing.study import Claim, Study, as_labels
+from holdfast.reproducing.study import Claim, Study, as_labels, spoken
 from holdfast.reproducing.values import Values
 
 
@@ -45,7 +45,8 @@ class Finding:
             return "not tested"
         if self.right == self.cases:
             return "holds"
-        return f"{'holds' if self.holds else 'does not hold'}: in {self.right} of {self.cases} cases"
+        said = "holds" if self.holds else "does not hold"
+        return said if self.cases == 1 else f"{said}: in {self.right} of {self.cases} cases"
 
 
 def examine(claim: Claim, values: Values, against: Values | None = None) -> Finding:
@@ -58,7 +59,7 @@ def examine(claim: Claim, values: Values, against: Values | None = None) -> Find
         if said is not None:
             right += said
             if not said:
-                wrong.append(" ".join(at.values()) or "here")
+                wrong.append(" ".join(spoken(axis, label) for axis, label in at.items()) or "here")
     return Finding(claim, right, right + len(wrong), tuple(wrong))
 
 

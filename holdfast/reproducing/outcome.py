@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
-from holdfast.files import as_json, read_json, write_json
+from holdfast.files import as_json, clean, read_json, write_atomically, write_json
 from holdfast.manifest import folder_name, run_folders
 from holdfast.playing import Watch
 from holdfast.reproducing.cells import Grid, Wanted
@@ -94,14 +94,14 @@ def reproduce(
 ) -> Outcome:
     """Play what is left of it, and read it."""
     grid = Grid(study, wanted)
-    content = json.loads(as_json({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)}))
+    content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)})
     there = read_json(out / "study.json")
     if there is not None and _planned(there) != _planned(content):
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "study.json", content)
+    write_atomically(out / "study.json", json.dumps(content, indent=1).encode())  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:
         sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
@@ -134,7 +134,7 @@ def _planned(content: Mapping[str, Any]) -> Any:
     """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may where it is played."""
     wanted = {**content["wanted"], "changes": []}
     try:
-        cells = [[*cell.at.items(), _key(cell.config.plain())] for cell in _grid(content).cells]
+        cells = sorted([*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content).cells)
     except ConfigError as error:  # of a version that could say what this one cannot
         return str(error)
     return [content["study"]["key"], wanted, cells]

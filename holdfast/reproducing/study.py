@@ -30,6 +30,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -132,9 +133,10 @@ class Print(Section):
 
 
 class Show(Section):
-    """A chart beside the table: accuracy over the rounds, or a metric along an axis; one line for each combination of the other labels."""
+    """A chart beside the table: accuracy over the rounds, or a metric along an axis, one line for each combination of the other labels;
+    or a picture of where the models look (grad-cam)."""
 
-    kind: Literal["rounds", "along", "matrix"]
+    kind: Literal["rounds", "along", "matrix", "grad-cam"]
     axis: str | None = None
     metric: str | None = None
     figure: str = "accuracy"
@@ -248,6 +250,11 @@ class Study(Section):
 
 def as_labels(labels: Labels) -> tuple[str, ...]:
     return (labels,) if isinstance(labels, str) else tuple(labels)
+
+
+def spoken(axis: str, label: str) -> str:
+    """A label that says nothing by itself, as a bare number does, with its axis: beta 0.1, malicious 10%."""
+    return f"{axis} {label}" if re.fullmatch(r"[\d.-]+%?|yes|no", label) else label
 
 
 def matches(when: Mapping[str, Labels], at: Mapping[str, str]) -> bool:

@@ -35,6 +35,7 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     runs = [run for run in outcome.played if run.manifest["label"].startswith("IPM Ditto")]
     assert ours is not None and len(runs) == 2 and ours.seeds == tuple(100 * run.final["accuracy"] for run in runs)
     again = read_outcome(tmp_path / "a")
+    assert again.ours.labels == outcome.ours.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]}  # also in their order
     assert again.ours.by_place == outcome.ours.by_place and again.printed.by_place == outcome.printed.by_place
     assert outcome.printed.mean("TAcc(%)", {"attack": "IPM", "method": "Mean"}) == 10.95
     dealt = int(Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum())  # two classes each: not all ten are held
