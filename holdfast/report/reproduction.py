@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 from holdfast.files import write_atomically
+from holdfast.report import toml
 from holdfast.report.exports import tex, to_latex
 from holdfast.report.page import document, header
 from holdfast.report.reproduction_charts import chart
@@ -56,8 +58,8 @@ def command(outcome: Outcome) -> str:
     words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {wanted.seeds}"]
     words += [f"--variant {wanted.variant}"] if wanted.variant != "card" else []
     words += ["--stand-ins"] if wanted.stand_ins else []
-    words += [f"--only '{choice}'" for choice in wanted.only]
-    words += [f"--set '{key}={value}'" for key, value in wanted.changes if key != "data.dir"]
+    words += [f"--only {quote(choice)}" for choice in wanted.only]
+    words += [f"--set {quote(f'{key}={toml.value(value)}')}" for key, value in wanted.changes if key != "data.dir" and value is not None]
     return " ".join(words)
 
 

@@ -64,7 +64,7 @@ def _along(outcome: Outcome, number: int, show: Show) -> str:
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for at in values.places(metric, show.where):
         found = values.get(metric, at)
-        if found is not None:
+        if found is not None and found.finite:
             dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]

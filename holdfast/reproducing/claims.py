@@ -117,8 +117,8 @@ def _within(claim: Claim, values: Values, against: Values | None, value: Look, a
     mine = value(claim.label)
     if not claim.over and against is not None and claim.axis is not None:
         shown = {axis: label for axis, label in {**at, claim.axis: claim.label}.items() if axis != "variant"}
-        said = against.mean(metric, shown)
-        return None if mine is None or said is None else abs(abs(mine) - abs(said)) <= claim.by
+        found, said = values.mean(metric, {**at, claim.axis: claim.label}), against.mean(metric, shown)
+        return None if found is None or said is None else abs(found - said) <= claim.by
     return None if mine is None or not others else mine >= _worsened(max(others), claim.factor) - claim.by
 
 

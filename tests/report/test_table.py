@@ -45,7 +45,8 @@ def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
     lines = by_setting(read_cells(duel))
     table = tabulate(lines)
     for attack in ("none", "ipm", "sign-flip"):
-        mine = [row[1] for line, row in zip(lines, table.rows, strict=True) if (name_of(line.cells[0].config["attack"]) or "none") == attack]
+        named = [name_of(line.cells[0].config["attack"]) or "none" for line in lines]
+        mine = [row[1] for name, row in zip(named, table.rows, strict=True) if name == attack]
         low, high = sorted(entry.value or 0 for entry in mine)
         assert [entry.best for entry in mine] == [entry.value == high != low for entry in mine]
     assert to_markdown(table).count("**") >= 2
