@@ -223,7 +223,7 @@ def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
         console.print(f"{grid.study.paper}, {grid.study.name}: {_experiments(grid)} of {' or '.join(map(str, rounds))} rounds "
                       f"on {', '.join(data)}", markup=False, soft_wrap=True)  # fmt: skip
         for axis, labels in grid.labels.items():
-            console.print(f"  {axis:<10} {', '.join(labels)}", markup=False, soft_wrap=True)
+            console.print(f"  {axis:<10} {', '.join(label or '(nothing)' for label in labels)}", markup=False, soft_wrap=True)
         if grid.substitutes:
             console.print(f"  stand-ins  {'; '.join(grid.substitutes)}", markup=False, soft_wrap=True)
     return 0

@@ -100,7 +100,10 @@ def reproduce(
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     write_atomically(out / "study.json", json.dumps(content, indent=1).encode())  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:

@@ -295,7 +295,7 @@ def find(paper: str, what: str | None = None) -> list[Study]:
         chosen = [key for key in mine if key.partition("/")[2] == name]
         if not chosen:
             there = [key.partition("/")[2] for key in mine]
-            raise ConfigError(f"{wanted} has no '{what}' with results{suggest(name, there)}")
+            raise ConfigError(f"{wanted} has no '{what}' with results; it has {', '.join(there)}")
         mine = chosen
     return [read(key) for key in mine]
 

@@ -64,6 +64,9 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
     reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
     with pytest.raises(ConfigError, match="holds another reproduction"):
         reproduce(study, Wanted(scale="full", seeds=2), out)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--out .*file/a: cannot be made"):
+        reproduce(study, Wanted(scale="full"), tmp_path / "file" / "a")
     with pytest.raises(ConfigError, match="has no study.json"):
         read_outcome(tmp_path)
     with pytest.raises(ConfigError, match="holds runs already"):
