@@ -95,15 +95,15 @@ def reproduce(
     """Play what is left of it, and read it."""
     grid = Grid(study, wanted)
     content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)})
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     there = read_json(out / "study.json")
     if there is not None and _planned(there) != _planned(content):
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     write_atomically(out / "study.json", json.dumps(content, indent=1).encode())  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:
