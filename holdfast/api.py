@@ -20,6 +20,7 @@ from holdfast.session import resume as resume_runs
 from holdfast.standing import Standing
 from holdfast.sweeping import sweep as play_sweep
 from holdfast.tracking.following import Make, tracked
+from holdfast.tracking.following import chosen as named
 from holdfast.tuning import Tuned, Tuning
 
 
@@ -73,12 +74,16 @@ def _swept(standing: Standing, config: Config) -> Swept:
 
 def tune(
     config: Mapping[str, Any], budget: int, out: str | Path | None = None, under_attack: bool = False, retry: bool = False,
-    watch: Watch | None = None,
+    watch: Watch | None = None, track: Sequence[str | Make] = (),
 ) -> Tuned:  # fmt: skip
     """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by the clients' validation data,
-    then reported on test data under other seeds. The same call starts, continues or completes what is in `out`."""
+    then reported on test data under other seeds. The same call starts, continues or completes what is in `out`. Trackers are told of the
+    report's runs, not of the trials."""
+    named(track)
     tuning = Tuning(config, budget, Path(out) if out is not None else fresh_folder(), under_attack)
-    return tuning.report(tuning.try_all(watch, retry=retry), watch, retry=retry)
+    choices = tuning.try_all(watch, retry=retry)
+    with tracked(track, watch) as watching:
+        return tuning.report(choices, watching, retry=retry)
 
 
 def plan(

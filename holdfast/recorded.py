@@ -39,6 +39,7 @@ KNOWN = {
     "fim": Known("trace of the Fisher information (t-FIM) that each client reported"),
     "alpha": Known("weight of each client by its t-FIM, before the aggregation rule"),
     "customisation": Known("how much of each pooled model each client was given", "cohort", "customisation/pool", "pairs"),
+    "attention": Known("how much of each other client's last model each client was given", "", "attended", "pairs"),
     "matches": Known("whose model each client was given for a class (-2: nobody was found)", kind="classes"),
     "{}/accuracy": Known("the committee's score of each client's model", "{}/ids"),
     "{}/admitted": Known("1 where the committee let a client's model pass", "{}/ids"),
@@ -48,9 +49,11 @@ KNOWN = {
     "{}/threshold": Known("the score that a model had to reach", kind="number"),
     "{}/next_threshold": Known("the score that a model will have to reach in the next round", kind="number"),
 }
-SHARES = ("weights", "alpha", "customisation", "accuracy", "admitted", "votes", "threshold", "next_threshold", "error")
+SHARES = ("weights", "alpha", "customisation", "attention", "accuracy", "admitted", "votes", "threshold", "next_threshold", "error")
 """Last parts of the names of tables whose values are shares of one: shown in per cent."""
-_AXES = ("customisation/pool", "{}/ids", "{}/clients")  # ids of rows or columns: no tables of their own
+MIXED = ("customisation", "attention")
+"""Matrices that say of whose models each client's own one was mixed: rows and columns are clients."""
+_AXES = ("customisation/pool", "attended", "{}/ids", "{}/clients")  # ids of rows or columns: no tables of their own
 
 
 @dataclass(frozen=True)

@@ -302,3 +302,23 @@ def test_the_command(tmp_path: Path, fake_wandb: list[Any], capsys: pytest.Captu
     with pytest.raises(SystemExit) as left:
         main(["run", *args, "--out", str(tmp_path / "other"), "--track", "tensorbord"])
     assert left.value.code == 2 and "did you mean 'tensorboard'" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("command", ["reproduce", "tune"])
+def test_the_commands_that_play_many(command: str, tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of tuning, the runs of the report are told, and no trial."""
+    changes = [arg for key, value in TINY["engine"].items() for arg in ("--set", f"engine.{key}={value}")]
+    config = tmp_path / "config.toml"
+    config.write_text("[data]\nclients = 3\nsplit = { train = 0.6, validation = 0.2, test = 0.2 }\n"
+                      "partition = { name = \"dirichlet\", beta = 0.5, samples_per_client = 20 }\n"
+                      "[train]\nrounds = 2\nlocal_epochs = 1\n[sweep]\nseed = [0]\n[tune]\n\"train.lr\" = [0.1, 0.2]\n")  # fmt: skip
+    one = ["fedcap", "table-1", "--scale", "smoke", "--only", "method=Mean"]
+    args = {"reproduce": one, "tune": [str(config), "--budget", "2"]}[command]
+    with pytest.raises(SystemExit) as left:
+        main([command, *args, *changes, "--out", str(tmp_path / "out"), "--track", "wandb", "--json"])
+    said = capsys.readouterr()
+    assert left.value.code == 0 and json.loads(said.out)
+    assert [[step for step, _ in run.logged] for run in fake_wandb] == [[1, 2]]
+    with pytest.raises(SystemExit) as left:
+        main([command, *args, "--out", str(tmp_path / "other"), "--track", "wandbb"])
+    assert left.value.code == 2 and not (tmp_path / "other").exists()

@@ -19,6 +19,7 @@ from holdfast.cli.app import (
     Plugins,
     PrecisionName,
     Retry,
+    Track,
     Workers,
     app,
     load_plugins,
@@ -32,7 +33,7 @@ from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options
 
 if TYPE_CHECKING:
-    from holdfast.reproducing.cells import Wanted
+    from holdfast.reproducing.cells import Grid, Wanted
     from holdfast.reproducing.outcome import Outcome
     from holdfast.reproducing.study import Study
 
@@ -57,6 +58,7 @@ def reproduce(
     workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    track: Track = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> int:
@@ -78,10 +80,12 @@ def reproduce(
         from holdfast.config import parse_changes
         from holdfast.reproducing.cells import Wanted
         from holdfast.reproducing.study import find
+        from holdfast.tracking import chosen
 
         if paper is None:
             return _list(as_json)
         load_plugins(plugin)
+        chosen(track or [])  # what is missing is said before anything is played
         settings = dict(parse_changes(changes or [])) | _given(engine_options(device, plan, precision, memory, workers, data_dir))
         wanted = Wanted(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
@@ -90,7 +94,7 @@ def reproduce(
         outcomes = []
         for study in studies:
             folder = _folder(study, wanted, out, len(studies) > 1)
-            outcomes.append(_play(study, wanted, folder, [str(p) for p in plugin or []], retry))
+            outcomes.append(_play(study, wanted, folder, [str(p) for p in plugin or []], retry, track or []))
         index = _index(outcomes)
     return _finish(outcomes, index, as_json, opened)
 
@@ -106,17 +110,19 @@ def _folder(study: Study, wanted: Wanted, out: Path | None, several: bool) -> Pa
     return Path("reproductions") / paper / f"{what}-{wanted.scale}"
 
 
-def _play(study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool) -> Outcome:
+def _play(study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]) -> Outcome:
     from holdfast.report.reproduction import write_reproduction
     from holdfast.reproducing.cells import Grid
     from holdfast.reproducing.outcome import reproduce as play
+    from holdfast.tracking import tracked
 
     console = to_stderr()
-    console.print(f"{study.paper}, {study.name}: {len(Grid(study, wanted).to_play())} experiments", markup=False)
+    console.print(f"{study.paper}, {study.name}: {_experiments(Grid(study, wanted))}", markup=False)
     with ExitStack() as following:
 
         def watch() -> Any:
-            return following.enter_context(Follow(console)).watch()
+            follow = following.enter_context(Follow(console))
+            return following.enter_context(tracked(track, follow.watch()))
 
         try:
             outcome = play(study, wanted, folder, watch, plugins, retry)
@@ -125,6 +131,11 @@ def _play(study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry:
             raise typer.Exit(130) from None
     write_reproduction(outcome)
     return outcome
+
+
+def _experiments(grid: Grid) -> str:
+    many = len(grid.to_play())
+    return f"{many} experiment{'s' if many > 1 else ''}"
 
 
 def _index(outcomes: list[Outcome]) -> Path | None:
@@ -143,7 +154,8 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
     console = to_stdout()
     for outcome in outcomes if not as_json else []:
         console.print()
-        console.print(to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours (printed)"))
+        beside = " (printed)" if outcome.study.printed else ""
+        console.print(to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}"))
         for ours, _ in outcome.findings:
             console.print(f"  {ours.words:<32} {ours.claim.says}", markup=False, soft_wrap=True)
         console.print(f"page   {outcome.path / 'report.html'}", markup=False, soft_wrap=True)
@@ -202,10 +214,10 @@ def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
         cells = grid.to_play()
         rounds = sorted({config.train.rounds for _, config in cells})
         data = sorted({config.data.name for _, config in cells})
-        console.print(f"{grid.study.paper}, {grid.study.name}: {len(cells)} experiments of {' or '.join(map(str, rounds))} rounds "
+        console.print(f"{grid.study.paper}, {grid.study.name}: {_experiments(grid)} of {' or '.join(map(str, rounds))} rounds "
                       f"on {', '.join(data)}", markup=False, soft_wrap=True)  # fmt: skip
         for axis, labels in grid.labels.items():
-            console.print(f"  {axis:<10} {', '.join(labels)}", markup=False, soft_wrap=True)
+            console.print(f"  {axis:<10} {', '.join(label or '(nothing)' for label in labels)}", markup=False, soft_wrap=True)
         if grid.substitutes:
             console.print(f"  stand-ins  {'; '.join(grid.substitutes)}", markup=False, soft_wrap=True)
     return 0

@@ -19,6 +19,7 @@ from holdfast.cli.app import (
     Plugins,
     PrecisionName,
     Retry,
+    Track,
     Workers,
     app,
     load_plugins,
@@ -49,6 +50,7 @@ def tune(
     workers: Workers = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> int:
     """Compare methods fairly: N trials each, chosen by validation data, reported on test data.
@@ -58,7 +60,7 @@ def tune(
     combinations, all of them are tried. Trials are played on a seed of their own and without an attack, unless --under-attack.
 
     data.split.validation must be above 0: what is chosen is chosen by the benign clients' validation data, never by test data. The choice
-    is then played under the seeds of the sweep (default: three) and its attacks.
+    is then played under the seeds of the sweep (default: three) and its attacks; --track tells of these runs, not of the trials.
 
     The same command goes on where it was stopped. Files: trials.csv, tuned.toml (a sweep that repeats the report), report/.
 
@@ -70,9 +72,11 @@ def tune(
     """
     with only_json(as_json):
         from holdfast.config import assign, read_config
+        from holdfast.tracking import chosen, tracked
         from holdfast.tuning import Tuning
 
         load_plugins(plugin)
+        chosen(track or [])  # what is missing is said before the trials
         table = read_config(config, changes or [])
         for key, value in engine_options(device, plan, precision, memory, workers, data_dir).items():
             if value is not None:
@@ -83,9 +87,9 @@ def tune(
             with Follow(to_stderr(), figure="validation/accuracy") as follow:  # nobody looks at a trial's test figures
                 follow.say(f"{len(tuning.cells)} trials, at most {budget} for each line of the table")
                 choices = tuning.try_all(follow.watch(), plugins, retry)
-            with Follow(to_stderr()) as follow:
+            with Follow(to_stderr()) as follow, tracked(track or [], follow.watch()) as watch:
                 follow.say(f"the report, on seeds {', '.join(map(str, tuning.search.seeds))}")
-                tuned = tuning.report(choices, follow.watch(), plugins, retry)
+                tuned = tuning.report(choices, watch, plugins, retry)
     return _finish(tuned, as_json)
 
 

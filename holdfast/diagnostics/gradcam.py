@@ -111,6 +111,15 @@ def heat_on_trigger(run: Run, images: Sequence[int], layer: str | None = None) -
     return pd.DataFrame({**about, "target": trigger.target, "area": float(mask.double().mean())})
 
 
+def carriers(run: Run, many: int) -> list[int]:
+    """The first test images, by their place, to which the attack's trigger adds something: those of other classes than its target."""
+    attack, federation = run._experiment.adversary.attack, run._experiment.federation
+    trigger = None if attack is None else attack.trigger(federation.samples)
+    if trigger is None:
+        raise ConfigError(f"attack: {run.path} has none with a trigger; choose a run under the attack backdoor")
+    return [place for place, label in enumerate(federation.global_test.label.tolist()) if label != trigger.target][:many]
+
+
 def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> tuple[Samples, Tensor]:
     """The chosen test images as a small store of their own, and their true labels."""
     first = next(iter(runs.values()))

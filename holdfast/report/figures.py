@@ -14,9 +14,10 @@ from holdfast.report.browser import MISSING, Browser, find_browser
 
 FORMATS = ("svg", "png")
 _SCALE, _EDGE = 2, 12  # dots of a PNG per point, sharp on dense screens and on paper; white points around a chart
+_ACROSS = 8  # of small charts, as on paper
 _FONT = 'font-family:system-ui,"Segoe UI",Roboto,"Noto Sans","DejaVu Sans",sans-serif;font-size:12.5px'
 
-_OF_PAGES = re.compile(r"(min-|max-)?(width|height):|display: block")
+_OF_PAGES = re.compile(r"(min-|max-)?(width|height):|display: (block|grid)|grid-|gap:")
 
 
 def write_figures(page: str, folder: Path, form: str = "svg") -> list[Path]:
@@ -37,11 +38,26 @@ def figures(page: str) -> dict[str, str]:
     """Standalone SVG texts by name."""
     style = "".join(re.findall(r"<style>(.*?)</style>", page, re.S))
     out = {}
-    for place, chart in enumerate(re.findall(r'<svg class="chart.*?</svg>', page, re.S), 1):
+    for place, chart in enumerate(re.findall(r'<svg class="chart.*?</svg>|<div class="many">.*?</div>', page, re.S), 1):
+        chart = _together(chart) if chart.startswith("<div") else chart
         about = re.search(r'aria-label="([^"]*)"', chart)
         words = re.sub(r"[^a-z0-9]+", "-", unescape(about[1]).lower()).strip("-") if about else "chart"
         out[f"{place:02d}-{words[:60].rstrip('-')}"] = standalone(chart, style)
     return out
+
+
+def _together(many: str) -> str:
+    """Small charts, one for each client, as one: beside each other as on the page, with the frames that the page's style gives them."""
+    small = re.findall(r'<svg class="(\w+)" viewBox="0 0 (\d+) (\d+)" role="img" aria-label="[^"]*">(.*?)</svg>', many, re.S)
+    wide, high = (max(int(one[side]) for one in small) for side in (1, 2))
+    across = min(len(small), _ACROSS)
+    drawn = []
+    for place, (kind, _, _, inside) in enumerate(small):
+        x, y = (wide + _EDGE) * (place % across), (high + _EDGE) * (place // across)
+        frame = f'<rect class="frame {kind}" x="0.5" y="0.5" width="{wide - 1}" height="{high - 1}" rx="6"/>'
+        drawn.append(f'<g class="{kind}" transform="translate({x} {y})">{frame}{inside}</g>')
+    size = f"{(wide + _EDGE) * across - _EDGE} {(high + _EDGE) * -(-len(small) // across) - _EDGE}"
+    return f'<svg class="many" viewBox="0 0 {size}" role="img" aria-label="every client over the rounds">{"".join(drawn)}</svg>'
 
 
 def standalone(chart: str, style: str) -> str:

@@ -14,7 +14,8 @@
   bar.append(words, hold);
   document.body.append(bar);
 
-  const KEY = "holdfast-live";
+  const HERE = location.pathname === "/" ? "" : location.pathname; // of one run among many
+  const KEY = "holdfast-live" + HERE;
   const kept = JSON.parse(sessionStorage.getItem(KEY) || "{}");
   const folds = () => [...document.querySelectorAll("details")];
   let held = Boolean(kept.held), silent = 0;
@@ -36,7 +37,7 @@
 
   const ask = async () => {
     try {
-      const answer = await fetch("/state", { cache: "no-store" });
+      const answer = await fetch("/state" + HERE, { cache: "no-store" });
       if (!answer.ok) throw new Error(await answer.text());
       const state = await answer.json();
       silent = 0;

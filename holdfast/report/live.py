@@ -1,6 +1,7 @@
 """Follow a job in the browser: a small server on this machine that shows what is committed on disk, and nothing else.
 
-It answers two paths: `/`, the report as of now, and `/state`, by which the page learns that there is something new. It is bound to the
+It answers `/`, the report as of now, where there are many runs `/runs/NAME.html` with the page of each, and `/state` before either, by
+which the page learns that there is something new. Names are looked up among the runs that there are, never on the disk. It is bound to the
 loopback address, and it answers only to that name: a page from elsewhere that has its own name resolved to this machine is refused."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from http import HTTPStatus
@@ -20,12 +21,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.files import read_json
 from holdfast.manifest import read_manifest, run_folders
 from holdfast.report.gather import read_cells
-from holdfast.report.page import document, header, render
+from holdfast.report.page import MOST_TOGETHER, document, header, render, render_one
 from holdfast.standing import FAILURE, standing
 
 HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
@@ -130,50 +132,75 @@ def _written(path: Path) -> int | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Page:
+    version: str
+    text: str
+    next: float
+    """Before this it is not drawn again."""
+
+
 class Viewed:
-    """The page of a folder, rendered again only when something changed, and not more often than leaves the machine to the job; many
-    threads may ask."""
+    """The pages of a folder, each rendered again only when something changed, and not more often than leaves the machine to the job; many
+    threads may ask. A page is named by its path: `/` is about all runs."""
 
     def __init__(self, folder: Path):
         self.folder, self._lookout = Path(folder).resolve(), Lookout(folder)  # `.` has a name too
         self._lock = threading.Lock()
-        self._looked = self._next = -math.inf
+        self._looked = -math.inf
         self._state: State | None = None
-        self._page: tuple[str, str] | None = None
+        self._pages: dict[str, _Page] = {}
 
-    def state(self) -> State:
+    def has(self, path: str) -> bool:
+        return path == "/" or path in _paths(run_folders(self.folder))
+
+    def state(self, path: str = "/") -> State:
         """With the version that `page` would give."""
         with self._lock:
-            state = self._now()
-            return state if self._page is None or self._due(state) else replace(state, version=self._page[0])
+            state, page = self._now(), self._pages.get(path)
+            return state if page is None or self._due(page, state) else replace(state, version=page.version)
 
-    def page(self) -> str:
+    def page(self, path: str = "/") -> str:
         with self._lock:
-            state = self._now()
-            if self._page is None or self._due(state):
+            state, page = self._now(), self._pages.get(path)
+            if page is None or self._due(page, state):
                 began = time.monotonic()
-                self._page = state.version, self._drawn(state)
-                self._next = time.monotonic() + _REST * (time.monotonic() - began)
-            return self._page[1]
+                text = self._drawn(state, path)
+                page = self._pages[path] = _Page(state.version, text, time.monotonic() + _REST * (time.monotonic() - began))
+            return page.text
 
-    def _due(self, state: State) -> bool:
-        return self._page is None or self._page[0] != state.version and time.monotonic() >= self._next
+    @staticmethod
+    def _due(page: _Page, state: State) -> bool:
+        return page.version != state.version and time.monotonic() >= page.next
 
     def _now(self) -> State:
         if self._state is None or time.monotonic() - self._looked >= _FRESH:
             self._state, self._looked = self._lookout.look(), time.monotonic()
         return self._state
 
-    def _drawn(self, state: State) -> str:
+    def _drawn(self, state: State, path: str) -> str:
         if state.waiting:
             text = document(f"{self.folder.name}: {state.words}", [header("live", self.folder.name, ""), _said(state.words)])
         else:
             try:
-                text = render(read_cells(self.folder))
+                text = self._report(path)
             except Exception as error:  # of a run that is only half there, say: the next round may mend it, so the page lives on
                 why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
                 text = document(self.folder.name, [header("live", self.folder.name, ""), _said(f"this cannot be drawn now: {why}")])
         return _alive(text, state)
+
+
+    def _report(self, path: str) -> str:
+        cells = read_cells(self.folder)
+        paths = _paths([cell.path for cell in cells])
+        if path == "/":
+            return render(cells, links={run: quote(to) for to, run in paths.items()})
+        return render_one(cells, [cell.path for cell in cells].index(paths[path]), "/")
+
+
+def _paths(runs: Sequence[Path]) -> dict[str, Path]:
+    """Where the page of each run is, if it has one of its own."""
+    return {f"/runs/{run.name}.html": run for run in runs} if len(runs) > MOST_TOGETHER else {}
 
 
 def _said(words: str) -> str:
@@ -249,12 +276,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for a browser on this machine, by the address that was printed")
-        if self.path not in ("/", "/state"):
+        viewed, asked = self.server.viewed, unquote(self.path)
+        about = asked.removeprefix("/state") or "/"
+        if asked == "/state/" or not viewed.has(about):
             return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "nothing here")
         try:
-            if self.path == "/":
-                return self._answer(HTTPStatus.OK, "text/html", self.server.viewed.page())
-            self._answer(HTTPStatus.OK, "application/json", json.dumps(self.server.viewed.state().plain()))
+            if asked == about:
+                return self._answer(HTTPStatus.OK, "text/html", viewed.page(about))
+            self._answer(HTTPStatus.OK, "application/json", json.dumps(viewed.state(about).plain()))
         except HoldfastError as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
 

@@ -43,10 +43,7 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         write_atomically(target, render(cells, title, links).encode())
         advance(1)
         for place, cell in enumerate(cells):
-            near = [("previous run", cells[place - 1 : place]), ("next run", cells[place + 1 : place + 2])]
-            ways = [(words, quote(names[one.path])) for words, some in near for one in some]
-            back = _way_back([(f"all {len(cells)} runs", f"../{quote(target.name)}"), *ways])
-            write_atomically(beside / names[cell.path], render([cell], back=back).encode())
+            write_atomically(beside / names[cell.path], render_one(cells, place, f"../{quote(target.name)}").encode())
             advance(1)
     return target
 
@@ -79,6 +76,13 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
         f"<script>\n{_resource('page.js')}{_resource('inside.js')}</script>\n"
     )
     return document(title, body, script)
+
+
+def render_one(cells: Sequence[Cell], place: int, top: str) -> str:
+    """The page of one run of many, beside the pages of the others; `top` leads to the one about all."""
+    near = [("previous run", cells[place - 1 : place]), ("next run", cells[place + 1 : place + 2])]
+    ways = [(words, quote(f"{one.path.name}.html")) for words, some in near for one in some]
+    return render([cells[place]], back=_way_back([(f"all {len(cells)} runs", top), *ways]))
 
 
 def _way_back(links: Sequence[tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.recorded import SHARES, about
+from holdfast.recorded import MIXED, SHARES, about
 from holdfast.report.committee import laid_out
 from holdfast.report.gather import Cell
 from holdfast.report.grids import Grid
@@ -19,12 +19,12 @@ _NOT_WANTED = -1
 
 
 def matrices(story: Story) -> str:
-    """Customisation, and whatever matrix with a row per client a method of one's own records."""
+    """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
     return "".join(_matrix(story, name, frames) for name, frames in story.frames.items() if not name.endswith("/votes"))
 
 
 def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
-    of_clients, clients = name == "customisation", story.of_pairs()
+    of_clients, clients = name in MIXED, story.of_pairs()
     present = {int(i) for frame in frames for ids in ((frame.rows, frame.columns) if of_clients else (frame.rows,)) for i in ids}
     clients = [client for client in clients if client in present]
     across = clients if of_clients else list(range(max(len(frame.columns) for frame in frames)))
@@ -37,7 +37,8 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
         title, [story.mark(client) for client in clients], heads, values, ("client", "model of" if of_clients else "column"),
         share=name.rsplit("/", 1)[-1] in SHARES, rounds=[frame.round for frame in frames], square=True,
     )  # fmt: skip
-    words = "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was mixed."
+    words = "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was mixed"
+    words += "; the rest is its own last model." if name == "attention" else "."
     note = f"{_from_attackers(story, frames)} {words}".strip() if of_clients else about(name)[0].upper() + about(name)[1:] + "."
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 from holdfast.files import write_atomically
-from holdfast.report.along import along
-from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report import toml
 from holdfast.report.exports import tex, to_latex
 from holdfast.report.page import document, header
+from holdfast.report.reproduction_charts import chart
 from holdfast.report.sheet import Box, Head, Sheet, sheet_of, to_csv, to_table
 from holdfast.report.table import to_markdown
-from holdfast.reproducing.cells import At, changed
+from holdfast.reproducing.cells import changed
 from holdfast.reproducing.claims import Finding
 from holdfast.reproducing.outcome import Outcome
-from holdfast.reproducing.study import Show, as_labels, matches
-from holdfast.reproducing.values import place
-from holdfast.results import Run
 
 
 def write_reproduction(outcome: Outcome) -> Path:
@@ -44,10 +41,10 @@ def render(outcome: Outcome, sheet: Sheet) -> str:
     body = [
         _style(),
         header("reproduction", title(outcome), _facts(outcome)),
-        f'<p class="verdict">{_verdict(outcome)}</p>',
+        f'<p class="verdict {_kind(outcome)}">{_verdict(outcome)}</p>',
         _claims(outcome),
         _table(outcome, sheet),
-        *(_chart(outcome, number, show) for number, show in enumerate(outcome.study.show)),
+        *(chart(outcome, number, show) for number, show in enumerate(outcome.study.show)),
         _notes(outcome),
         f'<section><h2>Play it again</h2><pre>{escape(command(outcome))}</pre><p class="note">The experiments themselves are in the folder '
         "<code>runs</code> beside this page, for <code>holdfast report</code> and <code>holdfast diagnose</code>.</p></section>",
@@ -61,8 +58,8 @@ def command(outcome: Outcome) -> str:
     words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {wanted.seeds}"]
     words += [f"--variant {wanted.variant}"] if wanted.variant != "card" else []
     words += ["--stand-ins"] if wanted.stand_ins else []
-    words += [f"--only '{choice}'" for choice in wanted.only]
-    words += [f"--set '{key}={value}'" for key, value in wanted.changes if key != "data.dir"]
+    words += [f"--only {quote(choice)}" for choice in wanted.only]
+    words += [f"--set {quote(f'{key}={toml.value(value)}')}" for key, value in wanted.changes if key != "data.dir" and value is not None]
     return " ".join(words)
 
 
@@ -72,11 +69,10 @@ def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
     rows = []
     for outcome in outcomes:
         judged = [ours.holds for ours, _ in outcome.findings if ours.holds is not None]
-        kind = "open" if not judged or outcome.missing else "yes" if all(judged) else "no"
         words = f"{sum(judged)} of {len(judged)} claims hold" if judged else "nothing could be tested"
         link = escape(str((outcome.path / "report.html").relative_to(folder)), quote=True)
         about = f"{outcome.missing} experiments have no result" if outcome.missing else words
-        rows.append(f'<tr class="{kind}"><th scope="row"><a href="{link}">{escape(outcome.study.name)}</a></th><td>{about}</td>'
+        rows.append(f'<tr class="{_kind(outcome)}"><th scope="row"><a href="{link}">{escape(outcome.study.name)}</a></th><td>{about}</td>'
                     f"<td>{escape(outcome.study.title)}</td></tr>")  # fmt: skip
     wanted = outcomes[0].grid.wanted
     facts = f'<ul class="facts"><li>scale <b>{wanted.scale}</b></li><li>seeds <b>{wanted.seeds}</b></li></ul>'
@@ -116,8 +112,16 @@ def _verdict(outcome: Outcome) -> str:
     return f"<strong>Holds in part:</strong> {held} of {len(judged)} claims are so here{_caution(outcome)}."
 
 
+def _kind(outcome: Outcome) -> str:
+    """How a verdict looks: open where something is missing or nothing could be tested."""
+    judged = [ours.holds for ours, _ in outcome.findings if ours.holds is not None]
+    return "open" if not judged or outcome.missing else "yes" if all(judged) else "no"
+
+
 def _caution(outcome: Outcome) -> str:
     wanted, said = outcome.grid.wanted, []
+    if wanted.scale == "smoke":
+        return ", at a scale whose figures mean nothing"
     if wanted.scale != "full":
         said.append("at a smaller scale than the paper's")
     if wanted.seeds == 1:
@@ -159,10 +163,11 @@ def _table(outcome: Outcome, sheet: Sheet) -> str:
     legend = "Large: ours" + (", mean ± standard deviation over seeds" if outcome.grid.wanted.seeds > 1 else "")
     if outcome.study.printed:
         legend += "; small: printed, and the difference; ? where the print is doubtful"
-    legend += "; ★ best of the methods; d: diverged."
+    legend += "; ★ best of the methods" if any(box is not None and box.best for row in sheet.boxes for box in row) else ""
+    legend += "; d: diverged." if any(box is not None and box.diverged for row in sheet.boxes for box in row) else "."
     return (
         f'<section><h2>{escape(outcome.study.name)}</h2><p class="note">{legend}</p><div class="scroll">'
-        f"<table><thead>{head}</thead><tbody>{''.join(lines)}</tbody></table></div></section>"
+        f'<table class="sheet"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table></div></section>'
     )
 
 
@@ -187,99 +192,6 @@ def _cell(box: Box | None) -> str:
     notes = "; ".join(filter(None, (value.note for value in (box.ours, box.printed) if value is not None)))
     about = f' title="{escape(notes)}"' if notes else ""
     return f'<td class="{"best" if box.best else "plain"}"{about}><span>{escape(box.text)}</span>{said}</td>'
-
-
-def _chart(outcome: Outcome, number: int, show: Show) -> str:
-    """Nothing where no cell that it shows is played."""
-    if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
-        return ""
-    draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix}[show.kind]
-    return f"<section>{draw(outcome, number, show)}</section>"
-
-
-def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
-    series = []
-    for at, runs in _groups(outcome, show):
-        played = [_by_round(run, show.figure) for run in runs]
-        for kind in dict.fromkeys(kind for one in played for kind in one):
-            found = [one.get(kind, {}) for one in played]
-            rounds = sorted(set.intersection(*map(set, found)))
-            points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
-            series.append(Series(f"{_name(outcome, at, _fixed(show))} {kind}".strip(), points))
-    percent = show.figure.startswith("accuracy")
-    every = [point for one in series for point in one.points]
-    axis = Axis.over(every) if every and not percent else None
-    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
-
-
-def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
-    """A figure of every round; or, of a recorded table, the median over benign and over malicious clients."""
-    frame = run.metrics
-    if figure in frame:
-        return {"": {int(r): float(v) for r, v in zip(frame["round"], frame[figure], strict=True) if v == v}}
-    if figure not in run.tables:
-        return {}
-    table = run.table(figure)
-    table = table[table["value"] < float("inf")]
-    kinds = {"benign": table[~table["malicious"]], "malicious": table[table["malicious"]]}
-    return {kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()} for kind, of in kinds.items() if len(of)}
-
-
-def _along(outcome: Outcome, number: int, show: Show) -> str:
-    assert show.axis is not None
-    metric, values = show.metric or next(iter(outcome.study.metrics)), outcome.ours
-    kept = {axis: labels for axis, labels in show.where.items() if axis == show.axis}
-    labels = [label for label in values.labels[show.axis] if matches(kept, {show.axis: label})]
-    lines: dict[str, list[tuple[int, float, float, float]]] = {}
-    for at in values.places(metric, show.where):
-        found = values.get(metric, at)
-        if found is not None:
-            dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
-            dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
-    shown = [(name, sorted(dots)) for name, dots in lines.items()]
-    return f"<h2>{escape(metric)} by {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
-
-
-def _matrix(outcome: Outcome, number: int, show: Show) -> str:
-    """The last round of a recorded table, of the first seed of every place."""
-    out = [f"<h2>{escape(show.figure.capitalize())}, last round</h2>"]
-    for at, runs in _groups(outcome, show):
-        if show.figure not in runs[0].tables:
-            continue
-        frame = runs[0].table(show.figure)
-        last = frame[frame["round"] == frame["round"].max()].pivot(index="client", columns="other", values="value")
-        texts = [[f"{value:.2f}".removeprefix("0") for value in row] for row in last.to_numpy().tolist()]
-        drawn = heat_map(
-            last.fillna(0).to_numpy().tolist(), [str(c) for c in last.columns], show.figure, first=1000 * number + len(out),
-            heads=[str(c) for c in last.index], words=("client", "other", ""), texts=texts,
-        )  # fmt: skip
-        out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
-    return "".join(out)
-
-
-def _fixed(show: Show) -> list[str]:
-    """Axes of which a chart shows one label: its title says which, the lines need not."""
-    return [axis for axis, labels in show.where.items() if len(as_labels(labels)) == 1]
-
-
-def _of(show: Show) -> str:
-    labels = " ".join(as_labels(show.where[axis])[0] for axis in _fixed(show))
-    return f": {escape(labels)}" if labels else ""
-
-
-def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:
-    """The finished runs of every place that a chart shows."""
-    for cell in outcome.grid.cells:
-        if cell.seed == 0 and matches(show.where, cell.at):
-            runs = [run for run in outcome.runs[place("", cell.at)] if run is not None]
-            if runs:
-                yield cell.at, runs
-
-
-def _name(outcome: Outcome, at: At, without: Sequence[str]) -> str:
-    """The labels that tell lines apart."""
-    varied = [axis for axis, labels in outcome.ours.labels.items() if len(labels) > 1 and axis not in without]
-    return " ".join(at[axis] for axis in varied if axis in at)
 
 
 def _notes(outcome: Outcome) -> str:

@@ -100,7 +100,9 @@ def _figures(lines: Sequence[Line], crossing: Crossing, ranked: bool) -> str:
             value = "" if entry.value is None else f' data-value="{entry.value:.6g}"'
             cells.append(f'<td class="{kind}"{value}>{escape(entry.text)}</td>')
         rows.append(f'<tr><th scope="row">{swatch(crossing.place(line))}{escape(row[0].text)}</th>{"".join(cells)}</tr>')
-    notes = ["★ best of its column."] if ranked and len(lines) > 1 else []
+    several = len(crossing.grids) > 1 or any(len(grid.attacks) > 1 for grid in crossing.grids)
+    alike = " among those that faced the same" if several else ""
+    notes = [f"★ best of its column{alike}."] if ranked and any(entry.best for row in table.rows for entry in row) else []
     if any(line.seeds > 1 for line in lines):
         notes.append("± is the standard deviation over seeds.")
     if len(lines) > 1 or lines[0].seeds > 1:

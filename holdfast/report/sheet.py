@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from holdfast.report.table import Entry, Table
 from holdfast.reproducing.cells import At
 from holdfast.reproducing.outcome import Outcome
+from holdfast.reproducing.study import spoken
 from holdfast.reproducing.values import Value
 
 Head = tuple[str, ...]
@@ -33,13 +34,18 @@ class Box:
         return written(self.ours, self.digits)
 
     @property
+    def diverged(self) -> bool:
+        return self.ours is not None and "diverged" in self.ours.note
+
+    @property
     def printed_text(self) -> str:
         mark = " ?" if self.printed is not None and self.printed.note else ""
         return written(self.printed, self.digits) + mark if self.printed is not None else ""
 
     @property
     def difference(self) -> float | None:
-        return None if self.ours is None or self.printed is None else self.ours.mean - self.printed.mean
+        gap = math.nan if self.ours is None or self.printed is None else self.ours.mean - self.printed.mean
+        return gap if math.isfinite(gap) else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ def sheet_of(outcome: Outcome) -> Sheet:
     kept_rows = [i for i, row in enumerate(boxes) if any(box is not None for box in row)]
     kept_columns = [j for j in range(len(heads[1])) if any(boxes[i][j] is not None for i in kept_rows)]
     shown = [[boxes[i][j] for j in kept_columns] for i in kept_rows]
-    return Sheet(rows, [heads[0][i] for i in kept_rows], [heads[1][j] for j in kept_columns], shown)
+    across = [tuple(map(spoken, columns, heads[1][j])) for j in kept_columns]  # rows have their axes in the head
+    return Sheet(rows, [heads[0][i] for i in kept_rows], across, shown)
 
 
 def _box(outcome: Outcome, chosen: At) -> Box | None:

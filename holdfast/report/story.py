@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.data.progress import progress
 from holdfast.detectors.norm import Norm
-from holdfast.recorded import Told, attackers, told_in
+from holdfast.recorded import MIXED, Told, attackers, told_in
 from holdfast.report.charts import round_step
 from holdfast.report.gather import Cell
 
@@ -182,7 +182,7 @@ def _read_frames(story: Story, cell: Cell) -> None:
 
 def _known(name: str) -> bool:
     """Whether its columns are clients."""
-    return name == "customisation" or name.endswith("/votes")
+    return name in MIXED or name.endswith("/votes")
 
 
 def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,39 +95,46 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Texts in rows, each knowing whether it is the best of its column."""
+    """Texts in rows, each knowing whether it is the best of those it is compared with."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[Entry, ...], ...]
 
 
 def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Table:
-    """A row per line, in the order given; '±' is the standard deviation over seeds. How the runs stand is a column of its own where it is
-    given, or where not all are simply finished."""
+    """A row per line, in the order given; '±' is the standard deviation over seeds. The best is the best of those that faced the same
+    attack on the same data. How the runs stand is a column of its own where it is given, or where not all are simply finished."""
     if statuses is None and any(cell.standing.status != "finished" for line in lines for cell in line.cells):
         statuses = [line.status for line in lines]
     shown = columns(lines)
+    faced = [_faced(line) for line in lines]
     values = {column.title: [column.value(line) for line in lines] for column in shown}
     rows = []
     for place, line in enumerate(lines):
         row = [Entry(line.label)]
         for column in shown:
-            row.append(_entry(column, line, values[column.title], place))
+            rivals = [value for value, other in zip(values[column.title], faced, strict=True) if other == faced[place]]
+            row.append(_entry(column, line, values[column.title][place], rivals))
         if statuses is not None:
             row.append(Entry(statuses[place]))
         rows.append(tuple(row))
     return Table(("", *(c.title for c in shown), *([STATUS] if statuses is not None else [])), tuple(rows))
 
 
-def _entry(column: Column, line: Line, values: Sequence[float | None], place: int) -> Entry:
-    value = values[place]
+def _faced(line: Line) -> str:
+    """Who attacked, on which data, wherever that lies."""
+    config = line.cells[0].config
+    return json.dumps([config["attack"], {**config["data"], "dir": None}], sort_keys=True, default=str)
+
+
+def _entry(column: Column, line: Line, value: float | None, rivals: Sequence[float | None]) -> Entry:
     if value is None:
         return Entry("–")
     text = column.write(value)
     spread = line.spread(column.metrics[0]) if len(column.metrics) == 1 else None
     if spread is not None and column.write is percent:
         text = f"{100 * value:.1f} ± {100 * spread:.1f} %"
-    known = [v for v in values if v is not None]
+    known = [v for v in rivals if v is not None]
     extreme = max(known) if column.better > 0 else min(known)
     best = column.better > 0 and len(known) > 1 and value == extreme and min(known) != max(known)
     return Entry(text, value, best, spread)

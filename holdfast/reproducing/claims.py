@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.reproducing.cells import At
-from holdfast.reproducing.study import Claim, Study, as_labels
+from holdfast.reproducing.study import Claim, Study, as_labels, spoken
 from holdfast.reproducing.values import Values
 
 
@@ -45,7 +45,8 @@ class Finding:
             return "not tested"
         if self.right == self.cases:
             return "holds"
-        return f"{'holds' if self.holds else 'does not hold'}: in {self.right} of {self.cases} cases"
+        said = "holds" if self.holds else "does not hold"
+        return said if self.cases == 1 else f"{said}: in {self.right} of {self.cases} cases"
 
 
 def examine(claim: Claim, values: Values, against: Values | None = None) -> Finding:
@@ -58,7 +59,7 @@ def examine(claim: Claim, values: Values, against: Values | None = None) -> Find
         if said is not None:
             right += said
             if not said:
-                wrong.append(" ".join(at.values()) or "here")
+                wrong.append(" ".join(spoken(axis, label) for axis, label in at.items()) or "here")
     return Finding(claim, right, right + len(wrong), tuple(wrong))
 
 
@@ -116,8 +117,8 @@ def _within(claim: Claim, values: Values, against: Values | None, value: Look, a
     mine = value(claim.label)
     if not claim.over and against is not None and claim.axis is not None:
         shown = {axis: label for axis, label in {**at, claim.axis: claim.label}.items() if axis != "variant"}
-        said = against.mean(metric, shown)
-        return None if mine is None or said is None else abs(abs(mine) - abs(said)) <= claim.by
+        found, said = values.mean(metric, {**at, claim.axis: claim.label}), against.mean(metric, shown)
+        return None if found is None or said is None else abs(found - said) <= claim.by
     return None if mine is None or not others else mine >= _worsened(max(others), claim.factor) - claim.by
 
 

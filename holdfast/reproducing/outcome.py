@@ -21,7 +21,7 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
-from holdfast.files import as_json, read_json, write_if_absent, write_json
+from holdfast.files import as_json, clean, read_json, write_atomically, write_json
 from holdfast.manifest import folder_name, run_folders
 from holdfast.playing import Watch
 from holdfast.reproducing.cells import Grid, Wanted
@@ -96,14 +96,17 @@ def reproduce(
 ) -> Outcome:
     """Play what is left of it, and read it."""
     grid = Grid(study, wanted)
-    content = json.loads(as_json({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)}))
+    content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)})
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     there = read_json(out / "study.json")
-    if there is not None and _but_for_the_engine(there) != _but_for_the_engine(content):
+    if there is not None and _planned(there) != _planned(content):
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_if_absent(out / "study.json", content)
+    write_atomically(out / "study.json", json.dumps(content, indent=1).encode())  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:
         sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
@@ -133,10 +136,20 @@ def used(grid: Grid) -> list[dict[str, Any]]:
     return list({json.dumps(one): one for one in found.values()}.values())
 
 
-def _but_for_the_engine(content: Mapping[str, Any]) -> Any:
-    """Where it is played is not what is played."""
-    changes = [pair for pair in content["wanted"]["changes"] if not pair[0].startswith("engine.") and pair[0] != "data.dir"]
-    return {**content, "wanted": {**content["wanted"], "changes": changes}}
+def _planned(content: Mapping[str, Any]) -> Any:
+    """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may where it is played."""
+    wanted = {**content["wanted"], "changes": []}
+    try:
+        cells = sorted([*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content).cells)
+    except ConfigError as error:  # of a version that could say what this one cannot
+        return str(error)
+    return [content["study"]["key"], wanted, cells]
+
+
+def _grid(content: Mapping[str, Any]) -> Grid:
+    wanted = content["wanted"]
+    changes = tuple((key, value) for key, value in wanted["changes"])
+    return Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes}))
 
 
 def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
@@ -157,9 +170,7 @@ def read_outcome(path: Path) -> Outcome:
     content = read_json(Path(path) / "study.json")
     if content is None:
         raise ConfigError(f"no reproduction in {path}: it has no study.json")
-    wanted = content["wanted"]
-    changes = tuple((key, value) for key, value in wanted["changes"])
-    return Outcome(Path(path), Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes})))
+    return Outcome(Path(path), _grid(content))
 
 
 def is_reproduction(path: Path) -> bool:

@@ -4,7 +4,7 @@
     title = "Accuracy under six attacks, by defence"
     printed = "I"                      # the table's name in print; a figure has none, its claims only
     notes = ["..."]                    # where paper and code contradict each other, one sentence each
-    shared = "fedcap"                  # what the paper's studies have in common (shared.py)
+    like = "shared/fedcap"             # another study, or what the paper's studies have in common: only what differs is said (likeness.py)
 
     [config]                           # what all experiments share, as for `holdfast run`
     [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes together are the experiments
@@ -26,14 +26,11 @@
     setting = "attack={attack}, malicious=0.3"
     [[claims]]                         # see claims.py
     [scale.quick]                      # the same on less
-    [scale.smoke]
-
-A table that differs little from another says `like = "fedcap-table-1"`, and then only what differs: of axes, metrics and print entry by
-entry, of a section of config or of a scale too (config.data.clients, scale.quick.keep), of everything else as a whole. An empty entry ({})
-takes one away. `printed` is always its own."""
+    [scale.smoke]"""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -41,10 +38,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from holdfast.config import PART_SECTIONS, Section
+from holdfast.config import Section
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.registry import explain
-from holdfast.reproducing.shared import completed
+from holdfast.reproducing.likeness import completed
 
 SCALES = ("smoke", "quick", "full")
 VARIANTS = ("card", "authors")
@@ -136,9 +133,10 @@ class Print(Section):
 
 
 class Show(Section):
-    """A chart beside the table: accuracy over the rounds, or a metric along an axis; one line for each combination of the other labels."""
+    """A chart beside the table: accuracy over the rounds, or a metric along an axis, one line for each combination of the other labels;
+    or a picture of where the models look (grad-cam)."""
 
-    kind: Literal["rounds", "along", "matrix"]
+    kind: Literal["rounds", "along", "matrix", "grad-cam"]
     axis: str | None = None
     metric: str | None = None
     figure: str = "accuracy"
@@ -254,6 +252,11 @@ def as_labels(labels: Labels) -> tuple[str, ...]:
     return (labels,) if isinstance(labels, str) else tuple(labels)
 
 
+def spoken(axis: str, label: str) -> str:
+    """A label that says nothing by itself, as a bare number does, with its axis: beta 0.1, malicious 10%."""
+    return f"{axis} {label}" if re.fullmatch(r"[\d.-]+%?|yes|no", label) else label
+
+
 def matches(when: Mapping[str, Labels], at: Mapping[str, str]) -> bool:
     return all(at.get(axis) in as_labels(labels) for axis, labels in when.items())
 
@@ -292,7 +295,7 @@ def find(paper: str, what: str | None = None) -> list[Study]:
         chosen = [key for key in mine if key.partition("/")[2] == name]
         if not chosen:
             there = [key.partition("/")[2] for key in mine]
-            raise ConfigError(f"{wanted} has no '{what}' with results{suggest(name, there)}")
+            raise ConfigError(f"{wanted} has no '{what}' with results; it has {', '.join(there)}")
         mine = chosen
     return [read(key) for key in mine]
 
@@ -312,30 +315,10 @@ def read(key: str) -> Study:
     return make({**_loaded(key.replace("/", "-")), "key": key})
 
 
-_BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}
-"""How deep a study that is like another may differ in one entry."""
-
-
 def _loaded(stem: str) -> dict[str, Any]:
-    papers = files("holdfast.papers")
-    table = tomllib.loads((papers / f"{stem}.toml").read_text())
-    if (shared := table.pop("shared", None)) is not None:
-        return completed(table, tomllib.loads((papers / "shared" / f"{shared}.toml").read_text()), stem)
-    if (like := table.pop("like", None)) is None:
-        return table
-    base = _loaded(like)
-    base.pop("printed", None)
-    for section, depth in _BY_ENTRY.items():
-        table[section] = _merged(base.get(section, {}), table.get(section, {}), depth)
-    return {**base, **table}
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    out = {**base, **own}
-    for name in base.keys() & own.keys() if depth > 1 else ():
-        if isinstance(base[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # a part is one thing
-            out[name] = _merged(base[name], own[name], depth - 1)
-    return {name: entry for name, entry in out.items() if entry != {}}
+    table = tomllib.loads((files("holdfast.papers") / f"{stem}.toml").read_text())
+    like = table.pop("like", None)
+    return table if like is None else completed(table, _loaded(like), stem)
 
 
 def make(table: Mapping[str, Any]) -> Study:

@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -37,12 +37,17 @@ class Value:
     """As printed; ours is of the seeds."""
 
     @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, self.seeds))
+
+    @property
     def mean(self) -> float:
-        return statistics.fmean(self.seeds)
+        """Not a number where one of the seeds has none: the others alone would flatter a method that sometimes diverges."""
+        return statistics.fmean(self.seeds) if self.finite else math.nan
 
     @property
     def spread(self) -> float | None:
-        return self.std if self.std is not None else statistics.stdev(self.seeds) if len(self.seeds) > 1 else None
+        return self.std if self.std is not None else statistics.stdev(self.seeds) if len(self.seeds) > 1 and self.finite else None
 
 
 @dataclass
@@ -101,8 +106,8 @@ def _read(metric: Metric, run: Run, at: Mapping[str, str]) -> float | None:
     if metric.measure is not None:
         value = measured(metric.measure)(run, *([at[metric.by]] if metric.by is not None else []))
     else:
-        known = [run.final.get(name) for name in as_labels(metric.figure)]
-        value = max((float(v) for v in known if v is not None), default=None)
+        known = [float(found) for name in as_labels(metric.figure) if (found := run.final.get(name)) is not None]
+        value = max((v for v in known if v == v), default=known[0] if known else None)
     if value is None:
         return None
     return value * metric.times / (run.round if metric.per_round else 1)
@@ -138,7 +143,10 @@ def _subtract(values: Values) -> None:
     for name, metric in values.study.metrics.items():
         if metric.minus and name not in there:
             whole = next((of for of, other in values.study.metrics.items() if other.figure == metric.figure and of in there), None)
-            mine = {at: value for (of, at), value in values.by_place.items() if of == whole}
+            if whole is None:
+                continue
+            times = metric.times / values.study.metrics[whole].times  # a loss has a minus
+            mine = {at: replace(v, seeds=tuple(times * one for one in v.seeds)) for (of, at), v in values.by_place.items() if of == whole}
             for at, value in mine.items():
                 less = _less(value, mine.get(_moved(at, metric.minus)))
                 if less is not None and matches(metric.where, dict(at)):
@@ -168,9 +176,9 @@ def _derive(values: Values) -> None:
     for name, metric in values.study.metrics.items():
         if metric.of:
             for at in values.places(name):
-                parts = [values.mean(other, at) for other in metric.of]
-                if None not in parts:
-                    values.by_place[place(name, at)] = Value((statistics.fmean(part for part in parts if part is not None),))
+                parts = [part for other in metric.of if (part := values.mean(other, at)) is not None]
+                if len(parts) == len(metric.of):
+                    values.by_place[place(name, at)] = Value((statistics.fmean(parts),))
 
 
 def _moved(at: Axes, to: Mapping[str, str]) -> Axes:
@@ -191,7 +199,8 @@ def _ranked(mine: Mapping[Axes, Value | None], axis: str, better: str) -> dict[A
     for at, value in mine.items():
         if value is not None:
             rest = tuple(pair for pair in at if pair[0] != axis)
-            groups.setdefault(rest, {})[at] = value.mean if better == "less" else -value.mean
+            mark = value.mean if better == "less" else -value.mean
+            groups.setdefault(rest, {})[at] = mark if math.isfinite(mark) else math.inf  # what diverged comes last
     return {at: Value((1.0 + sum(other < mark for other in group.values()),)) for group in groups.values() for at, mark in group.items()}
 
 
@@ -200,4 +209,9 @@ def _averaged(mine: Mapping[Axes, Value | None], axes: Sequence[str]) -> dict[Ax
     for at, value in mine.items():
         if value is not None:
             groups.setdefault(tuple(pair for pair in at if pair[0] not in axes), []).append(value.mean)
-    return {at: Value((statistics.fmean(found),)) for at, found in groups.items()}
+    most = max(map(len, groups.values()), default=0)
+    out: dict[Axes, Value | None] = {}
+    for at, found in groups.items():
+        mean = statistics.fmean(found) if all(map(math.isfinite, found)) else math.nan
+        out[at] = Value((mean,), "" if len(found) == most else f"mean of {len(found)} cells, others of {most}")
+    return out

@@ -85,6 +85,10 @@ def test_counters_of_batch_norm_do_not_say_who_is_close(simulate: Simulate) -> N
     expected = torch.exp(-apart).fill_diagonal_(0)
     expected = expected / expected.sum(1, keepdim=True).clamp(min=1)
     torch.testing.assert_close(run.store.arrays(2)["verdict/tables/attention"], expected, rtol=0, atol=1e-9)
+    told = run.table("attention")
+    assert "attended" not in run.tables and set(told["round"]) == {2}  # before, nobody had sent anything
+    shown = told.pivot(index="client", columns="other", values="value").to_numpy()
+    torch.testing.assert_close(torch.tensor(shown), expected, rtol=0, atol=1e-9, check_dtype=False)
 
 
 def test_without_attention_it_is_local_training_with_a_pull_to_the_own_last_model(simulate: Simulate) -> None:

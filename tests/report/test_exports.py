@@ -52,13 +52,25 @@ def test_a_figure_stands_by_itself(duel: Path) -> None:
     drawn = figures(page)
     names = [name[3:] for name in drawn]
     assert names[0] == "accuracy-by-setting-and-attack" and "accuracy-under-ipm-by-round" in names
-    assert len(drawn) == page.count('<svg class="chart') >= 8
+    assert len(drawn) == page.count('<svg class="chart') + page.count('<div class="many">') >= 8
     for svg in drawn.values():
         root = ElementTree.fromstring(svg)
         assert root.tag == "{http://www.w3.org/2000/svg}svg" and float(root.attrib["width"]) > 100
         assert "var(" not in svg and not re.search(r"@media|:hover|url\((?!#)", svg)
     first = drawn["01-accuracy-by-setting-and-attack"]
     assert ".heat{fill: #0b5f96}" in first and ".banned" not in first
+
+
+def test_the_small_charts_of_clients_are_one_figure(single: Path) -> None:
+    page = render(read_cells(single))
+    drawn = figures(page)
+    (name,) = [name for name in drawn if name.endswith("every-client-over-the-rounds")]
+    assert list(drawn).index(name) < len(drawn) - 1  # where the page has it
+    root = ElementTree.fromstring(drawn[name])
+    groups = root.findall("{http://www.w3.org/2000/svg}g")
+    assert len(groups) == 4 and len({group.attrib["transform"] for group in groups}) == 4
+    assert [group.find("{http://www.w3.org/2000/svg}text").text for group in groups] == ["0", "1", "2", "3"]  # type: ignore[union-attr]
+    assert ".many path.own{fill: none;stroke: #" in drawn[name] and "grid" not in drawn[name] and "var(" not in drawn[name]
 
 
 def test_only_what_concerns_a_chart_goes_with_it() -> None:

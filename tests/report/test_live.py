@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -100,14 +101,14 @@ def test_from_waiting_to_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_page_is_rendered_again_only_when_something_changed(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, plain = [], live.render
-    monkeypatch.setattr(live, "render", lambda cells: count.append(1) or plain(cells))
+    monkeypatch.setattr(live, "render", lambda cells, **given: count.append(1) or plain(cells, **given))
     with served(single) as server:
         pages = {ask(server)[1] for _ in range(3)}
     assert len(pages) == 1 and len(count) == 1
 
 
 def test_a_page_that_cannot_be_drawn_goes_on_asking(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(cells: object) -> str:
+    def broken(cells: object, **given: object) -> str:
         raise FileNotFoundError("parts/<b>")
 
     monkeypatch.setattr(live, "render", broken)
@@ -123,7 +124,7 @@ def test_the_page_may_ask_its_own_server_and_nobody_else(single: Path) -> None:
     for rules in (policy, headers["Content-Security-Policy"]):
         assert rules.startswith("default-src 'none'") and re.findall(r"connect-src ([^;]*)", rules) == ["'self'"]
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
-    assert text.count('fetch("/state"') == 1 and not re.search(r"https?:|@import", text) and text.rstrip().endswith("</html>")
+    assert text.count('fetch("/state" + HERE') == 1 and not re.search(r"https?:|@import", text) and text.rstrip().endswith("</html>")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "127.0.0.1:{port}.evil.example", ""])
@@ -142,6 +143,22 @@ def test_two_paths_and_one_method(single: Path) -> None:
         for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
             status, text, headers = ask(server, method=method)
             assert status == 405 and headers["Allow"] == "GET" and "fedavg" not in text
+
+
+def test_of_many_runs_each_has_a_page(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_TOGETHER", 3)
+    with served(grid) as server:
+        links = re.findall(r'href="(/runs/[^"]*)"', ask(server)[1])
+        runs = sorted(file.parent.name for file in grid.glob("*/manifest.json"))
+        assert [unquote(link) for link in links] == [f"/runs/{name}.html" for name in runs] and len(links) == 6
+        status, text, _ = ask(server, links[2])
+        assert status == 200 and "previous run" in text and 'href="/">all 6 runs' in text and text.count("<h1>") == 1
+        ways = re.findall(r'<nav class="back".*?</nav>', text)[0]
+        assert links[1].removeprefix("/runs/") in ways and links[3].removeprefix("/runs/") in ways
+        status, now, _ = ask(server, f"/state{links[2]}")
+        assert status == 200 and json.loads(now)["finished"] and json.loads(now)["version"] in text
+        for path in ("/runs/", "/runs/none.html", "/runs/../sweep.json", f"/runs/..%2f{grid.name}.html", "/runs//etc/passwd.html"):
+            assert ask(server, path)[0] == 404
 
 
 def test_of_a_sweep_all_cells_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from holdfast.core.errors import ConfigError
 from holdfast.report.gather import by_setting, one_each, read_cells
 from holdfast.report.table import Entry, Table, amount, duration, narrowed, tabulate, to_markdown, to_rich
+from holdfast.results import name_of
 from tests.report.conftest import sweep
 
 
@@ -38,6 +39,17 @@ def test_the_best_is_marked_once_per_column(grid: Path) -> None:
     accuracies = [row[1] for row in table.rows]
     assert [entry.best for entry in accuracies] == [entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies]
     assert not any(row[-1].best for row in table.rows)  # shared time ranks nobody
+
+
+def test_the_best_is_the_best_of_those_that_faced_the_same(duel: Path) -> None:
+    lines = by_setting(read_cells(duel))
+    table = tabulate(lines)
+    for attack in ("none", "ipm", "sign-flip"):
+        named = [name_of(line.cells[0].config["attack"]) or "none" for line in lines]
+        mine = [row[1] for name, row in zip(named, table.rows, strict=True) if name == attack]
+        low, high = sorted(entry.value or 0 for entry in mine)
+        assert [entry.best for entry in mine] == [entry.value == high != low for entry in mine]
+    assert to_markdown(table).count("**") >= 2
 
 
 def test_a_single_run_beats_nobody(single: Path) -> None:

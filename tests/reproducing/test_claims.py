@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.reproducing.claims import examine
 from holdfast.reproducing.study import Claim, make
-from holdfast.reproducing.values import Value, Values, _derive, place, printed
+from holdfast.reproducing.values import Value, Values, _derive, _subtract, place, printed
 
 FIGURES = {("none", "Mean"): (80.0, 82.0), ("none", "Ditto"): (85.0, 87.0), ("IPM", "Mean"): (10.0,), ("IPM", "Ditto"): (9.0,)}
 
@@ -85,6 +85,32 @@ def test_differences_ranks_and_means(values: Values, small: dict[str, Any]) -> N
     assert values.mean("average", {"method": "Mean"}) == 45.5
     assert values.mean("all", {"method": "Mean"}) == (1.5 + 45.5) / 2
     assert values.axes_of("all") == ["method"] and len(list(values.places("all"))) == 2
+
+
+def test_what_is_no_number_flatters_nobody(values: Values, small: dict[str, Any]) -> None:
+    small["metrics"]["TAcc(%)"] |= {"rank": "method"}
+    small["metrics"]["average"] = {"figure": "accuracy", "mean": ["attack"]}
+    small["claims"][0]["metric"] = "TAcc(%)"
+    values.study = make(small)
+    figures = {("none", "Mean"): (math.inf, -math.inf), ("none", "Ditto"): (1.0, 2.0), ("IPM", "Ditto"): (3.0, 4.0)}
+    for name in ("TAcc(%)", "average"):
+        values.by_place |= {place(name, {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in figures.items()}
+    broken = Value((math.inf, -math.inf))
+    assert math.isnan(broken.mean) and broken.spread is None  # and no exception of the statistics module
+    del values.by_place[place("TAcc(%)", {"attack": "IPM", "method": "Mean"})]
+    _derive(values)
+    assert [values.mean("TAcc(%)", {"attack": "none", "method": m}) for m in ("Mean", "Ditto")] == [2, 1]  # not first, not both first
+    assert values.mean("average", {"method": "Mean"}) is None and values.mean("average", {"method": "Ditto"}) == 2.5
+    short = values.get("average", {"method": "Mean"})
+    assert short is not None and short.note == "mean of 1 cells, others of 2"
+
+
+def test_a_printed_loss_has_the_sign_of_ours(values: Values, small: dict[str, Any]) -> None:
+    small["metrics"]["lost"] = {"figure": "accuracy", "times": -100, "minus": {"attack": "none"}, "better": "less"}
+    small["claims"][0]["metric"] = "TAcc(%)"
+    values.study = make(small)
+    _subtract(values)
+    assert values.mean("lost", {"attack": "IPM", "method": "Ditto"}) == 86 - 9
 
 
 def test_equals_share_the_better_rank(values: Values, small: dict[str, Any]) -> None:

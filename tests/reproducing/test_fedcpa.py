@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from holdfast.diagnostics.gradcam import grad_cam, heat_on_trigger
+from holdfast.diagnostics.gradcam import carriers, grad_cam, heat_on_trigger
 from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
@@ -77,5 +77,6 @@ def test_heat_on_the_trigger(simulate: Callable[..., Run]) -> None:
     assert frame["share"].tolist() == pytest.approx(by_hand.tolist(), nan_ok=True) and frame["predicted"].tolist() == said.tolist()
     assert frame["area"].tolist() == pytest.approx([4 / 64] * 40)
     others = frame[frame["label"] != 3]["share"].dropna()
+    assert carriers(run, 3) == frame[frame["label"] != 3]["image"].tolist()[:3]
     whole = heat_on_trigger(run, range(200))
     assert len(others) and measured("heat-on-trigger")(run) == pytest.approx(whole[whole["label"] != 3]["share"].dropna().mean())

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.reproducing.claims import examine
-from holdfast.reproducing.study import Claim, _merged, make, read
+from holdfast.reproducing.likeness import _merged
+from holdfast.reproducing.study import Claim, make, read
 from holdfast.reproducing.values import Value, Values, place
 
 

@@ -35,6 +35,7 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     runs = [run for run in outcome.played if run.manifest["label"].startswith("IPM Ditto")]
     assert ours is not None and len(runs) == 2 and ours.seeds == tuple(100 * run.final["accuracy"] for run in runs)
     again = read_outcome(tmp_path / "a")
+    assert again.ours.labels == outcome.ours.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]}  # also in their order
     assert again.ours.by_place == outcome.ours.by_place and again.printed.by_place == outcome.printed.by_place
     assert outcome.printed.mean("TAcc(%)", {"attack": "IPM", "method": "Mean"}) == 10.95
     dealt = int(Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum())  # two classes each: not all ten are held
@@ -58,9 +59,14 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
     half = read_outcome(out)
     assert half.missing == 1 and "Not complete" in render(half, sheet_of(half))
     assert reproduce(study, Wanted(scale="full"), out).ours.by_place == whole.ours.by_place
+    reproduce(study.model_copy(update={"notes": ("Said in other words.",)}), Wanted(scale="full"), out)
+    assert read_outcome(out).study.notes == ("Said in other words.",)
     reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
     with pytest.raises(ConfigError, match="holds another reproduction"):
         reproduce(study, Wanted(scale="full", seeds=2), out)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--out .*file/a: cannot be made"):
+        reproduce(study, Wanted(scale="full"), tmp_path / "file" / "a")
     with pytest.raises(ConfigError, match="has no study.json"):
         read_outcome(tmp_path)
     with pytest.raises(ConfigError, match="holds runs already"):

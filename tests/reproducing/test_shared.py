@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import ConfigError
 from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.shared import completed
+from holdfast.reproducing.likeness import completed
 from holdfast.reproducing.study import make, read
 
 SHARED: dict[str, Any] = {
@@ -25,15 +25,16 @@ SHARED: dict[str, Any] = {
 
 
 def test_a_study_takes_the_labels_it_names_and_what_is_said_of_them() -> None:
-    own = {"axes": {"data": ["A"], "alpha": {"1": {}}}, "config": {"train": {"lr": 0.2}}, "override": [{"set": {"y": 5}}],
+    own = {"axes": {"data": ["A"], "alpha": {"1": {}}, "method": {}}, "config": {"train": {"lr": 0.2}}, "override": [{"set": {"y": 5}}],
            "scale": {"smoke": {"set": {"r": 1}, "keep": {"data": ["A"]}}, "quick": {}}}  # fmt: skip
     out = completed(own, SHARED, "p/table-1")
     assert out["axes"] == {"data": {"A": {"x": 1}}, "alpha": {"1": {}}}
     assert out["config"] == {"train": {"rounds": 100, "lr": 0.2}}
     assert [(one.get("when", {}), one["set"]["y"]) for one in out["override"]] == [({"data": ["A"]}, 1), ({}, 4), ({}, 5)]
-    assert out["scale"]["smoke"]["set"] == {"r": 1, "s": 3} and out["scale"]["smoke"]["keep"] == {"data": ["A"]}
-    assert out["scale"]["smoke"]["stand_in"] == [{"name": "digits", "set": {}, "when": {}}]
-    with pytest.raises(ConfigError, match="p/table-1: the shared axis 'data' has no 'C'"):
+    assert "method" not in out["axes"] and completed({"override": []}, SHARED, "p")["override"] == []
+    assert out["scale"]["smoke"]["set"] == {"r": 1} and out["scale"]["smoke"]["keep"] == {"data": ["A"]}
+    assert out["scale"]["smoke"]["stand_in"] == [{"name": "digits", "set": {}}]
+    with pytest.raises(ConfigError, match="p/table-1: the axis 'data' of what it is like has no 'C'"):
         completed({"axes": {"data": ["C"]}}, SHARED, "p/table-1")
 
 
