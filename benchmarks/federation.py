@@ -5,8 +5,8 @@
 
 Every part is a real process on this machine, with TLS, keys and the proxy. A client makes one step on a few random images, so nearly all
 of a round is what the federation itself takes: messages, new processes, checks, the disk. Seconds are the median between two committed
-rounds; each round is two exchanges: in training a model travels to every client and back, in evaluation to it. Memory is the most that all
-processes of the federation, server and nodes, were seen to hold, what they share counted once."""
+rounds (of a single one since the start); each round is two exchanges: in training a model travels to every client and back, in evaluation
+to it. Memory is the most that all processes of the federation, server and nodes, were seen to hold, what they share counted once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     with Memory(up.processes) as memory, up:
         started = time.monotonic() - began
         up.play(timeout)
-    at = [datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().of("round")]
+    moments = [*(project.ledger().of("start") if rounds == 1 else []), *project.ledger().of("round")]
+    at = [datetime.datetime.fromisoformat(entry.at).timestamp() for entry in moments]
     run = Run(project.run)
     seconds = statistics.median(b - a for a, b in zip(at, at[1:], strict=False))
     size = float(run.manifest["parameters"]) * 4 / 1e6
@@ -110,21 +111,25 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1200.0)
     parser.add_argument("--markdown", action="store_true")
     chosen = parser.parse_args()
-    rows = []
+    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s", "GB of memory", "answers missed")
+    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f",
+             "memory": ".1f", "missed": ".0f"}  # fmt: skip
+    lines = [titles]
     for model in chosen.models:
         for nodes in chosen.nodes:
             print(f"{model}, {nodes} nodes", flush=True)
             with tempfile.TemporaryDirectory() as folder:
-                rows.append((model, measure(Path(folder), model, nodes, chosen.rounds, chosen.timeout)))
-    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s", "GB of memory", "answers missed")
-    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f",
-             "memory": ".1f", "missed": ".0f"}  # fmt: skip
-    lines = [(model, *(format(row[name], form) for name, form in forms.items())) for model, row in rows]
-    edge = "| " if chosen.markdown else ""
-    for line in (titles, *lines):
-        print(edge + " | ".join(line) + (" |" if chosen.markdown else ""))
-        if line is titles and chosen.markdown:
-            print("|---|" + "---:|" * (len(titles) - 1))
+                row = measure(Path(folder), model, nodes, chosen.rounds, chosen.timeout)
+            lines.append((model, *(format(row[name], form) for name, form in forms.items())))
+            show(lines, chosen.markdown)  # after each: what is measured is not lost if a larger one fails
+
+
+def show(lines: list[tuple[str, ...]], markdown: bool) -> None:
+    edge = "| " if markdown else ""
+    for place, line in enumerate(lines):
+        print(edge + " | ".join(line) + (" |" if markdown else ""), flush=True)
+        if place == 0 and markdown:
+            print("|---|" + "---:|" * (len(line) - 1))
 
 
 if __name__ == "__main__":
