@@ -50,8 +50,10 @@ class Up:
             )  # fmt: skip
             self._start_proxy()
             self.register()
-            for client in sorted(Enrolment.of(self.ledger.entries).welcome) if self.nodes else []:
-                self.start_node(client)
+            self._fit_nodes(set())
+            away = sorted(Enrolment.of(self.ledger.entries).welcome - {_client_of(name) for name in self.processes.started})
+            if self.nodes and away:
+                self.say(f"not on this machine, and expected to join: clients {', '.join(map(str, away))}")
         except BaseException:
             self.processes.stop()
             raise
