@@ -123,7 +123,7 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     assert client == 2 and "update has 1200128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
     trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
     assert trains[1] == {client: "no answer within 60 s" for client in ("3", "6")} and trains[2] == {"4": "wrong nonce"}
-    assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
+    assert [entry.what["ids"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
     assert (project.path / "cheat5" / "twice").exists()
     assert "federation.quota" in (project.logs / "proxy.log").read_text()
 
