@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,19 +127,16 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
     try:
-        with console.status("starting") if console.is_terminal else _Nothing(), Up(project, say, nodes=not server_only) as running:
+        spinning = console.status("starting") if console.is_terminal else nullcontext()
+        with spinning as spinner, Up(project, say, nodes=not server_only) as running:
+            if spinner is not None:
+                spinner.update("playing")
             settings = project.settings
             say(f"up: nodes join at {settings.address}; the run begins when all {many} are here, or after {settings.join:g} s")
             running.play(timeout)
     except KeyboardInterrupt:
         say(f"interrupted; `holdfast federation resume {project.path}` goes on")
         raise typer.Exit(130) from None
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 @federation.command()

@@ -105,7 +105,8 @@ class KeyedDoor:
         for node in sorted(self.post.grid.get_nodes(), key=lambda info: info.node_id):
             client = self.who.client_of(node.public_key)
             if client is None:
-                self._turn_away(int(node.node_id), "its key is not enrolled")
+                owner = self.who.replaced(node.public_key)
+                self._turn_away(int(node.node_id), "its key is not enrolled" if owner is None else f"client {owner} has another key now")
             elif client < self.clients and client in self.who.welcome:
                 here.setdefault(client, int(node.node_id))
         return here

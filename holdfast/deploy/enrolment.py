@@ -94,6 +94,13 @@ class Enrolment:
             return None
         return next((m.client for m in self.members.values() if m.fingerprint == fingerprint), None)
 
+    def replaced(self, key: bytes | str) -> int | None:
+        """Whose key this was, before it got another."""
+        try:
+            return self.former.get(fingerprint_of(key))
+        except ConfigError:
+            return None
+
     @property
     def banned(self) -> Mapping[int, str]:
         return {m.client: m.banned for m in self.members.values() if m.banned is not None}

@@ -56,8 +56,10 @@ class Up:
             )  # fmt: skip
             self._start_proxy()
             self.register()
-            for client in sorted(Enrolment.of(self.ledger.entries).welcome) if self.nodes else []:
-                self.start_node(client)
+            self._fit_nodes(set())
+            away = sorted(Enrolment.of(self.ledger.entries).welcome - {_client_of(name) for name in self.processes.started})
+            if self.nodes and away:
+                self.say(f"not on this machine, and expected to join: clients {', '.join(map(str, away))}")
         except BaseException:
             self.processes.stop()
             raise
@@ -138,8 +140,8 @@ class Up:
                 break
             reason = self._reason()
             if reason is not None or self._committed() == before:
-                again = f"`holdfast federation resume {self.project.path}` continues it"
-                raise RunError(f"the run stopped ({reason or why or status}); {again}")
+                command = "resume" if (self.project.run / "head.json").exists() else "up"  # before round 1 there is nothing to resume
+                raise RunError(f"the run stopped ({reason or why or status}); `holdfast federation {command} {self.project.path}` goes on")
             self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
         self._tell()
         content = read_json(result)

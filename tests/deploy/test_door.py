@@ -100,6 +100,33 @@ def test_a_stranger_gets_nothing(tmp_path: Path) -> None:
     assert len(told) == 1 and told[0].what == {"node": "1003", "reason": "its key is not enrolled"}
 
 
+def test_a_replaced_key_gets_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=1)
+    world.ledger.append("rotate", 1, key=a_key()[0])
+    grid = world.play()
+    assert grid.asked_of(1) == 0 and grid.asked_of(0) > 0
+    assert [entry.what["reason"] for entry in world.ledger.of("stranger")] == ["client 1 has another key now"]
+
+
+def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
+    """`quorum` 1, and client 1 leaves without an answer: the round goes on at once. When all have left, the run stops and says so."""
+    world = World(tmp_path, rounds=2, quorum=1.0, wait=600.0)
+
+    def leave(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id == 1001:
+            if world.who.welcome == {0, 1, 2}:
+                world.ledger.append("leave", 1)
+            return None
+        if message.content["header"]["round"] == 2 and 0 in world.who.welcome:
+            for client in (0, 2):
+                world.ledger.append("leave", client)
+        return reply
+
+    with pytest.raises(RunError, match="round 2, evaluate: everybody has left or is banned; enrol somebody"):
+        world.play(leave)
+    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] and world.ledger.of("wait", "strike") == []
+
+
 def test_strikes_lead_to_a_ban_that_stays(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2, strikes=2)
     grid = world.play(spoil(1))

@@ -22,7 +22,7 @@ from flwr.app import Message  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.processes import Processes, free_port  # noqa: E402
-from holdfast.deploy.project import Project, init, open_project  # noqa: E402
+from holdfast.deploy.project import Project, enrol, init, open_project  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.files import read_json  # noqa: E402
@@ -47,6 +47,12 @@ def corrupt(project: Project, client: int, code: str) -> dict[str, str]:
     )
     path = Processes(project.server / "flower", project.logs).environment()["PYTHONPATH"]
     return {"PYTHONPATH": os.pathsep.join([str(folder), path])}
+
+
+def rewrite(project: Project, old: str, new: str) -> None:
+    """Change the experiment, for everybody."""
+    for file in (project.experiment, *project.path.glob("nodes/*/experiment.toml")):
+        file.write_text(file.read_text().replace(old, new))
 
 
 HUGE = """
@@ -103,9 +109,10 @@ def change(reply, request):
 def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     """Too much, far too much, an old round, twice and in another's name, and a reply that is announced and never comes. `quorum` is such
     that a round has to wait for all who answer at all, however slow the machine is."""
-    project = found(tmp_path, clients=7, rounds=2, strikes=1, deadline=30.0, quorum=0.7, wait=PATIENT, quota=30_000_000)
+    project = found(tmp_path, clients=7, rounds=2, strikes=1, deadline=60.0, quorum=0.7, wait=PATIENT, quota=30_000_000)
+    rewrite(project, "[engine]", "[evaluate]\nevery = 2\n[engine]")
     up = Up(project, lambda line: None)
-    lies = {2: HUGE.format(numbers=3_000_000), 3: FLOOD.format(numbers=15_000_000), 4: OLD, 5: TWICE_AND_AS_ANOTHER, 6: HALF}
+    lies = {2: HUGE.format(numbers=300_000), 3: FLOOD.format(numbers=10_000_000), 4: OLD, 5: TWICE_AND_AS_ANOTHER, 6: HALF}
     for client, code in lies.items():
         up.processes.extra[f"node{client}"] = corrupt(project, client, code + "lie(change)\n")
     with up:
@@ -113,10 +120,10 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     assert not up.processes.alive()
     ledger = project.ledger()
     ((client, reason),) = [(entry.client, entry.what["reason"]) for entry in ledger.of("strike")]
-    assert client == 2 and "update has 12000128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
+    assert client == 2 and "update has 1200128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
     trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
-    assert trains[1] == {client: "no answer within 30 s" for client in ("3", "6")} and trains[2] == {"4": "wrong nonce"}
-    assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
+    assert trains[1] == {client: "no answer within 60 s" for client in ("3", "6")} and trains[2] == {"4": "wrong nonce"}
+    assert [entry.what["ids"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
     assert (project.path / "cheat5" / "twice").exists()
     assert "federation.quota" in (project.logs / "proxy.log").read_text()
 
@@ -275,19 +282,20 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
 def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
     """Client 3 comes later, 1 leaves and comes back, 2 gets a new key, 0 clips and noises what it sends. `quorum` 1: a round waits for
     everybody who is in the federation at that time."""
-    project = found(tmp_path, clients=4, rounds=4, quorum=1.0, wait=PATIENT)
+    project = found(tmp_path, clients=4, rounds=6, quorum=1.0, wait=PATIENT)
     with open(project.node(0) / "node.toml", "a") as file:
         file.write("\n[privacy]\nclip = 1.0\nnoise = 0.01\n")
     old = (project.node(2) / "key.pub").read_text()
     operator("leave", project.path, 3)
-    told: list[str] = []
+    told: list[str] = []  # what the commands write, here without a new Python for each: a busy machine would play all rounds meanwhile
 
     def in_mid_run(up: Up, line: str) -> None:
         if line.startswith("round ") and "took part" in line and len(told) < 2:
             told.append(line)
-            changes = [("leave", 1), ("enrol", 3), ("enrol", 2)] if len(told) == 1 else [("enrol", 1)]
-            for command, client in changes:
-                operator(command, project.path, client)
+            if len(told) == 1:
+                project.ledger().append("leave", 1)
+            for client in (3, 2) if len(told) == 1 else (1,):
+                enrol(project, client)
 
     _, said = play(project, disturb=in_mid_run)
     assert {"client 1 has left", "client 3 has a new key", "client 2 has a new key", "client 1 has a new key"} <= set(said)
@@ -296,7 +304,7 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
     (left,) = [entry.number for entry in ledger.of("leave") if entry.client == 1]
     (back,) = [entry.number for entry in ledger.of("rotate") if entry.client == 1]
     assert took_part[min(took_part)] == [0, 1, 2] and took_part[max(took_part)] == [0, 1, 2, 3]
-    assert all(1 not in clients for number, clients in took_part.items() if left < number < back)
+    assert all(1 not in clients for clients in [took_part[number] for number in took_part if left < number < back][1:])  # one was going on
     who = Enrolment.of(ledger.entries)
     assert who.client_of(old) is None and who.banned == {} and ledger.of("strike") == []
     registered = read_json(project.server / "registered.json") or {}
@@ -328,8 +336,7 @@ lie(change)
 def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
     """C-PFL: while it scores, a member's node goes down. The others' votes decide, and nobody is banned for it."""
     project = found(tmp_path, clients=4, rounds=1, method="c-pfl", quorum=0.5, wait=PATIENT)
-    for file in (project.experiment, *(project.node(client) / "experiment.toml" for client in range(4))):
-        file.write_text(file.read_text().replace("[model]", "split = { train = 0.6, validation = 0.2, test = 0.2 }\n[model]"))
+    rewrite(project, "[model]", "split = { train = 0.6, validation = 0.2, test = 0.2 }\n[model]")
     members = Store(simulated(project, tmp_path / "sim")).arrays(1)["verdict/tables/committee/members"].tolist()
     assert len(members) == 2
     down, up = members[0], Up(project, lambda line: None)

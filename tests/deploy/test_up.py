@@ -48,7 +48,7 @@ local_epochs = 1
 plan = "loop"
 threads = 1
 """
-PATIENT = 600.0  # seconds: a busy machine needs minutes for what an idle one does in one
+PATIENT = 1500.0  # seconds: a busy machine needs minutes for what an idle one does in one
 
 
 def found(folder: Path, clients: int = 3, rounds: int = 2, method: str = "fedavg", **settings: Any) -> Project:
