@@ -76,26 +76,26 @@ def reproduce(
       holdfast reproduce fedcap I --scale full --seeds 3 --only dataset=CIFAR-10 --device cuda
       holdfast reproduce fedcom --scale smoke
     """
+    if paper is None:
+        return _list(as_json)
     with only_json(as_json):
         from holdfast.config import parse_changes
         from holdfast.reproducing.cells import Wanted
         from holdfast.reproducing.study import find
         from holdfast.tracking import chosen
 
-        if paper is None:
-            return _list(as_json)
         load_plugins(plugin)
         chosen(track or [])  # what is missing is said before anything is played
         settings = dict(parse_changes(changes or [])) | _given(engine_options(device, plan, precision, memory, workers, data_dir))
         wanted = Wanted(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
-        if dry:
-            return _describe(studies, wanted, as_json)
         outcomes = []
-        for study in studies:
+        for study in studies if not dry else []:
             folder = _folder(study, wanted, out, len(studies) > 1)
             outcomes.append(_play(study, wanted, folder, [str(p) for p in plugin or []], retry, track or []))
         index = _index(outcomes)
+    if dry:
+        return _describe(studies, wanted, as_json)
     return _finish(outcomes, index, as_json, opened)
 
 
