@@ -122,7 +122,9 @@ def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Ta
 
 
 def _faced(line: Line) -> str:
-    """Who attacked, on which data, wherever that lies."""
+    """Who attacked, on which data, wherever that lies; nothing is known of what has not begun."""
+    if not line.cells:
+        return ""
     config = line.cells[0].config
     return json.dumps([config["attack"], {**config["data"], "dir": None}], sort_keys=True, default=str)
 

@@ -87,6 +87,20 @@ FleetHttpClient.PushMessages = twice
 def change(reply, request):
     return reply
 """
+IMPOSTOR = """
+import json
+from flwr.supernode.fleet_http_client import FleetHttpClient
+announce = FleetHttpClient.PushMessages
+def disguised(self, request):
+    others = {int(node) for node in json.loads((server / 'registered.json').read_text()).values() if node}
+    for message in request.messages_list:
+        message.metadata.src_node_id = min(others - {message.metadata.src_node_id})
+        (here / 'disguised').touch()
+    return announce(self, request)
+FleetHttpClient.PushMessages = disguised
+def change(reply, request):
+    return reply
+"""
 HALF = """
 import flwr.supernode.start_client_internal as supernode
 push = supernode.push_object_contents_from_iterable
@@ -101,12 +115,12 @@ def change(reply, request):
 
 
 def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
-    """Too much, far too much, an old round, everything twice, and a reply that is announced and never comes. `quorum` is such
-    that a round has to wait for all who answer at all, however slow the machine is."""
-    project = found(tmp_path, clients=7, rounds=2, strikes=1, deadline=60.0, quorum=0.7, wait=PATIENT, quota=30_000_000)
+    """Too much, far too much, an old round, everything twice, a reply that is announced and never comes, and all replies in another
+    node's name. `quorum` is such that a round has to wait for all who answer at all, however slow the machine is."""
+    project = found(tmp_path, clients=8, rounds=2, strikes=1, deadline=60.0, quorum=0.6, wait=PATIENT, quota=30_000_000)
     rewrite(project, "[engine]", "[evaluate]\nevery = 2\n[engine]")
     up = Up(project, lambda line: None)
-    lies = {2: HUGE.format(numbers=300_000), 3: FLOOD.format(numbers=10_000_000), 4: OLD, 5: TWICE, 6: HALF}
+    lies = {2: HUGE.format(numbers=300_000), 3: FLOOD.format(numbers=10_000_000), 4: OLD, 5: TWICE, 6: HALF, 7: IMPOSTOR}
     for client, code in lies.items():
         up.processes.extra[f"node{client}"] = corrupt(project, client, code + "lie(change)\n")
     with up:
@@ -116,17 +130,18 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     ((client, reason),) = [(entry.client, entry.what["reason"]) for entry in ledger.of("strike")]
     assert client == 2 and "update has 1200128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
     trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
-    assert trains[1] == {client: "no answer within 60 s" for client in ("3", "6")} and trains[2] == {"4": "wrong nonce"}
+    silent = "no answer within 60 s"
+    assert trains[1] == {client: silent for client in ("3", "6", "7")} and trains[2] == {"4": "wrong nonce", "7": silent}
     assert [entry.what["ids"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
-    assert (project.path / "cheat5" / "twice").exists()
+    assert (project.path / "cheat5" / "twice").exists() and (project.path / "cheat7" / "disguised").exists()
     assert "federation.quota" in (project.logs / "proxy.log").read_text()
 
     def lost(request: Message, reply: Message) -> Message | None:
         client, round = request.metadata.dst_node_id - 1000, request.content["header"]["round"] if "header" in request.content else 0
-        gone = {2: (1, 2), 3: (1,), 4: (2,), 6: (1,)}.get(client, ())
+        gone = {2: (1, 2), 3: (1,), 4: (2,), 6: (1,), 7: (1, 2)}.get(client, ())
         return None if request.metadata.message_type == "train" and round in gone else reply
 
-    assert torch.equal(model_of(project.run), model_of(in_process(project, tmp_path / "fed", 7, lost)))
+    assert torch.equal(model_of(project.run), model_of(in_process(project, tmp_path / "fed", 8, lost)))
 
 
 def in_process(project: Project, out: Path, clients: int, tamper: Tamper | None = None, homes: bool = False) -> Path:
