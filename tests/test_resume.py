@@ -147,7 +147,7 @@ def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-@pytest.mark.parametrize("method", ["ditto", "fedavg", pytest.param("fedcap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedcap"))])
 def test_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, plan: str, every: bool) -> None:
     """Kill before every call that touches the disk or the clients, in round 2 (or in the whole run), resume, compare."""
     given, seen = config(method, plan), []
@@ -402,7 +402,7 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
         assert bits(tmp_path / "cut" / folder) == bits(tmp_path / "whole" / folder)
 
 
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
 def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
     """Cells whose batches are even, ragged and of another method, with BatchNorm, whose bits depend on who else is in the stack."""
     norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
