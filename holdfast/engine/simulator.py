@@ -171,7 +171,11 @@ class Simulator:
             self.table([p.cell.triggered(p.exchange.to) for p in parts]) if task == EVALUATE and first.measure.trigger else None,
         )  # fmt: skip
         with counting(self.device, local.plan.precision):
-            state, fields = perform(first.rule, local, job)
+            try:
+                state, fields = perform(first.rule, local, job)
+            except torch.OutOfMemoryError:  # programs of other networks may hold what is missing; nothing was changed yet
+                forget()
+                state, fields = perform(first.rule, local, job)
         return None if parts[0].exchange.rehearsal else state, fields
 
     def local(self, parts: list[Call]) -> Local:
