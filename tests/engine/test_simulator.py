@@ -11,8 +11,8 @@ import torch
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
 from holdfast.data.federation import Padded, Table
-from holdfast.engine.cell import join, take
 from holdfast.engine import simulator
+from holdfast.engine.cell import join, take
 from holdfast.engine.lockstep import Player, drive
 from holdfast.engine.simulator import Call, Simulator, client_key
 from holdfast.experiment import Experiment, shared_samples
