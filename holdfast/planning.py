@@ -60,13 +60,16 @@ class _Way:
 
 def plan_together(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
     """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
-    wait for each other, so one thread is taken unless more are clearly faster; worker processes, which cost memory and are more to go
+    wait for each other, so one thread is taken unless more are clearly faster; beside a GPU, one for each of several experiments
+    (engine/hands.py), and all for a single one; worker processes, which cost memory and are more to go
     wrong, where they are clearly faster than either and the run is long enough for it to matter."""
     most, workers = torch.get_num_threads(), experiments[0].config.engine.workers
     if workers is not None and workers > 1:
         _check_workers(device, asked)
         return 1, _forecasts(experiments, device, workers)
-    ways = [_tried(experiments, device, threads) for threads in ([asked or most] if asked or device.type != "cpu" else sorted({1, most}))]
+    beside = most if len(experiments) == 1 else 1
+    counts = [asked] if asked else [beside] if device.type != "cpu" else sorted({1, most})
+    ways = [_tried(experiments, device, threads) for threads in counts]
     best = ways[-1] if ways[-1].seconds() < _CLEARLY * ways[0].seconds() else ways[0]
     cores = min(usable_cores(), most)
     if workers == 1 or device.type != "cpu" or not can_fork() or cores == 1 or (asked or 1) > 1 or _whole(best, experiments) < _LONG:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.engine.hands import hands
 from holdfast.engine.lockstep import Engine, Player, drive
+from holdfast.engine.workers import usable_cores
 from holdfast.experiment import Experiment
 from holdfast.local.plan import Plan, on_threads
 from holdfast.manifest import digest_of
@@ -71,6 +73,11 @@ def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 
 
+def _hands(device: torch.device, threads: int, experiments: int) -> int:
+    """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out otherwise."""
+    return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
+
+
 def play_together(experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True) -> list[Player]:
     """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in its folder."""
     device = pick_device(terms.device)
@@ -83,7 +90,7 @@ def play_together(experiments: list[Experiment], terms: Terms, make_engine: Make
             write_failure(experiment.out, player.cell.round, player.error)
             watch.say(f"{experiment.label} failed in round {player.cell.round}; the others go on")
 
-    with on_threads(terms.threads):
+    with on_threads(terms.threads), hands(_hands(device, terms.threads, len(experiments))):
         engine = make_engine({e.cell.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device)
         watch.planned(experiments)
         for experiment in experiments:

@@ -13,6 +13,7 @@ from holdfast.core.errors import StoreError
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE
+from holdfast.engine.hands import each
 from holdfast.engine.simulator import Call
 from holdfast.engine.workers import WorkerLost
 from holdfast.store import Ready, seal_all
@@ -93,9 +94,8 @@ def _to_the_end(engine: Engine, players: list[Player], after: Callable[[Player],
             answers: list[Uplink | None] = [None] * len(now)
         else:
             answers = _exchange(engine, now)
-        for player, answer in zip(now, answers, strict=True):
-            if player.error is None:
-                player.turn(answer)
+        each(lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None, list(zip(now, answers, strict=True)))
+        for player in now:
             after(player)
     tell(math.inf)
 

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from types import SimpleNamespace
 
 import torch
@@ -26,6 +28,7 @@ from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
 from holdfast.engine.cell import join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
+from holdfast.engine.hands import each, on_host
 from holdfast.engine.staff import Call, Done, Staff
 from holdfast.engine.workers import can_fork
 from holdfast.files import readable
@@ -35,6 +38,8 @@ from holdfast.local.programs import forget
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
+_Piece = tuple[int, Call, slice]
+"""Of a chunk: which call it belongs to, what of it, and where in the chunk."""
 
 
 NEEDS_SAMPLES = 'data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples'
@@ -71,7 +76,7 @@ class Simulator:
         return [answers[place] for place in range(len(calls))]
 
     def _fused(self, calls: list[Call]) -> list[Uplink]:
-        return [self._answer(call, gathered) for call, gathered in zip(calls, self._gathered(calls), strict=True)]
+        return each(lambda pair: self._answer(*pair), list(zip(calls, self._gathered(calls), strict=True)))
 
     def _gathered(self, calls: list[Call]) -> list[dict[str, Tensor]]:
         """Carry out the calls chunk by chunk: private rows go to the disk, what each cell's clients send comes back."""
@@ -80,22 +85,28 @@ class Simulator:
         chunks = self._chunks(calls)
         with closing(self._carried_out([[part for _, part in chunk] for chunk in chunks])) as answers:
             for chunk, (state, sent) in zip(chunks, answers, strict=True):
-                start = 0
-                for place, part in chunk:
-                    rows = slice(start, start + len(part.exchange.to))
-                    start = rows.stop
-                    for name, value in sent.items():
-                        whole = fields[place].get(name)
-                        if whole is None:
-                            whole = fields[place][name] = self._room(calls[place], value)
-                        whole[done[place] : done[place] + len(part.exchange.to)] = value[rows]
-                    done[place] += len(part.exchange.to)
-                    if state is not None:
-                        part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
+                state, sent = None if state is None else on_host(state), on_host(sent)
+                each(partial(self._deal, calls, fields, done, state, sent), _pieces(chunk))
                 if len(chunks) > 1:
                     state, sent = None, {}
                     give_back_memory()
         return fields
+
+    def _deal(
+        self, calls: list[Call], fields: list[dict[str, Tensor]], done: list[int], state: State | None, sent: State, piece: _Piece
+    ) -> None:
+        """One call's piece of a chunk: what its clients send to the rest of it, their private rows to the disk. A call has one piece
+        of a chunk, so no two of them meet."""
+        place, part, rows = piece
+        end = done[place] + len(part.exchange.to)
+        for name, value in sent.items():
+            whole = fields[place].get(name)
+            if whole is None:
+                whole = fields[place][name] = self._room(calls[place], value)
+            whole[done[place] : end] = value[rows]
+        done[place] = end
+        if state is not None:
+            part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
 
     def _carried_out(self, stacks: list[list[Call]]) -> Generator[Done, None, None]:
         """Each stack's outcome, in order: by the workers where there are any to share the work, else here."""
@@ -160,7 +171,11 @@ class Simulator:
             self.table([p.cell.triggered(p.exchange.to) for p in parts]) if task == EVALUATE and first.measure.trigger else None,
         )  # fmt: skip
         with counting(self.device, local.plan.precision):
-            state, fields = perform(first.rule, local, job)
+            try:
+                state, fields = perform(first.rule, local, job)
+            except torch.OutOfMemoryError:  # programs of other networks may hold what is missing; nothing was changed yet
+                forget()
+                state, fields = perform(first.rule, local, job)
         return None if parts[0].exchange.rehearsal else state, fields
 
     def local(self, parts: list[Call]) -> Local:
@@ -221,6 +236,11 @@ class Simulator:
 
     def _put(self, value: Tensor) -> Tensor:
         return put(value, self.device)
+
+
+def _pieces(chunk: list[tuple[int, Call]]) -> list[_Piece]:
+    ends = list(accumulate(len(part.exchange.to) for _, part in chunk))
+    return [(place, part, slice(start, end)) for (place, part), start, end in zip(chunk, [0, *ends], ends, strict=False)]
 
 
 def give_back_memory() -> None:

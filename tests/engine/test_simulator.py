@@ -11,6 +11,7 @@ import torch
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
 from holdfast.data.federation import Padded, Table
+from holdfast.engine import simulator
 from holdfast.engine.cell import join, take
 from holdfast.engine.lockstep import Player, drive
 from holdfast.engine.simulator import Call, Simulator, client_key
@@ -152,3 +153,21 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
         *experiments[0].federation.train.counts[[0, 3]].tolist(),
         int(experiments[1].federation.train.counts[1]),
     ]
+
+
+def test_out_of_memory_once_is_no_failure(simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What programs hold is given back, and the same work is done again: same bits."""
+    whole = everything(simulate(method="ditto"))
+    tried, forgotten = [], []
+
+    def short(*args: Any) -> Any:
+        tried.append(args)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("none left")
+        return honest(*args)
+
+    honest = simulator.perform
+    monkeypatch.setattr(simulator, "perform", short)
+    monkeypatch.setattr(simulator, "forget", lambda: forgotten.append(True))
+    assert_same(everything(simulate(method="ditto")), whole, 0)
+    assert forgotten and all(a is b for a, b in zip(tried[0], tried[1], strict=True))

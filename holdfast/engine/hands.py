@@ -1,0 +1,68 @@
+"""Many experiments' work for the CPU, at once: what clients send is dealt out and written down, attackers change it, servers aggregate.
+
+While a GPU trains a whole table of experiments as one stack, the cores of its host are idle; afterwards they would go through the table
+cell by cell, one core at a time, and the GPU would wait. No cell's work depends on another's, so inside `hands` it is shared out over
+threads. Each of them counts with as many threads of PyTorch's as the caller, so the bits are the same with and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+_PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do without them
+
+_pool: ThreadPoolExecutor | None = None
+
+
+@contextmanager
+def hands(count: int) -> Iterator[None]:
+    """Within this, `each` has so many threads; with one it is a plain loop."""
+    global _pool
+    before = _pool
+    if count <= 1:
+        _pool = None
+        try:
+            yield
+        finally:
+            _pool = before
+        return
+    with ThreadPoolExecutor(count, thread_name_prefix="holdfast-hand") as _pool:
+        try:
+            yield
+        finally:
+            _pool = before
+
+
+def each(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    """work(item) of all, in their order. All of them have ended, well or not, when this returns or raises the first one's error."""
+    if _pool is None or len(items) < 2:
+        return [work(item) for item in items]
+    grad = torch.is_grad_enabled()  # PyTorch remembers this for each thread
+
+    def one(item: Item) -> Answer:
+        with torch.set_grad_enabled(grad):
+            return work(item)
+
+    futures = [_pool.submit(one, item) for item in items]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same in the host's memory; what comes from a GPU goes through page-locked memory, which is several times as fast."""
+    return {name: _on_host(value) for name, value in tensors.items()}
+
+
+def _on_host(value: Tensor) -> Tensor:
+    if not value.is_cuda:
+        return value
+    if value.numel() * value.element_size() > _PINNED:
+        return value.cpu()
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach())
