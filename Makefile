@@ -18,8 +18,10 @@ demo: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
+# SLOW="slow and not long" leaves out the few that take minutes each.
+SLOW ?= slow
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m slow
+	$(PYTEST) -m "$(SLOW)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -288,6 +288,7 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
 # ---- who comes and goes
 
 
+@pytest.mark.long
 def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
     """Client 3 comes later, 1 leaves and comes back, 2 gets a new key, 0 clips and noises what it sends. `quorum` 1: a round waits for
     everybody who is in the federation at that time."""

@@ -130,6 +130,7 @@ def test_two_nodes_have_the_simulators_bits(tmp_path: Path) -> None:
     assert not federation.alive()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_method_has_the_simulators_bits(tmp_path: Path) -> None:
     """One after the other on the same nodes, each with a resident trainer."""
