@@ -58,7 +58,8 @@ class Loopback:
         lines = ['[superlink]\ndefault = "lo"', f'[superlink.lo]\naddress = "{HOST}:{self.port}"\ninsecure = true']
         (flower / "config.toml").write_text("\n".join(lines) + "\n")
         try:
-            self.processes.start("superlink", "flower-superlink", "--insecure", "--host", HOST, "--port", str(self.port))
+            address = ["--host", HOST, "--port", str(self.port)]
+            self.processes.start("superlink", "holdfast.deploy.flower", "superlink", "--insecure", *address, module=True)
             self.processes.wait_for_port(self.port, "superlink")
             for client in range(self.clients):
                 self._start_node(client)
@@ -75,7 +76,7 @@ class Loopback:
             self.processes.start(f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens, module=True)
             config += f" trainer={json.dumps(listens)}"
         own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]
-        self.processes.start(f"supernode{client}", "flower-supernode", *own, "--node-config", config)
+        self.processes.start(f"supernode{client}", "holdfast.deploy.flower", "supernode", *own, "--node-config", config, module=True)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -29,6 +29,8 @@ FLEET = "/v1/fleet/"
 _SMALL = 999_999  # bytes
 _LARGE_ONES = 16
 _PATIENCE = 120.0  # seconds for the whole of a body
+IDLE = 75
+"""Seconds that a connection may rest: well beyond the 5 after which a sender drops it itself, so that it never sends into a closing one."""
 PUSH = FLEET + "push-"
 """Replies and their parts; a heartbeat is never too much."""
 _KEY = b"flwr-public-key"
@@ -161,7 +163,7 @@ def main() -> None:
     proxy = Proxy(given.upstream, ssl.create_default_context(cafile=given.authority), given.largest, quota)
     uvicorn.run(
         proxy, host=given.host, port=given.port, ssl_certfile=given.certificate, ssl_keyfile=given.key, log_level="warning",
-        lifespan="off", server_header=False,
+        lifespan="off", server_header=False, timeout_keep_alive=IDLE,
     )  # fmt: skip
 
 

@@ -71,10 +71,10 @@ class Up:
     def _start_superlink(self) -> None:
         server = self.project.server
         self.processes.start(
-            "superlink", "holdfast.deploy.superlink", "--host", HOST, "--port", str(self.port), "--database", str(server / "superlink.db"),
-            "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"), "--ssl-keyfile",
-            str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process", "--superexec-auth-secret-file",
-            str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
+            "superlink", "holdfast.deploy.flower", "superlink", "--host", HOST, "--port", str(self.port), "--database",
+            str(server / "superlink.db"), "--ssl-ca-certfile", str(server / "ca.pem"), "--ssl-certfile", str(server / "server.pem"),
+            "--ssl-keyfile", str(server / "server.key"), "--enable-supernode-auth", "--isolation", "process",
+            "--superexec-auth-secret-file", str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
         )  # fmt: skip
         self.processes.wait_for_port(self.port, "superlink")
 
@@ -133,13 +133,15 @@ class Up:
         """Start the run, or go on with it, until it is finished."""
         result = self.project.run / "result.json"
         end = None if timeout is None else time.monotonic() + timeout
+        standing = 0  # runs in a row that have ended without a word and without a round: one may be bad luck
         while not result.exists():
             before = self._committed()
             status, why = self._one_run(end)
             if result.exists():
                 break
             reason = self._reason()
-            if reason is not None or self._committed() == before:
+            standing = standing + 1 if self._committed() == before else 0
+            if reason is not None or standing == 2:
                 command = "resume" if (self.project.run / "head.json").exists() else "up"  # before round 1 there is nothing to resume
                 raise RunError(f"the run stopped ({reason or why or status}); `holdfast federation {command} {self.project.path}` goes on")
             self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
@@ -265,8 +267,9 @@ def start_again(processes: Processes, folder: Path, name: str) -> None:
         where["trainer"] = str(socket_of(folder))
     settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
     processes.start(
-        name, "flower-supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
+        name, "holdfast.deploy.flower", "supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(free_port()), "--node-config", settings,
+        module=True,
     )  # fmt: skip
 
 

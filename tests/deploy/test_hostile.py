@@ -333,7 +333,7 @@ def change(reply, request):
     if asked(request) == ('score', 1) and not request.content['header']['rehearsal'] and not (here / 'gone').exists():
         (here / 'gone').touch()
         pid = os.getppid()
-        while b'flower-supernode' not in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes():
+        while b'holdfast.deploy.flower' not in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes():
             pid = int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
         os.kill(pid, signal.SIGTERM)
         import time

@@ -128,3 +128,40 @@ def test_a_node_runs_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Processes, "alive", lambda self: [17])
     with pytest.raises(RunError, match="client 1 is up already"):
         keep_node(project.node(1), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("runs", "outcome"),
+    [
+        ([None, "done"], "done"),  # bad luck once
+        ([None, 1, None, "done"], "done"),  # and once more, a round later
+        ([None, None], "`holdfast federation up"),  # twice in a row is no luck
+        ([1, None, None], "`holdfast federation resume"),
+        (["a reason"], "a reason"),  # what it says itself is final
+    ],
+)
+def test_a_run_that_ended_without_a_word_is_started_once_more(
+    runs: list[object], outcome: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it stops."""
+    up, left = Up(project, lambda line: None), list(runs)
+    project.run.mkdir(parents=True, exist_ok=True)
+
+    def one_run(end: float | None) -> tuple[str, str]:
+        now = left.pop(0)
+        if now == "done":
+            write_json(project.run / "result.json", {"said": now})
+        elif isinstance(now, int):
+            write_json(project.run / "head.json", {"round": now})
+        elif now is not None:
+            write_json(project.server / "stopped.json", {"reason": now})
+        return "finished:failed", "it broke"
+
+    monkeypatch.setattr(up, "_one_run", one_run)
+    monkeypatch.setattr(up, "_tell", lambda: None)
+    if outcome == "done":
+        assert up.play() == {"said": "done"}
+    else:
+        with pytest.raises(RunError, match=outcome):
+            up.play()
+    assert left == []
