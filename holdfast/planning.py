@@ -16,7 +16,7 @@ from holdfast.engine.simulator import Simulator
 from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment import Experiment
 from holdfast.local.forecast import Forecast, choose
-from holdfast.local.plan import on_threads
+from holdfast.local.plan import bytes_per_row, on_threads
 
 _ON_CPU = 2 * 10**9  # bytes for a stack, where nothing else is asked for
 _SHARE = 0.8  # of what is free on a GPU
@@ -105,25 +105,47 @@ def _whole(way: _Way, experiments: list[Experiment]) -> float:
 
 def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:
     """A plan for each network, tried on the data of its first experiment with as many rows as its largest group trains at once."""
-    out: dict[str, Forecast] = {}
+    alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
-        alike = [e for e in experiments if e.cell.plan_key == experiment.cell.plan_key]
-        if experiment.cell.plan_key in out:
-            continue
-        engine, cell = experiment.config.engine, experiment.cell
-        simulator = Simulator({}, device)
-        groups: dict[tuple[object, ...], int] = {}
-        for each in alike:
-            group = each.cell.group("train")
-            groups[group] = groups.get(group, 0) + _cohort_size(each) * each.rule.models_per_client
-        data = simulator.table([cell.data(experiment.roster.clients)])
+        alike.setdefault(experiment.cell.plan_key, []).append(experiment)
+    memory = _memory(alike, device)
+    out: dict[str, Forecast] = {}
+    for name, members in alike.items():
+        first = members[0]
+        engine, cell, groups = first.config.engine, first.cell, _groups(members)
+        data = Simulator({}, device).table([cell.data(first.roster.clients)])
         tried = partial(
             choose, engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe,
-            -(-max(groups.values()) // workers), memory_bound(engine.memory, device) // workers, engine.precision,
-            sum(client_steps(e) for e in alike), tuple(groups.values()),
+            -(-max(groups) // workers), memory[name] // workers, engine.precision, sum(client_steps(e) for e in members), groups,
         )  # fmt: skip
-        out[cell.plan_key] = tried() if workers == 1 else _shared(tried, workers, experiment)
+        out[name] = tried() if workers == 1 else _shared(tried, workers, first)
     return out
+
+
+def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
+    """Models that are trained at once by those that are fused, one number for each group of them."""
+    groups: dict[tuple[object, ...], int] = {}
+    for each in experiments:
+        group = each.cell.group("train")
+        groups[group] = groups.get(group, 0) + _cohort_size(each) * each.rule.models_per_client
+    return tuple(groups.values())
+
+
+def _memory(alike: dict[str, list[Experiment]], device: torch.device) -> dict[str, int]:
+    """Bytes for each network's stacks. On a CPU they come and go; on a GPU programs keep theirs to the end, so each network has its share
+    of the whole, by what its stacks would take."""
+    bounds = {name: memory_bound(members[0].config.engine.memory, device) for name, members in alike.items()}
+    if device.type == "cpu":
+        return bounds
+    wanted = {name: _row(members[0]) * sum(_groups(members)) for name, members in alike.items()}
+    return {name: bounds[name] * wanted[name] // max(1, sum(wanted.values())) for name in alike}
+
+
+def _row(experiment: Experiment) -> int:
+    """Bytes of one model of a stack."""
+    cell = experiment.cell
+    cell.network.module.to("cpu")  # where it may have been left on a GPU by an earlier trial
+    return bytes_per_row(cell.network, cell.federation.samples.blank(cell.network.dtype), cell.recipe.batch_size)
 
 
 def _shared(tried: Callable[[], Forecast], workers: int, experiment: Experiment) -> Forecast:

@@ -18,7 +18,7 @@ from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
 from holdfast.local.programs import refusals
-from holdfast.local.sizes import worthwhile
+from holdfast.local.sizes import cut, worthwhile
 from holdfast.models.network import Network
 
 _STEPS = 2
@@ -55,7 +55,8 @@ def choose(
     sample = samples.blank(network.dtype)
     network.module.to(device)
     per_row = bytes_per_row(network, sample, recipe.batch_size)
-    plans = {name: _plan(name, sizes or (rows,), memory, per_row, precision, device) for name in get_args(PlanName)}
+    groups = tuple(sizes) or (rows,)
+    plans = {name: _plan(name, groups, memory, per_row, precision, device) for name in get_args(PlanName)}
     if asked != "auto":
         names = [asked]
     elif device.type == "cuda":
@@ -73,16 +74,20 @@ def choose(
         best = "loop"
     plan = replace(plans[best], microseconds=round(times[best], 2))
     if plan.sizes:
-        plan = replace(plan, sizes=worthwhile(plan.sizes, _steps(data, recipe), times[best], client_steps))
+        at_once = [min(group, plan.rows) for group in groups]
+        plan = replace(plan, sizes=worthwhile(at_once, _steps(data, recipe), times[best], client_steps, memory // max(per_row, 1)))
     held = min(rows, plan.rows)
     together = min(held, plan.together) if plan.stacked else 1
     waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
     return Forecast(plan, times, per_row * together + waiting * (held - together))
 
 
-def _plan(name: str, sizes: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
+def _plan(name: str, groups: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
     plan = bounded(Plan(cast(PlanName, name), precision=precision), memory, per_row, device)
-    return replace(plan, sizes=tuple({min(size, plan.rows) for size in sizes})) if name in REPLAYED and plan.stacked else plan
+    if name not in REPLAYED or not plan.stacked:
+        return plan
+    rows = cut(groups, plan.rows, memory // max(per_row, 1))
+    return replace(plan, rows=rows, sizes=tuple({min(group, rows) for group in groups}))
 
 
 def _steps(data: Padded, recipe: Recipe) -> np.ndarray:

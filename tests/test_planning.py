@@ -1,0 +1,41 @@
+"""How memory is shared out before a run: by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import planning
+from holdfast.experiment import Experiment, shared_samples
+from tests.test_session import config
+
+GPU = torch.device("cuda")  # only its name is used
+
+
+def experiments(tmp_path: Path, *settings: dict[str, Any]) -> list[Experiment]:
+    configs = [config(engine={"memory": "1GB"}, **sections) for sections in settings]
+    stores = zip(configs, shared_samples(configs), strict=True)
+    return [Experiment(given, tmp_path / str(i), "", samples) for i, (given, samples) in enumerate(stores)]
+
+
+def alike(members: list[Experiment]) -> dict[str, list[Experiment]]:
+    return {key: [e for e in members if e.cell.plan_key == key] for key in dict.fromkeys(e.cell.plan_key for e in members)}
+
+
+def test_a_group_has_the_models_of_all_that_are_fused(tmp_path: Path) -> None:
+    fused = experiments(tmp_path, {"method": "ditto"}, {"method": "ditto", "seed": 1}, {"method": "fedavg"})
+    assert planning._groups(fused) == (2 * 4 * 2, 4), "two experiments of four clients with two models each; four clients"
+
+
+def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Path) -> None:
+    small, large = {"method": "fedavg"}, {"method": "ditto", "model": {"name": "mlp", "hidden": 400}}
+    members = experiments(tmp_path, small, large)
+    shares = planning._memory(alike(members), GPU)
+    row = [planning._row(experiment) for experiment in members]
+    wanted = [4 * row[0], 8 * row[1]]
+    assert row[1] > 10 * row[0] > 0
+    assert list(shares.values()) == [10**9 * part // sum(wanted) for part in wanted]
+    assert planning._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, "one alone has all of it"
+    assert set(planning._memory(alike(members), torch.device("cpu")).values()) == {10**9}, "a CPU's stacks come and go"
