@@ -49,11 +49,7 @@ class Up:
             (server / "registered.json").unlink(missing_ok=True)
         try:
             self._start_superlink()
-            secret = str(server / "superexec.secret")
-            self.processes.start(
-                "superexec", "flower-superexec", "--runtime-api-address", f"{HOST}:{self.port}",
-                "--root-certificates", str(server / "ca.pem"), "--superexec-auth-secret-file", secret,
-            )  # fmt: skip
+            self._start_superexec()
             self._start_proxy()
             self.register()
             self._fit_nodes(set())
@@ -77,6 +73,13 @@ class Up:
             "--superexec-auth-secret-file", str(server / "superexec.secret"), "--disable-runtime-dependency-installation", module=True,
         )  # fmt: skip
         self.processes.wait_for_port(self.port, "superlink")
+
+    def _start_superexec(self) -> None:
+        server = self.project.server
+        self.processes.start(
+            "superexec", "flower-superexec", "--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(server / "ca.pem"),
+            "--superexec-auth-secret-file", str(server / "superexec.secret"),
+        )  # fmt: skip
 
     def _start_proxy(self) -> None:
         server, settings = self.project.server, self.project.settings
@@ -184,22 +187,19 @@ class Up:
 
     def _mend(self) -> None:
         """What has died is started again; a node is given the minute for which Flower still thinks it is there."""
+        own = {"superlink": self._start_superlink, "superexec": self._start_superexec, "proxy": self._start_proxy}
         for name, process in list(self.processes.started.items()):
             if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
                 continue
             self.rests[name] = time.monotonic() + 10  # what dies again and again must not keep the machine busy with its starts
             self.say(f"{name} stopped with code {process.returncode} and is started again")
-            if name == "superlink":
-                self._start_superlink()
-            elif name == "proxy":
-                self._start_proxy()
+            if name in own:
+                own[name]()
             elif (client := _client_of(name)) is not None:
                 if client in Enrolment.of(self.ledger.entries).welcome:
                     start_again(self.processes, self.project.node(client), name)
                 else:
                     del self.processes.started[name]
-            else:
-                raise RunError(f"{name} stopped with code {process.returncode}; see {self.project.logs / name}.log")
 
     def _tell(self) -> None:
         """Say what the ledger says, and carry bans and new keys to the SuperLink."""

@@ -143,7 +143,7 @@ def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
     assert project.ledger().of("round")[-1].what["took_part"] == [0]
 
 
-@pytest.mark.parametrize("victim", ["node", "serverapp", "superlink"])
+@pytest.mark.parametrize("victim", ["node", "serverapp", "superlink", "superexec"])
 def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, victim: str) -> None:
     """`quorum` 1: a round waits for the node that was killed until it is back."""
     project = found(tmp_path, clients=3, rounds=3, method="ditto", quorum=1.0, wait=500.0)
@@ -155,7 +155,7 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
             if victim == "serverapp":
                 pids = [pid for pid in up.processes.alive() if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             else:
-                pids = [up.processes.started["node1" if victim == "node" else "superlink"].pid]
+                pids = [up.processes.started["node1" if victim == "node" else victim].pid]
             assert pids
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
