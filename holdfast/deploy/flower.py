@@ -3,10 +3,11 @@
     python -m holdfast.deploy.flower superlink ...        the options of flower-superlink
     python -m holdfast.deploy.flower supernode ...        the options of flower-supernode
 
-Each of these was seen on two busy cores, and each cost a reply or the whole run:
+What goes wrong without this, on two busy cores:
 - a reply that finds the database locked for 5 seconds is lost;
-- server and sender both drop a connection that has been idle for 5 seconds, so that a request may meet a closing one, and is sent again;
-- what is sent again because its receipt was lost is refused, since it is there already.
+- what is sent again because its receipt was lost is refused, since it is there already, and that ended a whole run;
+- receipts are lost more often than need be: server and sender both drop a connection that has been idle for 5 seconds, so that a request
+  may meet a closing one.
 
 A Flower that keeps one of these elsewhere goes on as it is."""
 
