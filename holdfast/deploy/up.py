@@ -7,6 +7,7 @@ ServerApp, a longer outage) is started again from its last committed round, as l
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from holdfast.files import read_json, write_json
 
 Say = Callable[[str], None]
 _LINK = "link"
+_SOON, _FALLS = 60.0, 5  # seconds within which a part that was started again should not stop, and how often it may
 
 
 class Up:
@@ -35,6 +37,7 @@ class Up:
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
         self.rests: dict[str, float] = {}
+        self.falls: dict[str, int] = {}
         self.rotated: set[int | None] = set()
 
     def __enter__(self) -> Up:
@@ -186,11 +189,17 @@ class Up:
             time.sleep(1)
 
     def _mend(self) -> None:
-        """What has died is started again; a node is given the minute for which Flower still thinks it is there."""
+        """What has died is started again; a node is given the minute for which Flower still thinks it is there. A part of the server that
+        dies within that time again and again cannot be helped by starting it."""
         own = {"superlink": self._start_superlink, "superexec": self._start_superexec, "proxy": self._start_proxy}
         for name, process in list(self.processes.started.items()):
             if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
                 continue
+            soon = time.monotonic() < self.rests.get(name, -math.inf) + _SOON
+            self.falls[name] = self.falls.get(name, 0) + 1 if soon else 1
+            if name in own and self.falls[name] > _FALLS:
+                log = self.project.logs / f"{name}.log"
+                raise RunError(f"{name} has stopped {_FALLS + 1} times in a row, with code {process.returncode}; see {log}")
             self.rests[name] = time.monotonic() + 10  # what dies again and again must not keep the machine busy with its starts
             self.say(f"{name} stopped with code {process.returncode} and is started again")
             if name in own:

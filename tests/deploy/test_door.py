@@ -159,17 +159,18 @@ def test_the_operator_bans_in_mid_run_and_pardons(tmp_path: Path) -> None:
     assert world.play(attempt=2, out=str(world.out)).asked_of(2) > 0
 
 
+def boost(message: Message, reply: Message) -> Message:
+    """Client 1 turns its update round and lengthens it."""
+    if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+        fields = reply.content["fields"]
+        assert isinstance(fields, ArrayRecord)
+        fields["update"] = Array(-40 * fields["update"].numpy())
+    return reply
+
+
 def test_a_ban_by_the_method_is_in_the_ledger(tmp_path: Path) -> None:
     """FedCAP's norm test, with its default threshold."""
     world = World(tmp_path, rounds=2, method="fedcap")
-
-    def boost(message: Message, reply: Message) -> Message:
-        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
-            fields = reply.content["fields"]
-            assert isinstance(fields, ArrayRecord)
-            fields["update"] = Array(-40 * fields["update"].numpy())
-        return reply
-
     world.play(boost)
     bans = world.ledger.of("ban")
     assert len(bans) == 1 and bans[0].client == 1 and bans[0].what["by"] == "method" and "norm" in bans[0].what["reason"]
@@ -181,13 +182,6 @@ def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(tmp_path: Path, m
 
     class Kill(BaseException):
         pass
-
-    def boost(message: Message, reply: Message) -> Message:
-        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
-            fields = reply.content["fields"]
-            assert isinstance(fields, ArrayRecord)
-            fields["update"] = Array(-40 * fields["update"].numpy())
-        return reply
 
     def killed(self: Ledger, kind: str, *args: Any, **what: Any) -> Any:
         if kind == "round" and self.of("ban"):

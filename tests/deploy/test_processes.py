@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,3 +167,22 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
         with pytest.raises(RunError, match=outcome):
             up.play()
     assert left == []
+
+
+@pytest.mark.parametrize(("every", "started"), [(15.0, 5), (100.0, 20)])
+def test_what_dies_again_and_again_is_not_started_for_ever(
+    every: float, started: int, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperExec that lives for so many seconds each time, looked at twenty times."""
+    clock, starts = [1000.0], []
+    dead = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
+    dead.wait()
+    up = Up(project, lambda line: None)
+    up.processes.started["superexec"] = dead
+    monkeypatch.setattr("holdfast.deploy.up.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(clock[0]))
+    with pytest.raises(RunError, match="superexec has stopped 6 times in a row, with code 1") if started < 20 else nullcontext():
+        for _ in range(20):
+            up._mend()
+            clock[0] += every
+    assert len(starts) == started
