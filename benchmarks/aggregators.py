@@ -28,9 +28,9 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator
 from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
+from holdfast.core.memory import give_back_memory
 from holdfast.core.registry import build, parts
 from holdfast.data.progress import progress
-from holdfast.engine.simulator import give_back_memory
 from holdfast.files import write_atomically
 from holdfast.peak import forget_peak, peak
 

@@ -29,7 +29,8 @@ from holdfast.models.base import architecture, check_reads
 from holdfast.models.network import Model, Network, with_head
 from holdfast.models.weights import Weights
 from holdfast.roster import Roster, read_availability
-from holdfast.store import Ready, RowStore, Store
+from holdfast.rows import RowStore
+from holdfast.store import Ready, Store
 
 Steps = Generator[Any, Any, Any]
 

@@ -182,7 +182,8 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) ->
 
 
 def _cohort_size(experiment: Experiment) -> int:
-    return experiment.roster.cohort_size()
+    """Clients of a round, and the server's own data where a rule trains on it."""
+    return experiment.roster.cohort_size() + ("root" in experiment.parts.aggregator.needs)
 
 
 def client_steps(experiment: Experiment) -> float:

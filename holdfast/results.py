@@ -27,7 +27,8 @@ from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import config_of, read_manifest, run_folders
 from holdfast.recorded import table_of, tables_of
-from holdfast.store import RowStore, Store
+from holdfast.rows import RowStore
+from holdfast.store import Store
 from holdfast.tally import METRICS
 
 

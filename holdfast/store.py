@@ -20,15 +20,12 @@ and CephFS do; where locks are refused, so is the run."""
 
 from __future__ import annotations
 
-import heapq
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -49,6 +46,7 @@ from holdfast.files import (
     write_beside,
     write_json,
 )  # fmt: skip
+from holdfast.rows import RowStore
 
 _FOLDERS = ("state", "rows", "parts")
 _MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
@@ -226,149 +224,6 @@ def _wait_for_disk(stores: Sequence[Store]) -> None:
             store.sync()
     for store in stores:
         store.synced()
-
-
-class _Column(NamedTuple):
-    """One field of a record: where its bytes lie."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-class RowStore:
-    """Private rows of clients on disk: one file of records of equal size, and an index of which record is whose.
-
-    Only clients that took part have a record. A new row goes to a record that no committed row uses, and the record it replaces is free
-    once the commit is done: the file holds the live rows and at most one round's more (in a round of several exchanges, one exchange's
-    more than that), and nothing ever has to be moved."""
-
-    def __init__(self, path: Path, index: Tensor | None = None):
-        self.path, self.file = path, path / "records"
-        self.place: dict[int, int] = {} if index is None else dict(index.tolist())
-        """The committed record of each client."""
-        self.staged: dict[int, int] = {}
-        """Records written since; they are read first."""
-        self._kept: dict[int, int] = {}
-        """Records staged before the exchange that is under way: `restore` goes back to them."""
-        self._end = max(self.place.values(), default=-1) + 1
-        self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
-        self._columns: dict[str, _Column] = {}
-
-    def begin(self) -> None:
-        """Start a round afresh: what an unfinished one wrote is forgotten."""
-        self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
-        self._kept = {}
-        self._release(dropped)
-
-    def keep(self) -> None:
-        """Remember what is staged now: an exchange that fails half way is taken back by `restore`."""
-        replaced = set(self._kept.values()) - set(self.staged.values())
-        self._kept = dict(self.staged)
-        self._release(replaced)
-
-    def restore(self) -> None:
-        """As it was at `keep`."""
-        dropped = set(self.staged.values()) - set(self._kept.values())
-        self.staged = dict(self._kept)
-        self._release(dropped)
-
-    def present(self, ids: Tensor) -> Tensor:
-        return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
-
-    def read(self, ids: Tensor) -> State:
-        """The rows of these clients (all must be present), stacked in the order given."""
-        records = [self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()]
-        if not records:
-            return {}
-        columns = self._known()
-        size = max(column.stop for column in columns.values())
-        out = {name: np.empty((len(records), column.stop - column.start), dtype=np.uint8) for name, column in columns.items()}
-        try:
-            for start in range(0, len(records), 64):  # few at a time: what was touched stays in memory until the map is closed
-                part = slice(start, start + 64)
-                mapped = np.memmap(self.file, dtype=np.uint8, mode="r", shape=(max(records) + 1, size))
-                for name, column in columns.items():
-                    out[name][part] = mapped[records[part], column.start : column.stop]
-                del mapped
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
-        return {name: torch.from_numpy(out[name].reshape(-1)).view(c.dtype).view(len(records), *c.shape) for name, c in columns.items()}
-
-    def stage(self, ids: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write new rows; they are read from now on and become permanent with the next commit."""
-        if not state or not len(ids):
-            return
-        rows = {name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()}
-        columns = self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()})
-        size = max(column.stop for column in columns.values())
-        with readable(self.file), open(self.file, "r+b") as file:
-            for i, client in enumerate(ids.tolist()):
-                record = self._record(client)
-                for name, column in columns.items():
-                    file.seek(record * size + column.start)
-                    file.write(rows[name][i].view(torch.uint8).numpy().data)
-
-    def index(self) -> Tensor:
-        """What to commit, int64[clients, 2]: client, record."""
-        merged = self.place | self.staged
-        index = np.empty((len(merged), 2), dtype=np.int64)
-        index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
-        return torch.from_numpy(index[index[:, 0].argsort()])
-
-    def settle(self) -> None:
-        """The commit is done: staged rows are the committed ones, and what they replace is free."""
-        free = {self.place[client] for client in self.staged.keys() & self.place.keys()}
-        free |= set(self._kept.values()) - set(self.staged.values())
-        self.place |= self.staged
-        self.staged, self._kept = {}, {}
-        self._release(free)
-
-    def _release(self, records: set[int]) -> None:
-        for record in records:
-            heapq.heappush(self._free, record)
-
-    def _record(self, client: int) -> int:
-        """Where a client's new row goes: never over a committed one, nor over one that may be gone back to."""
-        if client not in self.staged or self.staged[client] == self._kept.get(client):
-            if not self._free:
-                self._free.append(self._end)
-                self._end += 1
-            self.staged[client] = heapq.heappop(self._free)
-        return self.staged[client]
-
-    def _known(self) -> dict[str, _Column]:
-        """What a record holds, from the disk if need be."""
-        if not self._columns:
-            written = read_json(self.path / "fields.json")
-            try:
-                self._columns = _lay_out({n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()})
-            except (AttributeError, KeyError, TypeError):
-                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read") from None
-        return self._columns
-
-    def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
-        """The same for rows to be written; the first rows of a run decide, and say so on disk."""
-        if not self.place and not self.staged:
-            self._columns = _lay_out(fields)
-            with readable(self.file):
-                self.file.touch()  # now, so that the folder is synced with it
-            written = {n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} for n, (dtype, shape) in fields.items()}
-            write_json(self.path / "fields.json", {"fields": written})
-        if self._known() != _lay_out(fields):
-            raise RunError(f"{self.path}: a client's private state has other fields or shapes than the rows before it: {sorted(fields)}")
-        return self._columns
-
-
-def _lay_out(fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
-    """Fields end to end, by name."""
-    out, start = {}, 0
-    for name, (dtype, shape) in sorted(fields.items()):
-        stop = start + math.prod(shape) * dtype.itemsize
-        out[name] = _Column(dtype, shape, start, stop)
-        start = stop
-    return out
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:

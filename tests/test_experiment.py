@@ -10,7 +10,7 @@ from holdfast.core.types import broadcast
 from holdfast.engine.simulator import Simulator
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
-from holdfast.store import RowStore
+from holdfast.rows import RowStore
 
 
 class CountingClient(ClientRule):

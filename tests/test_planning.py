@@ -29,6 +29,11 @@ def test_a_group_has_the_models_of_all_that_are_fused(tmp_path: Path) -> None:
     assert planning._groups(fused) == (2 * 4 * 2, 4), "two experiments of four clients with two models each; four clients"
 
 
+def test_the_servers_own_data_is_one_more_in_the_group(tmp_path: Path) -> None:
+    fused = experiments(tmp_path, {"method": "fedavg"}, {"method": "fedavg", "aggregator": "fltrust", "data": {"root": 10}})
+    assert planning._groups(fused) == (4 + 4 + 1,)
+
+
 def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Path) -> None:
     small, large = {"method": "fedavg"}, {"method": "ditto", "model": {"name": "mlp", "hidden": 400}}
     members = experiments(tmp_path, small, large)

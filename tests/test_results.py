@@ -126,7 +126,7 @@ def test_the_models_are_those_that_were_measured(tmp_path: Path, method: str, un
 def test_the_personal_model_is_the_private_row(ditto: Run) -> None:
     head = ditto.store.head()
     assert head is not None
-    from holdfast.store import RowStore
+    from holdfast.rows import RowStore
 
     rows = RowStore(ditto.path / "rows", head[1]["rows/index"])
     for client in sorted(rows.place):

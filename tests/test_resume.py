@@ -27,7 +27,8 @@ from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.data.federation import load_samples
 from holdfast.engine.simulator import Simulator
 from holdfast.results import Run
-from holdfast.store import RowStore, Store
+from holdfast.rows import RowStore
+from holdfast.store import Store
 
 torch.set_num_threads(1)
 digits = cache(lambda: load_samples(make_config({}).data))

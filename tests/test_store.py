@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast import rows as rows_module
 from holdfast import store as store_module
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.files import read_json, write_atomically
-from holdfast.store import RowStore, Store, seal_all, write_tensors
+from holdfast.rows import RowStore
+from holdfast.store import Store, seal_all, write_tensors
 
 WIDTH = 7
 
@@ -144,10 +146,50 @@ def test_a_commit_is_quick_with_many_clients(tmp_path: Path) -> None:
     assert best < 0.05
 
 
+def test_rows_are_read_into_a_part_of_something_larger(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    rows.stage(torch.arange(6), rows_of(list(range(6)), 0.5))
+    whole = rows.room(5)
+    rows.read(torch.tensor([4, 1]), {name: value[1:3] for name, value in whole.items()})
+    wanted = rows.read(torch.tensor([4, 1]))
+    assert set(whole) == set(wanted) and all(torch.equal(whole[name][1:3], wanted[name]) for name in whole)
+    with pytest.raises(RunError, match="other fields or shapes"):
+        rows.read(torch.tensor([4, 1]), {name: value[1:4] for name, value in whole.items()})
+    for wrong in ({"personal": whole["personal"][:1].double()}, {**rows.room(1), "more": torch.zeros(1)}):
+        with pytest.raises(RunError, match="other fields or shapes"):
+            rows.read(torch.tensor([4]), wrong)
+
+
+@pytest.mark.parametrize("most", [1, 5, 8, 1 << 20])
+def test_rows_are_read_on_where_the_system_gives_less_than_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    rows, all_at_once = RowStore(tmp_path), os.preadv
+    rows.stage(torch.arange(4), rows_of(list(range(4)), 0.5))
+    wanted = rows.read(torch.arange(4))
+
+    def preadv(handle: int, buffers: list[memoryview], place: int) -> int:
+        taken = bytearray(most)
+        got = all_at_once(handle, [memoryview(taken)[: sum(map(len, buffers))]], place)
+        left = memoryview(taken)[:got]
+        for buffer in buffers:
+            buffer[: len(left)] = left[: len(buffer)]
+            left = left[len(buffer) :]
+        return got
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    found = rows.read(torch.arange(4))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_row_of_very_many_fields(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    rows.stage(torch.arange(2), {f"f{i:04}": torch.tensor([i, -i]) for i in range(1100)})
+    assert [value.tolist() for value in rows.read(torch.arange(2)).values()] == [[i, -i] for i in range(1100)]
+
+
 MEMORY = """
 import resource, sys, torch
 from pathlib import Path
-from holdfast.store import RowStore
+from holdfast.rows import RowStore
 rows = RowStore(Path(sys.argv[1]))
 width = 50_000
 def go(rounds, clients):
@@ -282,7 +324,7 @@ def test_rows_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store_module, "open", full, raising=False)
+    monkeypatch.setattr(rows_module, "open", full, raising=False)
     with pytest.raises(HoldfastError, match="disk is full"):
         rows.stage(torch.tensor([1]), {"own": torch.ones(1, 4)})
     monkeypatch.undo()

@@ -17,6 +17,7 @@ BLOCK = 1 << 19
 """Numbers in a block of columns: enough to keep a CPU busy, few enough for its caches."""
 CUDA_BLOCK = 1 << 26
 """A GPU is kept busy by more, and each block has to be started: up to this many, but no more than a quarter of a large input."""
+_EXACT = 1e7  # rounding errors that a squared distance has to be larger than, to be good to seven digits
 _TOO_CLOSE = 1e4  # closer than this many rounding errors of the products: fewer than four digits are left
 
 
@@ -54,6 +55,38 @@ def norms(x: Tensor, centre: Tensor | None = None) -> Tensor:
             part -= centre[columns]
         squares += part.square_().sum(dim=1)
     return squares.sqrt_()
+
+
+def deviation(x: Tensor) -> Tensor:
+    """The standard deviation of each column over two rows or more; `torch.std` goes down the columns one by one, which takes many times
+    as long. It is left what even float64 cannot square."""
+    found = torch.empty_like(x[0])
+    for columns in blocks(x):
+        part = x[:, columns].double()
+        part = part - part[0]  # then equal rows are exactly 0, whatever the mean is rounded to
+        part -= part.mean(0)
+        found[columns] = (part.square_().sum(0) / (len(x) - 1)).sqrt_()
+    return found if bool(found.isfinite().all()) else x.std(0)
+
+
+def seen_from(x: Tensor, centre: Tensor) -> Tensor:
+    """All products of the rows as they lie to a centre, in float64. The diagonal holds their squared distances to it."""
+    found = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
+    for columns in blocks(x):
+        part = x[:, columns].to(torch.float64, copy=True)
+        part -= centre[columns]
+        found += part @ part.T
+    return found
+
+
+def to_mixture(seen: Tensor, weights: Tensor) -> Tensor | None:
+    """The squared distance of each row to the sum of all by these weights, which add up to 1; `seen` is from anywhere. None where that is
+    too near to some row for the digits that are left."""
+    squares, cross, own = seen.diagonal(), seen @ weights, weights @ seen @ weights
+    found = squares - 2 * cross + own
+    size = seen.abs()
+    doubt = (squares + 2 * (size @ weights) + weights @ size @ weights) * (len(seen) * torch.finfo(torch.float64).eps)
+    return found if bool((found > _EXACT * doubt).all()) else None
 
 
 def distances(x: Tensor) -> Tensor:

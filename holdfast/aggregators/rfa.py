@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
-from holdfast.aggregators.geometry import norms
+from holdfast.aggregators.geometry import norms, seen_from, to_mixture
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
@@ -42,14 +42,21 @@ class RFA(Aggregator):
         return Reduced(value, weights, state)
 
     def middle(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Most often a few steps are enough. Where they are not, how the updates lie to each other is looked at, which takes as long as a
+        few steps and says how far each of them is from every point between them; where that is too coarse, it is looked at anew."""
         weights = w / w.sum()
-        point = weights.to(x.dtype) @ x
-        far = norms(x, point).clamp_(min=self.smoothing)
-        for _ in range(self.iterations):
+        far = norms(x, weights.to(x.dtype) @ x).clamp_(min=self.smoothing)
+        patience = 4 + len(x) // 25
+        seen, look = None, patience
+        for i in range(self.iterations):
             weights = w / far
             weights = weights / weights.sum()
-            point, before = weights.to(x.dtype) @ x, far
-            far = norms(x, point).clamp_(min=self.smoothing)
+            squares = None if seen is None else to_mixture(seen, weights)
+            if squares is None and i >= look:
+                seen, look = seen_from(x, weights.to(x.dtype) @ x), i + patience
+                squares = seen.diagonal()
+            now = norms(x, weights.to(x.dtype) @ x) if squares is None else squares.sqrt()
+            before, far = far, now.clamp_(min=self.smoothing)
             if bool(((far - before).abs() <= self.tolerance * before).all()):
                 break
-        return point, weights
+        return weights.to(x.dtype) @ x, weights

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.geometry import deviation
 from holdfast.attacks.base import Attack, Knowledge, View
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -38,7 +39,7 @@ class Adaptive(Attack):
 
     def _update(self, benign: Tensor, key: Key) -> Tensor:
         mean = _unit(benign.mean(0).double())
-        spread = benign.std(0).double() if len(benign) > 1 else torch.zeros_like(mean)
+        spread = deviation(benign).double() if len(benign) > 1 else torch.zeros_like(mean)
         harm = _across(-_unit(spread), mean)
         if float(harm.norm()) < 1e-6:  # nothing differs, or only along the mean: any way off course will do
             harm = _across(_unit(key.normal(len(mean), dtype=torch.float64)), mean)

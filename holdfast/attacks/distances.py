@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.geometry import deviation
+
 Perturbation = Literal["std", "unit", "sign"]
 _BLOCK = 1 << 24  # numbers in a block of columns
 _TOLERANCE = 1e-5
@@ -38,7 +40,7 @@ def line(updates: Tensor, kind: Perturbation) -> Line:
     signs."""
     mean = updates.mean(0)
     if kind == "std":
-        direction = -updates.std(0)
+        direction = -deviation(updates)
     else:
         direction = -mean / mean.norm().clamp(min=1e-30) if kind == "unit" else -mean.sign()
     n = len(updates)

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from holdfast.aggregators.geometry import deviation
 from holdfast.attacks.base import Attack, Knowledge, View, Whom
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
@@ -38,7 +39,7 @@ class Lie(Attack):
             known = view.known(name, self.statistics)
             if len(known) < 2:
                 view.note("lie: a single update is known, which has no spread, so it is sent as it is")
-            spread = known.std(0) if len(known) > 1 else torch.zeros_like(known[0])
+            spread = deviation(known) if len(known) > 1 else torch.zeros_like(known[0])
             out[name] = known.mean(0) - z * spread
         return out
 

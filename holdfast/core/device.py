@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["fp32", "tf32", "bf16"]
+PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do without them
 # read when cuBLAS is first used, so it has to be set before anything is: with it, the same work has the same bits
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -22,6 +23,8 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
     if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
         once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
         return put(once.clone(memory_format=torch.contiguous_format), device).expand(tensor.shape)
+    if tensor.numel() * tensor.element_size() > PINNED:
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

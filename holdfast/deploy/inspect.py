@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,9 +154,8 @@ def _clock(project: Project) -> Check:
 
 
 def _disk(project: Project) -> Check:
-    free = os.statvfs(project.path)
-    gigabytes = free.f_bavail * free.f_frsize / 1e9
-    return Check("disk", gigabytes > 1, f"{gigabytes:.1f} GB free")
+    gigabytes = shutil.disk_usage(project.path).free / 1e9
+    return Check("disk", gigabytes > 1, f"{gigabytes:.1f} GB free" + ("" if gigabytes > 1 else "; a federation should have more than 1"))
 
 
 def logs(project: Project) -> dict[str, Path]:

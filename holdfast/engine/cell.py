@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from holdfast.data.federation import Federation, Padded, Table
 from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule, Method
 from holdfast.models.network import Network
-from holdfast.store import RowStore
+from holdfast.rows import RowStore
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Cell:
     adversary: Adversary
     norm_cap: float | None = None
     round: int = 0
+    _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def plan_key(self) -> str:
@@ -59,7 +60,10 @@ class Cell:
         return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}"
 
     def wire(self) -> Wire:
-        return Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
+        """What travels in this round."""
+        if self._wire is None or self._wire[0] != self.round:
+            self._wire = self.round, Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
+        return self._wire[1]
 
     def lr(self) -> float:
         return float(self.recipe.lr) * self.lr_decay ** (self.round - 1)

@@ -14,9 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from holdfast.core.device import PINNED
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do without them
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -63,6 +64,6 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _on_host(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value
-    if value.numel() * value.element_size() > _PINNED:
+    if value.numel() * value.element_size() > PINNED:
         return value.cpu()
     return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach())

@@ -6,7 +6,6 @@ has workers, the chunks are dealt to them. How a cohort is cut depends on the pl
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import tempfile
@@ -23,6 +22,7 @@ from torch import Tensor
 from holdfast.core.device import counting, put
 from holdfast.core.errors import DataError
 from holdfast.core.keys import Key
+from holdfast.core.memory import give_back_memory
 from holdfast.core.screen import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
@@ -32,9 +32,10 @@ from holdfast.engine.hands import each, on_host
 from holdfast.engine.staff import Call, Done, Staff
 from holdfast.engine.workers import can_fork
 from holdfast.files import readable
-from holdfast.local.client import Local, Received, stack_states
+from holdfast.local.client import Local, Received
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
+from holdfast.rows import RowStore
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`
@@ -89,7 +90,8 @@ class Simulator:
                 each(partial(self._deal, calls, fields, done, state, sent), _pieces(chunk))
                 if len(chunks) > 1:
                     state, sent = None, {}
-                    give_back_memory()
+                    if self.device.type == "cpu":
+                        give_back_memory()
         return fields
 
     def _deal(
@@ -118,7 +120,7 @@ class Simulator:
                 done += 1
                 yield outcome
         for stack in stacks[done:]:
-            yield self.work(stack, *private_rows(stack))
+            yield self.work(stack, *private_rows(stack, pinned=self.device.type == "cuda"))
 
     def _room(self, call: Call, like: Tensor) -> Tensor:
         """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a name, which goes when the tensor
@@ -200,11 +202,16 @@ class Simulator:
             key=Key(torch.cat([client_key(p.cell.key, p.cell.round, p.exchange).bits for p in parts])),
             samples=first.federation.samples.on(self.device), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
             validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
-            initial=self._put(_joined([c.initial.expand(n, -1) for c, n in zip(cells, sizes, strict=True)])),
+            initial=self._initial([c.initial for c in cells], sizes),
             recipe=recipe, plan=self.plans[first.plan_key], settings=SimpleNamespace(**settings),
             selected=torch.cat(selected), round=first.round,
             facts={name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts])) for name in sorted(first.rule.knows)},
         )  # fmt: skip
+
+    def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
+        """Each client's first model. Every cell's travels once, and is multiplied where it is needed."""
+        there = {key: self._put(model) for key, model in {id(model): model for model in models}.items()}
+        return _joined([there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)])
 
     def _received(self, parts: list[Call], local: Local) -> Received:
         """The banks of all cells end to end, and each client's place in them."""
@@ -243,21 +250,19 @@ def _pieces(chunk: list[tuple[int, Call]]) -> list[_Piece]:
     return [(place, part, slice(start, end)) for (place, part), start, end in zip(chunk, [0, *ends], ends, strict=False)]
 
 
-def give_back_memory() -> None:
-    """glibc keeps what a stack has freed, in pieces that the next one's aligned tensors often do not fit: without this, a cohort of many
-    stacks grows as if nothing were ever freed."""
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
-
-
-_LIBC = ctypes.CDLL(None)
-
-
-def private_rows(calls: list[Call]) -> tuple[Tensor, State]:
-    """Which of these clients have private rows on disk, and those rows."""
+def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:
+    """Which of these clients have private rows on disk, and those rows; for a GPU in page-locked memory."""
     known = [call.cell.rows.present(call.exchange.to) for call in calls]
-    stored = [call.cell.rows.read(call.exchange.to[there]) for call, there in zip(calls, known, strict=True)]
-    return torch.cat(known), stack_states([state for state in stored if state])
+    asked = [(call.cell.rows, call.exchange.to[there]) for call, there in zip(calls, known, strict=True) if bool(there.any())]
+    ends = list(accumulate(len(ids) for _, ids in asked))
+    whole = asked[0][0].room(ends[-1], pinned) if asked else {}
+
+    def read(piece: tuple[RowStore, Tensor, int]) -> None:
+        rows, ids, end = piece
+        rows.read(ids, {name: value[end - len(ids) : end] for name, value in whole.items()})
+
+    each(read, [(rows, ids, end) for (rows, ids), end in zip(asked, ends, strict=True)])
+    return torch.cat(known), whole
 
 
 def picked_only(exchange: Exchange) -> Exchange:

@@ -17,7 +17,7 @@ from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
-from holdfast.local.programs import refusals
+from holdfast.local.programs import forget, refusals
 from holdfast.local.sizes import cut, worthwhile
 from holdfast.models.network import Network
 
@@ -70,6 +70,8 @@ def choose(
         candidates = {name: plans[name] for name in names}
         times = _compare(candidates, trial, rows) if device.type == "cpu" else _compare_on_device(candidates, trial, rows, client_steps)
     best = min(times, key=lambda name: times[name])
+    if device.type == "cuda" and len(names) > 1:  # what was only tried holds memory too
+        forget(network.signature, but=best)
     if "loop" in times and times[best] >= _CLEARLY * times["loop"]:
         best = "loop"
     plan = replace(plans[best], microseconds=round(times[best], 2))

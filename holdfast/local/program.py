@@ -49,23 +49,29 @@ class Structure:
     pull: bool
     aux: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
     size: int
-    alone: bool
-    compiled: bool
+    plan: str
     precision: Precision
+
+    @property
+    def alone(self) -> bool:
+        return self.plan.endswith("-loop")
+
+    @property
+    def compiled(self) -> bool:
+        return self.plan.startswith("compiled")
 
     @classmethod
     def of(cls, stack: Stack, size: int, name: str, precision: Precision) -> Structure:
         network, recipe = stack.network, stack.recipe
         wanted, partly = stack.trained()
-        sgd, alone = stack.sgd, name in ("captured-loop", "compiled-loop")
+        sgd, alone = stack.sgd, name.endswith("-loop")
         # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many methods
         momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
         pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
             network.signature, network.dtype, stack.model.device, id(stack.samples), same((recipe.loss, stack.step)),
-            recipe.augment, recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, alone,
-            name.startswith("compiled"), precision,
+            recipe.augment, recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, name, precision,
         )  # fmt: skip
 
 

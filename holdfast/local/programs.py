@@ -163,8 +163,10 @@ def refusals() -> int:
     return _count
 
 
-def forget() -> None:
-    """Give back the memory of all programs."""
-    _programs.clear()
+def forget(network: str | None = None, but: str | None = None) -> None:
+    """Give back the memory of all programs, or of those of one network, by its signature, but for one plan's."""
+    for structure in list(_programs):
+        if network in (None, structure.signature) and structure.plan != but:
+            del _programs[structure]
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

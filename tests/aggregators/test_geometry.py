@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.aggregators import geometry
-from holdfast.aggregators.geometry import blocks, cosines, cosines_between, distances, norms
+from holdfast.aggregators.geometry import blocks, cosines, cosines_between, deviation, distances, norms, seen_from, to_mixture
 from holdfast.core.keys import Key
 
 
@@ -61,3 +61,42 @@ def test_cosines_between_two_sets_of_rows(dtype: torch.dtype) -> None:
     expected = torch.tensor([[0.6, -0.8, 1.4 / 2**0.5], [0.0, 0.0, 0.0], [1.0, 0.0, 0.5**0.5], [0.5**0.5, -(0.5**0.5), 1.0]]).double()
     torch.testing.assert_close(cosines_between(x, y), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
     assert cosines_between(x[:0], y).shape == (0, 3) and cosines_between(x, x).diagonal()[[0, 2, 3]].tolist() == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("block", [1 << 19, 30])
+def test_deviation(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "BLOCK", block)
+    x = Key(1).normal(9, 50) * 3 + 100
+    torch.testing.assert_close(deviation(x), x.double().std(0).float(), rtol=1e-5, atol=0)
+    assert deviation(torch.tensor([[0.0, 7.0], [2.0, 7.0], [4.0, 7.0]])).tolist() == [2.0, 0.0]
+    for n in (2, 3, 7, 20):
+        for dtype in (torch.float32, torch.float64):
+            alike = Key(n).normal(1, 200, dtype=dtype).expand(n, -1)
+            assert not deviation(alike).any(), "rows that do not differ deviate by nothing at all"
+    torch.testing.assert_close(deviation(torch.tensor([[1e-23], [3e-23], [2e-23]])), torch.tensor([1e-23]))
+    far = torch.tensor([[1e30, 0.0], [-1e30, 1.0]])  # whose squares no float32 holds
+    torch.testing.assert_close(deviation(far), torch.tensor([2**0.5 * 1e30, 0.5**0.5]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_how_far_all_are_from_a_point_between_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "BLOCK", 70)
+    x = (Key(1).normal(8, 200, dtype=torch.float64) + 5).to(dtype)
+    weights = Key(2).uniform(8, dtype=torch.float64)
+    weights /= weights.sum()
+    wanted = (x.double() - weights @ x.double()).square().sum(1)
+    for centre in (torch.zeros(200, dtype=dtype), x.mean(0), x[3]):
+        seen = seen_from(x, centre)
+        torch.testing.assert_close(seen.diagonal(), (x.double() - centre).square().sum(1))
+        found = to_mixture(seen, weights)
+        assert found is not None
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
+
+
+def test_what_is_too_close_to_tell_is_not_told() -> None:
+    x = Key(1).normal(4, 200, dtype=torch.float64)
+    alone = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)  # the first row itself: its distance is nothing but rounding
+    assert to_mixture(seen_from(x, x.mean(0)), alone) is None
+    x[3] *= 1e9  # from its neighbourhood, the others look like one
+    even = torch.tensor([0.4, 0.3, 0.3, 0.0], dtype=torch.float64)
+    assert to_mixture(seen_from(x, x[3]), even) is None and to_mixture(seen_from(x, x[0]), even) is not None

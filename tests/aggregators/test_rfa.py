@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,6 +28,27 @@ def test_no_point_nearby_is_better() -> None:
     for step in Key(4).normal(50, 6, dtype=torch.float64) * 1e-3:
         assert cost(got.value) <= cost(got.value + step)
     torch.testing.assert_close(got.weights @ x, got.value)
+
+
+def step_by_step(x: torch.Tensor, w: torch.Tensor, smoothing: float = 1e-6, iterations: int = 100) -> torch.Tensor:
+    """Algorithm 1 as it is written, with the updates themselves in every step."""
+    x, w = x.double(), w.double()
+    point = w @ x / w.sum()
+    for _ in range(iterations):
+        beta = w / (x - point).norm(dim=1).clamp(min=smoothing)
+        point = beta @ x / beta.sum()
+    return point
+
+
+@pytest.mark.parametrize("far", [1.0, 1e4, 1e9, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_against_the_updates_themselves(far: float, dtype: torch.dtype) -> None:
+    """Also where attackers are so far away that products of updates have no digits left for the others."""
+    x, w = (value.to(dtype) for value in updates(11, 40))
+    x[[2, 5, 8]] *= far
+    got = apply("rfa", x, w, tolerance=0.0)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-9
+    torch.testing.assert_close(got.value.double(), step_by_step(x, w), rtol=tolerance, atol=tolerance)
 
 
 def test_layer_by_layer() -> None:

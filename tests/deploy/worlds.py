@@ -13,8 +13,9 @@ from torch import Tensor
 from holdfast.config import Config, make_config, read_config
 from holdfast.core.types import State
 from holdfast.engine.simulator import Simulator
+from holdfast.rows import RowStore
 from holdfast.session import MakeEngine, Watch, start
-from holdfast.store import RowStore, Store, read_tensors
+from holdfast.store import Store, read_tensors
 
 CONFIG = """
 seed = 3

@@ -17,7 +17,8 @@ from holdfast.diagnostics.computed import top_fim
 from holdfast.diagnostics.recorded import diagnose
 from holdfast.report.charts import Axis
 from holdfast.results import Run
-from holdfast.store import RowStore, Store, seal_all
+from holdfast.rows import RowStore
+from holdfast.store import Store, seal_all
 
 IDS = torch.tensor([2, 5, 7])
 

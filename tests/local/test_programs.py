@@ -57,6 +57,20 @@ def test_one_program_serves_all_rounds_and_methods_with_and_without_a_pull() -> 
     assert len(kept()) == 2
 
 
+def test_only_the_programs_of_one_plan_are_kept() -> None:
+    samples = random_samples(60)
+    network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4, 12])
+    for name in ("captured-loop", "captured-vmap", "compiled-vmap"):
+        train(network, starts(network, 3), samples, data, RECIPE, Plan(name))
+    other = network_of(lambda: nn.Linear(3, 3, bias=False))
+    train(other, starts(other, 3), samples, data, RECIPE, Plan("captured-loop"))
+    programs.forget(network.signature, but="captured-vmap")
+    left = {(made.structure.signature, made.structure.plan) for made in kept()}
+    assert left == {(network.signature, "captured-vmap"), (other.signature, "captured-loop")}, "another network's stay"
+    programs.forget()
+    assert not kept()
+
+
 def test_stacks_of_many_sizes_share_programs_and_rows_move_to_smaller_ones() -> None:
     samples = random_samples(200)
     network, counts = network_of(lambda: nn.Linear(3, 3)), [4, 40, 8, 4, 4, 24, 4]
