@@ -21,7 +21,8 @@ def test_every_command_of_the_page_can_be_played(command: str, capsys: pytest.Ca
 
 
 def test_commands_are_found_once_and_across_lines() -> None:
-    page = "`holdfast reproduce a I --scale full` and `holdfast run x`\n(`holdfast reproduce b II\n--set 'x=[1,2]'`), `holdfast reproduce a I --scale full`"
+    page = "`holdfast reproduce a I --scale full` and `holdfast run x`\n(`holdfast reproduce b II\n--set 'x=[1,2]'`)"
+    page += ", `holdfast reproduce a I --scale full`"
     known = record.commands(page)
     assert known == ["holdfast reproduce a I --scale full", "holdfast reproduce b II --set 'x=[1,2]'"]
     assert record.chosen(["1", "a I", "reproduce"], known) == [1, 0]
