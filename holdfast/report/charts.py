@@ -153,9 +153,7 @@ def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]]
         out.append(f'<g class="{line_class(place)}" data-line="{place}">')
         out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(label, NAME_LETTERS))}</text>')
         for pile in _swarm(thin_out(dots, most), x, row):
-            for dot, at, up in pile:
-                about = f"client {dot.client}, seed {dot.seed}: {100 * dot.accuracy:.1f} % of {dot.samples}"
-                out.append(f'<circle class="client" cx="{at:.1f}" cy="{middle + up:.1f}" r="3.6"><title>{about}</title></circle>')
+            out += [_client(dot, at, middle + up) for dot, at, up in pile]
             if len(pile) > 12:  # too many to count by eye
                 out.append(f'<text class="label" x="{pile[0][1] + 9:.1f}" y="{middle + 4:.1f}">×{len(pile)}</text>')
         for value, kind, word in ((mean, "mean", "mean"), (worst, "worst", "worst 10 %")):
@@ -164,6 +162,14 @@ def strips(rows: Sequence[tuple[str, Sequence[Dot], float | None, float | None]]
                 out.append(f'<path class="{kind}" {path}><title>{word}: {100 * value:.1f} %</title></path>')
         out.append("</g>")
     return "".join(out) + "</svg>"
+
+
+def _client(dot: Dot, x: float, y: float) -> str:
+    """An attacker is a hollow triangle: it is among the clients, but no mean counts it."""
+    about = f"client {dot.client}, seed {dot.seed}: {100 * dot.accuracy:.1f} % of {dot.samples}"
+    if dot.malicious:
+        return f'<path class="client foe" d="M{x:.1f} {y - 4:.1f}l4 7h-8z"><title>attacker, {about}</title></path>'
+    return f'<circle class="client" cx="{x:.1f}" cy="{y:.1f}" r="3.6"><title>{about}</title></circle>'
 
 
 def _swarm(dots: Sequence[Dot], x: Scale, row: int) -> list[list[tuple[Dot, float, float]]]:

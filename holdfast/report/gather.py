@@ -29,6 +29,8 @@ class Dot:
     seed: int
     accuracy: float
     samples: int
+    malicious: bool = False
+    """Means leave it out."""
 
 
 class Cell:
@@ -108,8 +110,9 @@ class Cell:
                 frame = self.run.clients(part["round"])
                 if deployed not in frame:
                     return []
+                bad = set(self.run.malicious(part["round"]))
                 rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
-                return [Dot(int(c), self.seed, float(a), int(n)) for c, a, n in rows if n > 0]
+                return [Dot(int(c), self.seed, float(a), int(n), int(c) in bad) for c, a, n in rows if n > 0]
         return []
 
 

@@ -184,10 +184,12 @@ def clients(lines: Sequence[Line], crossing: Crossing) -> str:
     many, most = max(len(dots) for _, dots, _, _ in rows), max(60, min(600, MOST_DOTS // len(rows)))
     drawn = f'<div class="scroll">{strips(rows, most, [crossing.place(line) for line in lines])}</div>'
     thinned = f" Of up to {many} clients, evenly thinned." if many > most else ""
+    attackers = any(dot.malicious for _, dots, _, _ in rows for dot in dots)
+    foes = " A hollow triangle is an attacker; both marks leave it out." if attackers else ""
     return (
         '<section><h2>Every client</h2><p class="note">A dot is one client (under one seed) after the last evaluated round: its '
         'accuracy on its own test samples. <span class="mark"></span> mean, <span class="mark dashed"></span> worst 10 %.'
-        f"{thinned}</p>{folded(drawn, len(lines))}</section>"
+        f"{foes}{thinned}</p>{folded(drawn, len(lines))}</section>"
     )
 
 

@@ -192,3 +192,12 @@ def test_values_beyond_all_bounds_stay_numbers_that_a_browser_reads() -> None:
 def test_long_curves_are_thinned_from_their_end() -> None:
     points = [(r, 0.5, 0.5, 0.5) for r in range(1, 1002)]
     assert thinned(points, 400)[-1][0] == 1001 and len(thinned(points, 400)) == 334 and thinned(points[:9], 400) == points[:9]
+
+
+def test_attackers_among_the_clients_are_marked(tmp_path: Path) -> None:
+    """Neither the mean nor the worst tenth counts them, so a dot far below both must not look like a client that is served badly."""
+    out = sweep(tmp_path / "s", attack={"name": "label-flip", "clients": [1, 3]})
+    text = render(read_cells(out))
+    foes = re.findall(r'class="client foe"[^>]*><title>attacker, client (\d+), seed 0', text)
+    assert sorted(foes) == ["1", "3"] and text.count('<circle class="client"') == 2
+    assert "A hollow triangle is an attacker; both marks leave it out." in text
