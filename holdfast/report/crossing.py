@@ -121,6 +121,10 @@ class Crossing:
         """Of its colour: a setting has the same one under every attack."""
         return self.settings.index(next(one.setting for one in self.faced if one.line is line))
 
+    def met(self, line: Line) -> tuple[str, str]:
+        """Attack and data: lines are compared where both are the same."""
+        return next((one.attack, one.data) for one in self.faced if one.line is line)
+
     @property
     def panels(self) -> list[tuple[str, list[Faced]]]:
         """Lines that belong into one chart: those that faced the same on the same data."""

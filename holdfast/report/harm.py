@@ -30,7 +30,24 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     if fell:
         costs = [f"{line.label} {-100 * _lost(line):.1f} points" for line in fell]
         said += f" The attack costs {_listed(costs)}."
-    return best.label, said + (" One seed each: the order may be luck." if others and best.seeds == 1 else "")
+    return best.label, said + (_luck(best, others) if others else "")
+
+
+def _luck(best: Line, others: Sequence[Line]) -> str:
+    """Whether the order may be that of the seeds; told of the next best on the same data."""
+    if best.seeds == 1:
+        return " One seed each: the order may be luck."
+    rivals = [line for line in others if line.cells[0].config["data"] == best.cells[0].config["data"]]
+    if not rivals:
+        return ""
+    gap = (best.mean("accuracy") or 0.0) - (rivals[0].mean("accuracy") or 0.0)
+    close = gap <= max(best.spread("accuracy") or 0.0, rivals[0].spread("accuracy") or 0.0)
+    return f" {_lead(best.label)} over {rivals[0].label} is within the spread over seeds." if close else ""
+
+
+def _lead(name: str) -> str:
+    """Others were named in between, so "its" would be theirs."""
+    return f"The lead of {name}"
 
 
 def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
@@ -56,7 +73,7 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
         if held.spread is None:
             return best, said + " One seed each: the order may be luck."
         close = held.mean - runner_up.mean <= max(held.spread, runner_up.spread or 0.0)
-        return best, said + (f" Its lead over {second} is within the spread over seeds." if close else "")
+        return best, said + (f" {_lead(best)} over {second} is within the spread over seeds." if close else "")
     return None
 
 

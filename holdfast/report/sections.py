@@ -34,14 +34,14 @@ def title(lines: Sequence[Line], crossing: Crossing) -> str:
 def facts(lines: Sequence[Line]) -> str:
     """The setting in a line; what differs between runs is left out."""
     cells = [cell for line in lines for cell in line.cells]
-    seeds = max(line.seeds for line in lines)
+    fewest, seeds = (most(line.seeds for line in lines) for most in (min, max))
     rows = [
         ("", _common(cells, lambda c: f"{c.manifest['clients']} clients")),
         ("data ", _common(cells, lambda c: c.config["data"]["name"])),
         ("dealt by ", _common(cells, lambda c: in_words(c.config["data"]["partition"]))),
         ("model ", _common(cells, lambda c: f"{in_words(c.config['model'])}, {c.manifest['parameters']:,} parameters")),
         ("", _common(cells, lambda c: f"{c.rounds} rounds")),
-        ("", f"{seeds} seeds each" if seeds > 1 else None),
+        ("", None if seeds == 1 else f"{seeds} seeds each" if fewest == seeds else f"{fewest} to {seeds} seeds each"),
         ("attack ", _common(cells, lambda c: in_words(c.config["attack"]) if c.config["attack"] is not None else "none")),
     ]
     return '<ul class="facts">' + "".join(f"<li>{word}<b>{escape(value)}</b></li>" for word, value in rows if value) + "</ul>"
@@ -141,17 +141,34 @@ def verdict(lines: Sequence[Line], crossing: Crossing | None = None) -> tuple[st
     ranked = sorted((line for line in lines if line.mean("accuracy") is not None), key=lambda line: -(line.mean("accuracy") or 0.0))
     if not ranked:
         return "Nothing", "was evaluated yet."
-    if worst := worst_cases((crossing or Crossing(lines)).grids):
-        return worst
-    if attacked(lines):
-        return held_or_fell(lines)
+    crossing = crossing or Crossing(lines)
+    name, said = worst_cases(crossing.grids) or (held_or_fell(lines) if attacked(lines) else _best(ranked, crossing))
+    return name, said + _doubts([cell for line in lines for cell in line.cells])
+
+
+def _doubts(cells: Sequence[Cell]) -> str:
+    """Runs whose figures are not what the sentence takes them for."""
+    if len(cells) == 1:
+        here = cells[0]
+        told = {"begun": f"has played {here.round} of {here.rounds} rounds", "diverged": f"diverged in round {here.standing.round}"}
+        return f" It {told[here.standing.status]}." if here.standing.status in told else ""
+    status = [cell.standing.status.removeprefix("not ") for cell in cells]
+    counts = {word: status.count(word) for word in ("begun", "diverged", "failed")}
+    said = [f"{n} {word if word != 'begun' else 'is not finished' if n == 1 else 'are not finished'}" for word, n in counts.items() if n]
+    return f" Of {len(cells)} runs {', '.join(said)}." if said else ""
+
+
+def _best(ranked: Sequence[Line], crossing: Crossing) -> tuple[str, str]:
+    """The first of them, compared with the next that faced the same."""
     first = ranked[0]
     top, low = first.mean("accuracy") or 0.0, first.mean("accuracy/worst10")
-    said = f"answers {100 * top:.1f} % of a client's test samples right on average"
+    whose, when = ("a client's", "on average") if crossing.met(first)[0] == BENIGN else ("a benign client's", "under attack")
+    said = f"answers {100 * top:.1f} % of {whose} test samples right {when}"
     tenth = f" The tenth of the clients it serves worst get {100 * low:.1f} %." if low is not None else ""
-    if len(ranked) == 1:
+    rivals = [line for line in ranked[1:] if crossing.met(line) == crossing.met(first)]
+    if not rivals:
         return first.label, f"{said}.{tenth}"
-    second = ranked[1]
+    second = rivals[0]
     gap = top - (second.mean("accuracy") or 0.0)
     noise = max(first.spread("accuracy") or 0.0, second.spread("accuracy") or 0.0)
     doubt = " The gap is within the spread over seeds, so the order may be luck." if first.seeds > 1 and gap <= noise else ""
@@ -253,7 +270,12 @@ def _client_words(told: dict[str, Any], cell: Cell) -> str:
 
 def _time_words(told: dict[str, Any], cell: Cell) -> str:
     every = "every round" if told["every"] == 1 else f"every {told['every']} rounds and the last"
-    return f"{every}; the headline is the last round ({cell.rounds})"
+    last = max((round for round, _ in cell.curve("accuracy")), default=0)
+    if last == cell.rounds:
+        return f"{every}; the headline is the last round ({last})"
+    if last > cell.rounds:  # what a method does at the end counts as one more round
+        return f"{every}; the headline is what the method's last step, after round {cell.rounds}, made of it"
+    return f"{every}; the headline is round {last} of {cell.rounds}, the last so far" if last else every
 
 
 def repeat(cells: Sequence[Cell]) -> str:

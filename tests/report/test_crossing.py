@@ -74,7 +74,7 @@ def test_the_worst_case_decides() -> None:
         "the order may be luck."
     )
     close = {**FIGURES, ("a", "y"): 0.48}
-    assert "Its lead over a is within the spread over seeds." in (worst_cases(Crossing(lines_of(close, 0.05)).grids) or ("", ""))[1]
+    assert "The lead of b over a is within the spread over seeds." in (worst_cases(Crossing(lines_of(close, 0.05)).grids) or ("", ""))[1]
     assert worst_cases(Crossing(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids) is None  # one attack only
 
 

@@ -81,3 +81,14 @@ def test_a_detector_that_found_nobody_is_judged_too(tmp_path: Path) -> None:
         found[method] = tabulate(by_setting(read_cells(out)))
     assert "DAcc" not in found["fedavg"].titles
     assert found["fedcap"].rows[1][found["fedcap"].titles.index("DAcc")].text == "75.0 %"
+
+
+def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:
+    def seeded(label: str, accuracy: float, data: str = "digits") -> Any:
+        one = line(label, accuracy, 0.0)
+        one.seeds, one.spread, one.cells[0].config = 3, {"accuracy": 0.02}.get, {"data": data}
+        return one
+
+    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith("The lead of a over b is within the spread over seeds.")
+    assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.8)])[1]
+    assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.89, "mnist")])[1]

@@ -1,0 +1,57 @@
+"""The sentence at the top, and what is said of how it was measured, claim no more than the runs give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from holdfast.report.crossing import Crossing
+from holdfast.report.gather import by_setting, read_cells
+from holdfast.report.page import render
+from holdfast.report.sections import facts, protocol, verdict
+from tests.report.conftest import sweep
+
+
+def unfinished(run: Path) -> None:
+    """As if it had been stopped after its second round."""
+    (run / "result.json").unlink()
+    head = json.loads((run / "head.json").read_text())
+    (run / "head.json").write_text(json.dumps({**head, "round": 2}))
+
+
+def test_a_run_under_attack_without_its_honest_twin(tmp_path: Path) -> None:
+    said = verdict(by_setting(read_cells(sweep(tmp_path / "s", attack={"name": "sign-flip", "fraction": 0.25}))))[1]
+    assert "of a benign client's test samples right under attack." in said
+
+
+def test_a_run_that_goes_on_is_no_result_yet(single: Path, tmp_path: Path) -> None:
+    shutil.copytree(single, tmp_path / "run")
+    unfinished(next((tmp_path / "run").rglob("result.json")).parent)
+    text = render(read_cells(tmp_path / "run"))
+    assert "It has played 2 of 3 rounds.</p>" in text and "the headline is round 2 of 3, the last so far" in text
+    assert "It has played" not in render(read_cells(single)) and "the headline is the last round (3)" in render(read_cells(single))
+
+
+def test_runs_that_diverged_failed_or_go_on_are_in_the_sentence(grid: Path, tmp_path: Path) -> None:
+    shutil.copytree(grid, tmp_path / "s")
+    first, second, third, *_ = sorted(file.parent for file in (tmp_path / "s").glob("*/result.json"))
+    result = json.loads((first / "result.json").read_text())
+    (first / "result.json").write_text(json.dumps({**result, "final": {**result["final"], "diverged": 2}}))
+    unfinished(second)
+    (third / "result.json").unlink()
+    (third / "failure.json").write_text(json.dumps({"round": 2, "reason": "no memory"}))
+    assert verdict(by_setting(read_cells(tmp_path / "s")))[1].endswith(" Of 6 runs 1 is not finished, 1 diverged, 1 failed.")
+    shutil.rmtree(third)
+    assert "<b>1 to 2 seeds each</b>" in facts(by_setting(read_cells(tmp_path / "s")))
+
+
+def test_a_last_step_after_the_rounds_is_not_called_a_round(tmp_path: Path) -> None:
+    lines = by_setting(read_cells(sweep(tmp_path / "s", method={"name": "c-pfl"})))
+    assert "last step, after round 3, made of it" in protocol(lines, Crossing(lines))
+
+
+def test_only_those_on_the_same_data_are_compared(tmp_path: Path) -> None:
+    axes = {"data.partition.beta": [0.1, 5.0]}
+    name, said = verdict(by_setting(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))))
+    assert name.startswith("beta=") and "points more" not in said
