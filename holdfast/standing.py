@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, RunError
 from holdfast.files import read_json, write_json
 from holdfast.store import Store
 
@@ -56,8 +56,10 @@ class Standing:
 def standing(path: Path, label: str) -> Standing:
     result = read_json(path / "result.json")
     if result is not None:
+        if broken := [name for name in ("final", "protocol") if not isinstance(result.get(name), dict)]:
+            raise RunError(f"{path / 'result.json'} is damaged: '{broken[0]}' cannot be read")
         result |= {"run_dir": str(path)}
-        diverged = result.get("final", {}).get("diverged")
+        diverged = result["final"].get("diverged")
         if diverged is None:
             return Standing(label, path, "finished", result.get("rounds", 0), result=result)
         part = read_json(path / "parts" / f"{diverged:06d}.json") or {}

@@ -161,7 +161,7 @@ def report(
             raise ConfigError("--live: a page that is followed has no --tables and no --figures; leave one of them out")
         return follow_live(folder, port, opened)
     if is_reproduction(folder):
-        return _report_reproduction(folder, tables, figures, form, out, opened)
+        return _report_reproduction(folder, "md" if markdown else tables, figures, form, out, opened)
     if markdown:
         print(to_markdown(tabulate(by_setting(read_cells(folder)))), end="")
         return

@@ -13,6 +13,7 @@ from holdfast.report.table import WORDS, Entry, Table, columns, tabulate, to_mar
 
 FORMATS = ("md", "latex", "csv")
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "★": r"$\star$"}
+_SPECIAL |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "−": "$-$"}  # of which LaTeX's oldest fonts make others
 _SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
 
 

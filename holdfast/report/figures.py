@@ -27,7 +27,10 @@ def write_figures(page: str, folder: Path, form: str = "svg") -> list[Path]:
     if form == "png" and find_browser() is None:
         raise ConfigError(f"--format png: {MISSING}; --format svg needs none")
     drawn = figures(page)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--figures {folder}: cannot be made: {error.strerror}") from None
     contents = drawn.items() if form == "svg" else _photographed(drawn).items()
     for name, content in contents:
         write_atomically(folder / f"{name}.{form}", content.encode() if isinstance(content, str) else content)

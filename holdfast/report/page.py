@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from holdfast import __version__
 from holdfast.data.progress import progress
-from holdfast.files import write_atomically
+from holdfast.files import readable, write_atomically
 from holdfast.report import harm, rounds, sections
 from holdfast.report.costs import costs
 from holdfast.report.crossing import Crossing
@@ -37,7 +37,8 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
     beside = target.with_suffix("")
     if beside == target or (beside / "manifest.json").exists():  # the page has no suffix, or a run has the name
         beside = target.with_name(f"{target.name}-runs")
-    beside.mkdir(parents=True, exist_ok=True)
+    with readable(beside):
+        beside.mkdir(parents=True, exist_ok=True)
     with progress("pages of the runs", len(cells) + 1) as advance:
         links = {path: f"{quote(beside.name)}/{quote(name)}" for path, name in names.items()}
         write_atomically(target, render(cells, title, links).encode())

@@ -103,13 +103,15 @@ def _verdict(outcome: Outcome) -> str:
         return f"<strong>Not complete</strong>: {outcome.missing} experiments have no result yet."
     if not judged:
         return "<strong>Nothing</strong> of what the paper says could be tested on this part of the table."
-    held = sum(bool(finding.holds) for finding in judged)
-    what = "What the paper says" if len(judged) > 1 else "The paper's claim"
+    held, untested = sum(bool(finding.holds) for finding in judged), len(outcome.findings) - len(judged)
+    what = "What could be tested of what the paper says" if untested else "What the paper says" if len(judged) > 1 else "The paper's claim"
+    rest = f" {untested} of {len(outcome.findings)} claims could not be tested." if untested else ""
     if held == len(judged):
-        return f"<strong>Holds.</strong> {what} is so here{_caution(outcome)}."
+        return f"<strong>Holds.</strong> {what} is so here{_caution(outcome)}.{rest}"
     if not held:
-        return f"<strong>Does not hold.</strong> {what} is not so here{_caution(outcome)}."
-    return f"<strong>Holds in part:</strong> {held} of {len(judged)} claims are so here{_caution(outcome)}."
+        return f"<strong>Does not hold.</strong> {what} is not so here{_caution(outcome)}.{rest}"
+    claims = "tested claims" if untested else "claims"
+    return f"<strong>Holds in part:</strong> {held} of {len(judged)} {claims} are so here{_caution(outcome)}.{rest}"
 
 
 def _kind(outcome: Outcome) -> str:

@@ -302,7 +302,8 @@ def runs(cells: Sequence[Cell], links: Mapping[Path, str]) -> str:
     rows = []
     for cell in cells:
         figures = [cell.final.get(name) for name in ("accuracy", "accuracy/worst10", "attack/lost")]
-        texts = "".join(f'<td data-value="{f:.6g}">{percent(f)}</td>' if f is not None else "<td>–</td>" for f in figures)
+        told = [("", "–") if f is None else (f' data-value="{f:.6g}"', percent(f)) for f in figures]
+        texts = "".join(f'<td class="plain"{value}>{words}</td>' for value, words in told)
         label = escape(str(cell.manifest["label"] or cell.label))
         name = f'<th scope="row"><a href="{escape(links[cell.path])}">{label}</a></th>'
         rows.append(f"<tr>{name}{texts}<td class=\"{STATUS}\">{escape(cell.standing.words)}</td></tr>")

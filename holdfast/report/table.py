@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -170,6 +171,7 @@ def to_rich(table: Table, title: str | None = None) -> RichTable:
 def to_markdown(table: Table) -> str:
     def cell(entry: Entry) -> str:
         text = entry.text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+        text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)  # no name of a run is an element
         return f"**{text}**" if entry.best else text
 
     rule = "".join("---|" if title in WORDS else "---:|" for title in table.titles[1:])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
 from holdfast.files import as_json, clean, read_json, write_atomically, write_json
@@ -101,7 +101,7 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
-    there = read_json(out / "study.json")
+    there = _asked(out)
     if there is not None and _planned(there) != _planned(content):
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
@@ -167,10 +167,19 @@ def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Seq
 
 def read_outcome(path: Path) -> Outcome:
     """From its directory alone."""
-    content = read_json(Path(path) / "study.json")
+    content = _asked(Path(path))
     if content is None:
         raise ConfigError(f"no reproduction in {path}: it has no study.json")
     return Outcome(Path(path), _grid(content))
+
+
+def _asked(path: Path) -> dict[str, Any] | None:
+    """What a folder was made for; None where it says nothing."""
+    content = read_json(path / "study.json")
+    broken = [] if content is None else [name for name in ("study", "wanted") if not isinstance(content.get(name), dict)]
+    if broken:
+        raise RunError(f"{path / 'study.json'} is damaged: '{broken[0]}' cannot be read")
+    return content
 
 
 def is_reproduction(path: Path) -> bool:

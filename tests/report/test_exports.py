@@ -17,7 +17,7 @@ from holdfast.report.exports import export, tex, to_latex
 from holdfast.report.figures import figures, standalone, write_figures
 from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.page import render
-from holdfast.report.table import Entry, Table
+from holdfast.report.table import Entry, Table, to_markdown
 
 
 def test_latex_is_booktabs_and_nothing_in_it_is_a_command() -> None:
@@ -27,6 +27,12 @@ def test_latex_is_booktabs_and_nothing_in_it_is_a_command() -> None:
         "a\\_b \\& \\textbackslash{}x\\{1\\} & \\textbf{94.6 $\\pm$ 0.4 \\%} \\\\\nc & $-$1.0 \\% \\\\\n\\bottomrule\n\\end{tabular}\n"
     )
     assert tex("a\nb ~^") == "a b \\textasciitilde{}\\textasciicircum{}"
+    assert tex("<i> | −1") == "\\textless{}i\\textgreater{} \\textbar{} $-$1"
+
+
+def test_no_name_is_an_element_of_a_markdown_page() -> None:
+    text = to_markdown(Table(("", "p"), ((Entry("<script>x</script>"), Entry("< 0.001")),)))
+    assert "| &lt;script>x&lt;/script> | < 0.001 |" in text
 
 
 def test_csv_has_plain_numbers(duel: Path) -> None:
@@ -91,6 +97,9 @@ def test_the_commands(single: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert holdfast("--figures", str(tmp_path / "f")) == 0
     written = capsys.readouterr().out.split()
     assert written and all(Path(path).suffix == ".svg" and Path(path).exists() for path in written)
+    (tmp_path / "taken").touch()
+    assert holdfast("--figures", str(tmp_path / "taken")) == 2
+    assert "taken: cannot be made: File exists" in capsys.readouterr().err
     monkeypatch.setenv(VARIABLE, "no-such-browser")
     assert holdfast("--figures", str(tmp_path / "g"), "--format", "png") == 2
     assert "no browser is at hand: install chromium" in capsys.readouterr().err

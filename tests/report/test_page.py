@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -201,3 +202,18 @@ def test_attackers_among_the_clients_are_marked(tmp_path: Path) -> None:
     foes = re.findall(r'class="client foe"[^>]*><title>attacker, client (\d+), seed 0', text)
     assert sorted(foes) == ["1", "3"] and text.count('<circle class="client"') == 2
     assert "A hollow triangle is an attacker; both marks leave it out." in text
+
+
+def test_what_cannot_be_read_or_written_is_one_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(single, tmp_path / "s")
+    result = next((tmp_path / "s").rglob("result.json"))
+    result.write_text('{"final": {}}')
+    many = sweep(tmp_path / "many", train={"rounds": 1, "local_epochs": 1}, sweep={"seed": list(range(13))})
+    (tmp_path / "taken").touch()
+    for words in (["report", str(tmp_path / "s")], ["report", str(many), "--out", str(tmp_path / "taken" / "x.html")]):
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        assert done.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"error: {result} is damaged: 'protocol' cannot be read", f"error: cannot write {tmp_path / 'taken' / 'x'}: "
+                    "Not a directory; choose another --out"]  # fmt: skip

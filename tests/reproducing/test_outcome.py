@@ -6,13 +6,14 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.cli import main
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.report.holdings import Holdings
 from holdfast.report.reproduction import render, write_reproduction
 from holdfast.report.sheet import sheet_of
@@ -133,3 +134,24 @@ def test_a_sample_that_two_clients_hold_is_used_once() -> None:
     (study,) = find("fedcom", "table-1")  # partners hold the same samples of their noise class
     (told,) = used(Grid(study, Wanted(scale="smoke")))
     assert told["dataset"] == "digits" and 0 < told["samples"] <= told["of"] == 1797
+
+
+def test_claims_that_could_not_be_tested_are_counted(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+    outcome = reproduce(make(small), Wanted(scale="full"), tmp_path / "a")
+    (ours, printed), *_ = outcome.findings
+    cases = {True: (1, 1), False: (0, 1), None: (0, 0)}
+    found = {holds: (replace(ours, right=right, cases=of), printed) for holds, (right, of) in cases.items()}
+    for which, words in (
+        ((True, True), "<strong>Holds.</strong> What the paper says is so here"),
+        ((True, None), "<strong>Holds.</strong> What could be tested of what the paper says is so here"),
+        ((True, False, None), "<strong>Holds in part:</strong> 1 of 2 tested claims are so here"),
+    ):
+        outcome.__dict__["findings"] = [found[holds] for holds in which]
+        page = render(outcome, sheet_of(outcome))
+        assert words in page and (f"1 of {len(which)} claims could not be tested." in page) == (None in which)
+
+
+def test_a_damaged_study_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(RunError, match="study.json is damaged: 'study' cannot be read"):
+        read_outcome(tmp_path)
