@@ -92,7 +92,7 @@ def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str
 
 def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, write: Callable[[float], str]) -> str:
     """Bars, the first pile at the bottom; of very many rounds, means over some of them."""
-    width, height, left, right, top, bottom = 560, 220, 62, 116, 12, 30
+    width, height, left, right, top, bottom = 560, 220, 62, 126, 12, 30
     every = -(-len(rounds) // MOST_ROUNDS)
     groups = [range(start, min(start + every, len(rounds))) for start in range(0, len(rounds), every)]
     means = {word: [sum(values[i] for i in group) / len(group) for group in groups] for word, values in piles.items()}

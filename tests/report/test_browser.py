@@ -192,3 +192,17 @@ def test_the_slider_of_a_run_changes_its_matrix(browser: Browser, tmp_path: Path
     browser.run(f"{slider}.focus()")
     browser.press("Home")
     assert browser.run(matrix) != before and browser.errors == []
+
+
+@needs_browser
+def test_long_names_keep_off_the_bars_and_labels_stay_inside(browser: Browser, tmp_path: Path) -> None:
+    attack = {"name": "gaussian", "fraction": 0.25}
+    axes = {"method.name": ["fedavg", "local"], "attack": ["none", attack]}
+    browser.open(write_page(sweep(tmp_path / "s", train={"rounds": 2, "local_epochs": 1}, sweep=axes)))
+    apart = "(s => Math.min(...[...s.querySelectorAll('rect')].map(r => r.getBoundingClientRect().left)) " \
+            "- Math.max(...[...s.querySelectorAll('.name')].map(t => t.getBoundingClientRect().right)))"  # fmt: skip
+    assert browser.run(f"Math.min(...[...document.querySelectorAll('svg.bars')].map({apart}))") > 0
+    browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+    over = "t => t.getBoundingClientRect().right - t.closest('svg').getBoundingClientRect().right"
+    piles = "[...document.querySelectorAll('path.stack')].map(p => p.parentNode.querySelector('.label'))"
+    assert browser.run(f"{piles}.length") > 0 and browser.run(f"Math.max(...{piles}.map({over}))") <= 0
