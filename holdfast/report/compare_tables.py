@@ -13,7 +13,7 @@ from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
 from holdfast.report.differing import in_short
 from holdfast.report.page import document, header
 from holdfast.report.paired import Paired
-from holdfast.report.table import STATUS, WORDS, Entry, Table, amount, columns, duration, percent, tabulate, to_markdown
+from holdfast.report.table import WORDS, Entry, Table, amount, columns, duration, percent, tabulate, to_markdown
 
 _SHARES = ("accuracy", "validation/accuracy", "macro_f1", "balanced_accuracy", "auc", "attack/asr", "attack/lost", "detection", "matching")
 
@@ -60,16 +60,18 @@ def _about_seeds(comparison: Comparison) -> str:
 
 
 def _figures(comparison: Comparison) -> Table:
-    """The report's table; the metric too, where it is not in it, how many seeds, and the difference."""
+    """The report's table; the metric too, where it is not in it, how many seeds, and the difference. These stand beside the metric: the
+    table is wider than most screens, and they are what it is read for."""
     lines, metric = comparison.lines, comparison.metric
     table = tabulate(lines)
     values = [by_seed(line, metric) for line in lines]
     told: list[tuple[str, list[str]]] = [("seeds", [str(line.seeds) for line in lines])]
-    if not any(column.metrics == (metric,) for column in columns(lines)):
+    shown = [column.metrics for column in columns(lines)]
+    if (metric,) not in shown:
         told.append((metric, [_mean_and_spread(metric, mean_of(v), spread_of(v)) for v in values]))
     differences = [comparison.difference(line) for line in lines]
     told.append(("difference", ["–" if d is None else signed(metric, d) for d in differences]))
-    place = table.titles.index(STATUS) if STATUS in table.titles else len(table.titles)
+    place = shown.index((metric,)) + 2 if (metric,) in shown else 1
     titles = (*table.titles[:place], *(title for title, _ in told), *table.titles[place:])
     rows = [(*row[:place], *(Entry(texts[i]) for _, texts in told), *row[place:]) for i, row in enumerate(table.rows)]
     return Table(titles, tuple(rows))

@@ -191,3 +191,10 @@ def test_a_folder_without_runs_or_none_at_all(tmp_path: Path, cli: Callable[...,
 def test_figures_are_written_by_what_they_are() -> None:
     assert [writer(name)(0.5) for name in ("accuracy/worst10", "seconds/client", "loss")] == ["50.0 %", "0.5 s", "0.5"]
     assert signed("accuracy", -0.0123) == "−1.23 points" and signed("bytes/up", 2e6) == "+2.0 MB" and signed("loss", -0.5) == "−0.5"
+
+
+def test_the_difference_stands_beside_the_metric(grid: Path) -> None:
+    """The table is wider than a screen: at its end nobody would see it."""
+    lines = read_lines([grid])
+    assert parts(Comparison(lines))[0].table.titles[1:4] == ("accuracy", "seeds", "difference")
+    assert parts(Comparison(lines, "loss"))[0].table.titles[1:5] == ("seeds", "loss", "difference", "accuracy")
