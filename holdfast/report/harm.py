@@ -41,13 +41,14 @@ def _luck(best: Line, others: Sequence[Line]) -> str:
     if not rivals:
         return ""
     gap = (best.mean("accuracy") or 0.0) - (rivals[0].mean("accuracy") or 0.0)
-    close = gap <= max(best.spread("accuracy") or 0.0, rivals[0].spread("accuracy") or 0.0)
-    return f" {_lead(best.label)} over {rivals[0].label} is within the spread over seeds." if close else ""
+    return _lead(best.label, rivals[0].label, gap, max(best.spread("accuracy") or 0.0, rivals[0].spread("accuracy") or 0.0))
 
 
-def _lead(name: str) -> str:
-    """Others were named in between, so "its" would be theirs."""
-    return f"The lead of {name}"
+def _lead(best: str, second: str, gap: float, spread: float) -> str:
+    """By name: others were named in between, so that "its" would be theirs."""
+    if gap == 0:
+        return f" {second} comes to the very same."
+    return f" The lead of {best} over {second} is within the spread over seeds." if gap <= spread else ""
 
 
 def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
@@ -72,8 +73,7 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
         second, runner_up = others[0]
         if held.spread is None:
             return best, said + " One seed each: the order may be luck."
-        close = held.mean - runner_up.mean <= max(held.spread, runner_up.spread or 0.0)
-        return best, said + (f" {_lead(best)} over {second} is within the spread over seeds." if close else "")
+        return best, said + _lead(best, second, held.mean - runner_up.mean, max(held.spread, runner_up.spread or 0.0))
     return None
 
 

@@ -90,5 +90,6 @@ def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:
         return one
 
     assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith("The lead of a over b is within the spread over seeds.")
+    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.9)])[1].endswith(" b comes to the very same.")
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.8)])[1]
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.89, "mnist")])[1]
