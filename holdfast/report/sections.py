@@ -124,7 +124,8 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
     status = [cell.standing.status for cell in cells]
     notes = []
     if unfinished := sum(said in ("begun", "not begun") for said in status):
-        notes.append(f"{unfinished} of the runs have not finished; their figures are of their last evaluated round.")
+        have = "has not finished; its figures are of its" if unfinished == 1 else "have not finished; their figures are of their"
+        notes.append(f"{unfinished} of the runs {have} last evaluated round.")
     if diverged := status.count("diverged"):
         notes.append(f"{diverged} of the runs diverged: from that round on, or for a while, nothing that was trained could be used.")
     if failed := status.count("failed"):

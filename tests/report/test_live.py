@@ -91,11 +91,11 @@ def test_from_waiting_to_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         now = state(server)
         assert (now["words"], now["finished"]) == ("2 of 3 rounds", False) and now["age"] >= 0
         first = ask(server)[1]
-        assert "1 of the runs have not finished" in first and f'"version": "{now["version"]}"' in first
+        assert "1 of the runs has not finished" in first and f'"version": "{now["version"]}"' in first
         resume(folder)
         then = state(server)
         assert then["version"] != now["version"] and (then["words"], then["finished"], then["age"]) == ("finished", True, None)
-        assert "have not finished" not in ask(server)[1]
+        assert "not finished" not in ask(server)[1]
         assert told.wait(120)
 
 

@@ -103,7 +103,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             sweep(tmp_path / "s")
     text = render(read_cells(tmp_path / "s"))
-    assert "1 of the runs have not finished" in text and "fedavg" in text
+    assert "1 of the runs has not finished" in text and "fedavg" in text
 
 
 def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
