@@ -27,6 +27,8 @@ def write_figures(page: str, folder: Path, form: str = "svg") -> list[Path]:
     if form == "png" and find_browser() is None:
         raise ConfigError(f"--format png: {MISSING}; --format svg needs none")
     drawn = figures(page)
+    if not drawn:
+        raise ConfigError("--figures: this page has tables and no charts; --tables csv writes them")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

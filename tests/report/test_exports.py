@@ -105,3 +105,6 @@ def test_the_commands(single: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no browser is at hand: install chromium" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="svg and png, not gif"):
         write_figures("", tmp_path, "gif")
+    with pytest.raises(ConfigError, match="no charts; --tables csv"):
+        write_figures("<table></table>", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
