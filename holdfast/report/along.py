@@ -40,7 +40,8 @@ def along(lines: Sequence[tuple[str, Dots]], labels: Sequence[str], name: str, a
         out.append(f'<g class="{line_class(number)}"><path class="line" d="{path}"/>')
         for place, mean, low, high in dots:
             about = escape(f"{label}, {labels[place]}: {mean:.4g}")
-            bar = f'<path class="line" stroke-opacity=".5" d="M{x(place):.1f} {y(low):.1f}V{y(high):.1f}"/>' if low < high else ""
+            seeds = f'd="M{x(place):.1f} {y(low):.1f}V{y(high):.1f}"'
+            bar = f'<path class="line" style="stroke-dasharray:none" stroke-opacity=".5" {seeds}/>' if low < high else ""
             out.append(f'{bar}<circle class="dot" cx="{x(place):.1f}" cy="{y(mean):.1f}" r="3.5"><title>{about}</title></circle>')
         last = x(dots[-1][0])
         out.append(f'<text class="label" x="{last + 9:.1f}" y="{ends[number] + 4:.1f}">{escape(shorten(label, 18))}</text></g>')

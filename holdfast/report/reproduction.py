@@ -7,6 +7,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from holdfast.files import write_atomically
 from holdfast.report import toml
@@ -92,9 +93,13 @@ def _facts(outcome: Outcome) -> str:
     rows = [f"scale <b>{wanted.scale}</b>", f"<b>{len(outcome.grid.to_play())}</b> experiments", f"<b>{seeds}</b>"]
     for one in outcome.data:
         share = f"{100 * one['samples'] / one['of']:.3g} % of its samples"
-        joined = f", {100 * one['participation']:g} % of them in a round" if one["participation"] < 1 else ""
-        rows.append(f"<b>{escape(one['dataset'])}</b>: {one['clients']} clients{joined}, {one['rounds']} rounds, {share}")
+        rows.append(f"<b>{escape(one['dataset'])}</b>: {_who(one)}, {share}")
     return '<ul class="facts">' + "".join(f"<li>{row}</li>" for row in rows) + "</ul>"
+
+
+def _who(one: dict[str, Any]) -> str:
+    joined = f", {100 * one['participation']:g} % of them in a round" if one["participation"] < 1 else ""
+    return f"{one['clients']} clients{joined}, {one['rounds']} rounds"
 
 
 def _verdict(outcome: Outcome) -> str:
@@ -126,6 +131,8 @@ def _caution(outcome: Outcome) -> str:
         return ", at a scale whose figures mean nothing"
     if wanted.scale != "full":
         said.append("at a smaller scale than the paper's")
+    elif any(not key.startswith(("engine.", "data.dir")) for key, _ in wanted.changes):  # how it is computed changes no figure
+        said.append("with other settings than the paper's")
     if wanted.seeds == 1:
         said.append("with one seed")
     return f", {' and '.join(said)}" if said else ""
@@ -222,7 +229,7 @@ def markdown(outcome: Outcome, sheet: Sheet) -> str:
     """For notes and docs: the table, the claims, the command."""
     lines = [f"### {title(outcome)}", "", f"`{command(outcome)}`", ""]
     for one in outcome.data:
-        lines.append(f"{one['dataset']}: {one['clients']} clients, {one['rounds']} rounds, {one['samples']:,} of {one['of']:,} samples.  ")
+        lines.append(f"{one['dataset']}: {_who(one)}, {one['samples']:,} of {one['of']:,} samples.  ")
     unit = "In brackets: printed." if outcome.study.printed else ""
     lines += ["", to_markdown(to_table(sheet)), f"{unit} {_origin(outcome)}".strip(), ""]
     lines += [_claim_line(ours, printed, outcome.study.printed is not None) for ours, printed in outcome.findings]

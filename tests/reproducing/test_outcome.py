@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.files import write_json
 from holdfast.report.holdings import Holdings
 from holdfast.report.reproduction import render, write_reproduction
 from holdfast.report.sheet import sheet_of
@@ -51,6 +52,11 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     mean = next(line for line in lines if line["attack"] == "IPM" and line["method"] == "Mean")
     assert float(mean["difference"]) == pytest.approx(float(mean["ours"]) - 10.95) and mean["seeds"] == "2"
     assert "| none |" in (tmp_path / "a" / "table.md").read_text()
+    write_json(tmp_path / "a" / "data.json", {"data": [{**outcome.data[0], "participation": part} for part in (0.5, 1.0)]})
+    write_reproduction(read_outcome(tmp_path / "a"))
+    told = [line.strip() for line in (tmp_path / "a" / "table.md").read_text().splitlines() if line.startswith("digits: ")]
+    rest = f"2 rounds, {dealt:,} of 1,797 samples."
+    assert told == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
 
 
 def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Path) -> None:
@@ -62,7 +68,10 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
     assert reproduce(study, Wanted(scale="full"), out).ours.by_place == whole.ours.by_place
     reproduce(study.model_copy(update={"notes": ("Said in other words.",)}), Wanted(scale="full"), out)
     assert read_outcome(out).study.notes == ("Said in other words.",)
-    reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
+    same = reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
+    fewer = reproduce(study, Wanted(scale="full", changes=(("train.rounds", 1),)), tmp_path / "c")
+    caution = ", with other settings than the paper's and with one seed."
+    assert [caution in render(one, sheet_of(one)) for one in (same, fewer)] == [False, True]
     with pytest.raises(ConfigError, match="holds another reproduction"):
         reproduce(study, Wanted(scale="full", seeds=2), out)
     (tmp_path / "file").touch()
