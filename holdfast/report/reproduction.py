@@ -20,6 +20,8 @@ from holdfast.reproducing.cells import changed
 from holdfast.reproducing.claims import Finding
 from holdfast.reproducing.outcome import Outcome
 
+_MANY = 7  # columns that fit on a usual screen only in small letters
+
 
 def write_reproduction(outcome: Outcome) -> Path:
     """Page and tables, beside the runs; gives the page's path."""
@@ -174,9 +176,10 @@ def _table(outcome: Outcome, sheet: Sheet) -> str:
         legend += "; small: printed, and the difference; ? where the print is doubtful"
     legend += "; ★ best of the methods" if any(box is not None and box.best for row in sheet.boxes for box in row) else ""
     legend += "; d: diverged." if any(box is not None and box.diverged for row in sheet.boxes for box in row) else "."
+    kind = "sheet dense" if max(map(len, sheet.boxes), default=0) >= _MANY else "sheet"
     return (
         f'<section><h2>{escape(outcome.study.name)}</h2><p class="note">{legend}</p><div class="scroll">'
-        f'<table class="sheet"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table></div></section>'
+        f'<table class="{kind}"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table></div></section>'
     )
 
 

@@ -46,6 +46,7 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     page = write_reproduction(outcome).read_text()
     assert "FedCAP, Table I: Two methods &lt;under&gt; attack" in page and "<under>" not in page and "A note &amp; more." in page
     assert f"<span>{ours.mean:.2f} ± {ours.spread:.2f}</span>" in page and "10.95 (" in page
+    assert '<table class="sheet">' in page  # of few columns
     assert "holdfast reproduce fedcap table-9 --scale full --seeds 2" in page
     lines = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
     assert len(lines) == 4
@@ -81,6 +82,13 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
         read_outcome(tmp_path)
     with pytest.raises(ConfigError, match="holds runs already"):
         reproduce(study, Wanted(scale="full"), out / "runs")
+
+
+def test_a_table_of_many_columns_is_set_in_small_letters(small: dict[str, Any], tmp_path: Path) -> None:
+    small["axes"]["method"] = {f"Mean {seed}": {"method.name": "fedavg", "train.lr": 0.01 + seed / 100} for seed in range(7)}
+    small["claims"] = []
+    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
+    assert 'class="sheet dense"' in render(outcome, sheet_of(outcome))
 
 
 def test_where_seconds_are_the_result_each_run_is_alone(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
