@@ -84,6 +84,14 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
         reproduce(study, Wanted(scale="full"), out / "runs")
 
 
+def test_its_table_is_printed_as_markdown(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce(study, Wanted(scale="smoke"), tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(tmp_path), "--markdown"])
+    said = capsys.readouterr().out
+    assert not left.value.code and said.strip() == (tmp_path / "table.md").read_text().strip() and "| IPM |" in said
+
+
 def test_a_table_of_many_columns_is_set_in_small_letters(small: dict[str, Any], tmp_path: Path) -> None:
     small["axes"]["method"] = {f"Mean {seed}": {"method.name": "fedavg", "train.lr": 0.01 + seed / 100} for seed in range(7)}
     small["claims"] = []
