@@ -28,7 +28,7 @@ from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
 from holdfast.engine.cell import join
 from holdfast.engine.client import EVALUATE, Job, perform, schema_of
-from holdfast.engine.hands import each, on_host
+from holdfast.engine.hands import each, joined, on_host
 from holdfast.engine.staff import Call, Done, Staff
 from holdfast.engine.workers import can_fork
 from holdfast.files import readable
@@ -211,7 +211,7 @@ class Simulator:
     def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
         """Each client's first model. Every cell's travels once, and is multiplied where it is needed."""
         there = {key: self._put(model) for key, model in {id(model): model for model in models}.items()}
-        return _joined([there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)])
+        return _end_to_end([there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)])
 
     def _received(self, parts: list[Call], local: Local) -> Received:
         """The banks of all cells end to end, and each client's place in them."""
@@ -223,7 +223,7 @@ class Simulator:
             start += ex.bank.shape[0]
         widest = max(pick.shape[1] for pick in picks)
         picks = [torch.nn.functional.pad(pick, (0, widest - pick.shape[1]), value=-1) for pick in picks]
-        return Received(self._put(_joined(banks)), torch.cat(picks), local.wire)
+        return Received(joined(banks, self.device), torch.cat(picks), local.wire)
 
     def _answer(self, call: Call, fields: Mapping[str, Tensor]) -> Uplink:
         """One cell's rows together, as the malicious clients send them, screened."""
@@ -279,7 +279,7 @@ def nobody(schema: Schema, dtype: torch.dtype) -> Uplink:
     return Uplink(torch.zeros(0, dtype=torch.int64), fields)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _end_to_end(parts: list[Tensor]) -> Tensor:
     """torch.cat that leaves a single view a view: one model for a thousand clients is not copied a thousand times."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -12,7 +12,7 @@ import torch
 
 from holdfast import playing
 from holdfast.config import make_config
-from holdfast.engine.hands import each, hands, on_host
+from holdfast.engine.hands import each, hands, joined, on_host
 from holdfast.results import Run
 from holdfast.session import start
 from holdfast.store import read_tensors
@@ -49,6 +49,15 @@ def test_an_error_is_raised_when_all_have_ended() -> None:
 def test_what_is_here_stays_where_it_is() -> None:
     value = torch.arange(4.0)
     assert on_host({"a": value})["a"] is value
+
+
+def test_parts_are_put_end_to_end() -> None:
+    parts = [torch.arange(6.0).reshape(2, 3), torch.full((1, 3), 7.0), torch.ones(1).expand(3, 3)]
+    alone = joined(parts, torch.device("cpu"))
+    with hands(2):
+        together = joined(parts, torch.device("cpu"))
+    assert torch.equal(alone, torch.cat(parts)) and torch.equal(together, alone)
+    assert joined(parts[2:], torch.device("cpu")).stride() == (0, 0)  # one is not copied
 
 
 def test_a_table_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
