@@ -20,6 +20,7 @@ from holdfast.reproducing.cells import changed
 from holdfast.reproducing.claims import Finding
 from holdfast.reproducing.outcome import Outcome
 
+_WHOLE = 95  # per cent of a dataset
 _MANY = 7  # columns that fit on a usual screen only in small letters
 
 
@@ -36,8 +37,18 @@ def write_reproduction(outcome: Outcome) -> Path:
 
 def title(outcome: Outcome) -> str:
     study = outcome.study
-    instead = f" ({'; '.join(f'stand-in: {one}' for one in outcome.grid.substitutes)})" if outcome.grid.substitutes else ""
-    return f"{study.paper}, {study.name}: {study.title}{instead}"
+    said = "; ".join([*(f"stand-in: {one}" for one in outcome.grid.substitutes), *_subsets(outcome)])
+    return f"{study.paper}, {study.name}: {study.title}{said and f' ({said})'}"
+
+
+def _subsets(outcome: Outcome) -> list[str]:
+    """How much was used of what was not used whole; a sample or two that no client was dealt do not count."""
+    shares: dict[str, list[float]] = {}
+    for one in outcome.data:
+        share = 100 * one["samples"] / one["of"]
+        shares.setdefault(one["dataset"], []).append(round(share, 1 if share < 10 else None))
+    spans = {name: (min(some), max(some)) for name, some in shares.items()}
+    return [f"{low:g}{f' to {high:g}' if high > low else ''} % of {name}" for name, (low, high) in spans.items() if low < _WHOLE]
 
 
 def render(outcome: Outcome, sheet: Sheet) -> str:

@@ -16,7 +16,7 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import write_json
 from holdfast.report.holdings import Holdings
-from holdfast.report.reproduction import render, write_reproduction
+from holdfast.report.reproduction import render, title, write_reproduction
 from holdfast.report.sheet import sheet_of
 from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.outcome import read_outcome, reproduce, used
@@ -58,6 +58,14 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     told = [line.strip() for line in (tmp_path / "a" / "table.md").read_text().splitlines() if line.startswith("digits: ")]
     rest = f"2 rounds, {dealt:,} of 1,797 samples."
     assert told == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
+
+
+def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Path) -> None:
+    outcome = reproduce(study, Wanted(scale="full"), tmp_path)
+    part, parts = " (10 % of digits)", " (4.2 to 100 % of digits)"
+    for samples, said in (((1797,), ""), ((1790, 1797), ""), ((180, 181), part), ((1797, 75, 900), parts)):
+        write_json(tmp_path / "data.json", {"data": [{**outcome.data[0], "samples": some} for some in samples]})
+        assert title(read_outcome(tmp_path)) == f"FedCAP, Table I: Two methods <under> attack{said}"
 
 
 def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Path) -> None:
