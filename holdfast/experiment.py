@@ -23,6 +23,7 @@ from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.cell import Cell, Measure
 from holdfast.engine.client import EVALUATE
 from holdfast.local.fit import Recipe
+from holdfast.local.same import described, name_of
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
@@ -46,7 +47,7 @@ class Experiment:
         self.federation = build_federation(config.data, self.key.fold("data"), samples)
         trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
         self.adversary = Adversary(self.parts.attack, trainers, self.key.fold("attack"))
-        self.rule, self.server = self.method.Client(self.method), self.method.Server(self.method)
+        self.rule, self.server = self.method.client_half(), self.method.Server(self.method)
         self.weights = Weights.of(self.parts.model)
         self.network = make_network(self.parts, self.federation.samples, config.train.dtype, self.weights)
         self.store = Store(self.out)
@@ -324,16 +325,16 @@ class Meter:
 
 def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | None = None) -> Network:
     """The method's network around the chosen model. Where its start comes from is not in its signature: it is one network all the same."""
-    rule, model = parts.method.Client(parts.method), parts.model
-    built_by = f"{type(rule).network.__module__}.{type(rule).network.__qualname__}"
-    if type(rule).network is not ClientRule.network:  # which may read any setting
-        built_by += f" {parts.method.settings()}"
+    rule, model = parts.method.client_half(), parts.model
+    built_by = name_of(type(rule).network)
+    if type(rule).network is not ClientRule.network:  # which may read settings
+        built_by += f" {described(parts.method.settings())}"
     if isinstance(model, Model):
-        make, head, about = model.make, model.head, f"{id(model):x}"
+        make, head, about = model.make, model.head, f"model {model.serial}"
     elif hasattr(model, "build"):
         check_reads(model, samples.sample_shape, samples.words)
         make, head = partial(model.build, samples.sample_shape, samples.classes), "head"
-        about = f"{model.name} {architecture(model)} {samples.sample_shape} {samples.classes}"
+        about = f"{name_of(type(model))} {described(architecture(model))} {samples.sample_shape} {samples.classes}"
     else:
         raise ConfigError(f"model '{model.name}' cannot be built")
     rule.head_name = head

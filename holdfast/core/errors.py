@@ -26,6 +26,10 @@ class RunError(HoldfastError):
     """A run that cannot go on; names the round, the client and the stage where they are known."""
 
 
+class SettingError(RunError):
+    """A client half that reads a setting in a way that would be wrong where several experiments are trained together."""
+
+
 class InUse(RunError):
     """A run directory that another process has."""
 

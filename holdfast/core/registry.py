@@ -71,9 +71,19 @@ class Part(BaseModel):
 P = TypeVar("P", bound=type[Part])
 
 
-def setting(default: Any, help: str, **bounds: Any) -> Any:
-    """A documented setting; bounds are pydantic's (ge, gt, le, lt)."""
-    return Field(default, description=help, **bounds)
+def setting(default: Any, help: str, *, static: bool = False, server: bool = False, **bounds: Any) -> Any:
+    """A documented setting; bounds are pydantic's (ge, gt, le, lt).
+
+    Two words are for real numbers and others of a method. `static`: a real number that its client half reads as one number, because it
+    decides a shape, what travels or how often a loop runs; experiments that differ in it are trained apart. `server`: only the server half
+    reads it; experiments that differ in it are trained together, and the client half is refused it."""
+    told: dict[str, Any] = {"static": static, "server": server}
+    return Field(default, description=help, json_schema_extra=told, **bounds)
+
+
+def declared(field: FieldInfo, word: str) -> bool:
+    """Whether a setting was declared `static` or `server`."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get(word))
 
 
 def register(kind: str, name: str, paper: str = "") -> Callable[[P], P]:

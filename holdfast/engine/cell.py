@@ -14,6 +14,7 @@ from holdfast.core.keys import Key
 from holdfast.core.types import ROOT
 from holdfast.data.federation import Federation, Padded, Table
 from holdfast.local.fit import Recipe
+from holdfast.local.same import identity
 from holdfast.methods.base import ClientRule, Method
 from holdfast.models.network import Network
 from holdfast.rows import RowStore
@@ -95,7 +96,8 @@ class Cell:
         r = self.recipe
         return (
             task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples),
-            self.measure if task == "evaluate" else None, r.batch_size, r.shuffle, r.drop_last, r.augment, r.loss, r.steps is None,
+            self.measure if task == "evaluate" else None, r.batch_size, r.shuffle, r.drop_last, r.augment, identity(r.loss),
+            r.steps is None,
         )  # fmt: skip
 
 

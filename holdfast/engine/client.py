@@ -16,6 +16,7 @@ from holdfast.data.table import Padded, either
 from holdfast.engine.cell import Measure
 from holdfast.evaluate import score
 from holdfast.local.client import Local, Received, rows_of, stack_states
+from holdfast.local.per_client import plain
 from holdfast.methods.base import ClientRule
 from holdfast.tally import UNDEFINED, Score
 
@@ -45,7 +46,13 @@ def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Map
         return None, {"score": _scored(rule, local, state, job.received)}
     if job.task not in rule.tasks:
         raise RunError(f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}")
-    return getattr(rule, job.task)(local, state, job.received, job.extra)
+    state, fields = getattr(rule, job.task)(local, state, job.received, job.extra)
+    return None if state is None else _plain(state), _plain(fields)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a client half gave: a setting among it is an ordinary tensor from here on."""
+    return {name: plain(value) for name, value in tensors.items()}
 
 
 def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure) -> Schema:
@@ -71,7 +78,7 @@ def _state(rule: ClientRule, local: Local, job: Job) -> State:
     """Stored rows where there are any, fresh ones for clients seen for the first time."""
     if bool(job.known.all()):
         return job.stored
-    fresh = rule.init(pick(local, ~job.known))
+    fresh = _plain(rule.init(pick(local, ~job.known)))
     if not bool(job.known.any()):
         return fresh
     if fresh.keys() != job.stored.keys():
@@ -94,7 +101,7 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             bank, which = _personal(rule, local, state, replace(job, received=received)), torch.arange(local.n)
         else:
             bank, which = _sent(local, shared if model == "global" else received)
-        aux = rule.aux(local, state, received)
+        aux = _plain(rule.aux(local, state, received))
         for split, table in data.items():
             common = split == "test" and measure.test == "global"
             result = _tested(rule, local, bank, which, table, aux, common, measure.metrics)

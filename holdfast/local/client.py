@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.fit import Fitted, Recipe, fit
+from holdfast.local.per_client import Settings
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 
@@ -69,7 +69,7 @@ class Local:
     initial: Tensor
     recipe: Recipe
     plan: Plan
-    settings: SimpleNamespace
+    settings: Settings
     selected: Tensor
     round: int = 0
     facts: Mapping[str, Tensor] = field(default_factory=dict)

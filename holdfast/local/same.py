@@ -49,6 +49,8 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
         return same((thing.__func__, thing.__self__), deeper)
     if isinstance(thing, types.FunctionType):
         return _function(thing, deeper)
+    if hasattr(type(thing), "stands_for"):  # it says itself what of it counts
+        return same(type(thing).stands_for(thing), deeper)
     if isinstance(thing, BaseModel):  # a part chosen by name: every experiment has its own, and equal settings mean the same
         return type(thing), str(thing.model_dump())
     if isinstance(thing, (Tensor, dict, list, set)) or not hasattr(thing, "__dict__"):
@@ -67,3 +69,30 @@ def _function(function: types.FunctionType, inside: tuple[int, ...]) -> Any:
     except HoldsTensors as found:
         raise HoldsTensors(f"{function.__qualname__} closes over {found}; hand tensors to `aux`") from None
     return function.__code__, Same(function.__globals__), held
+
+
+def identity(thing: Any) -> Any:
+    """Something hashable that is equal for two settings only where they are the same: plain data and parts by value, with their types,
+    since True == 1 == 1.0; any other object as its class defines equality, or by itself where that makes it unhashable."""
+    if isinstance(thing, (list, tuple)):
+        return type(thing), tuple(identity(part) for part in thing)
+    if isinstance(thing, dict):
+        return dict, tuple(sorted(((repr(key), identity(value)) for key, value in thing.items()), key=lambda pair: pair[0]))
+    if isinstance(thing, BaseModel):
+        return type(thing), identity(dict(thing))
+    try:
+        hash(thing)
+    except TypeError:
+        return Same(thing)
+    return type(thing), thing
+
+
+def name_of(thing: Any) -> str:
+    """A class or function by name and address: a factory, or a cell of a notebook that is run again, makes several of one name."""
+    return f"{thing.__module__}.{thing.__qualname__}@{id(thing):x}"
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Settings as text that is equal only where they are: an object's own text may not say in what it differs from another."""
+    plain = (bool, int, float, str, bytes, type(None), list, tuple)
+    return ", ".join(f"{name}={value!r}" + ("" if isinstance(value, plain) else f"@{id(value):x}") for name, value in settings.items())

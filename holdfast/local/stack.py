@@ -16,6 +16,7 @@ from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.augment import Augment
 from holdfast.local.losses import Batch, Loss, cross_entropy
+from holdfast.local.per_client import plain
 from holdfast.local.schedule import Schedule
 from holdfast.local.sgd import PerRow, Sgd, per_row
 from holdfast.local.steps import Step
@@ -68,9 +69,10 @@ class Stack:
         target, lam = pull if pull is not None else (None, 0.0)
         if target is not None and target.shape[0] != rows:
             target = target.repeat(rows // target.shape[0], 1)
-        lr, momentum, decay, pulled = (per_row(v, rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam))
+        lr, momentum, decay, pulled = (per_row(plain(v), rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam))
         sgd = Sgd(lr, momentum, decay, pulled)
         mask = network.layout.trainable if trainable is None else trainable.cpu() & network.layout.trainable
+        aux = {name: plain(value) for name, value in aux.items()}
         spread = {name: value.repeat(rows // value.shape[0], *[1] * (value.ndim - 1)) for name, value in aux.items()}
         return cls(network, model, samples, data, key, recipe, order, sgd, target, mask, spread, step)
 

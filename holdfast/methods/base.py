@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
-from holdfast.core.registry import Part
+from holdfast.core.registry import Part, declared
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
 from holdfast.local.client import Local, Received
+from holdfast.local.same import identity
+from holdfast.methods.client_view import ClientView
 from holdfast.methods.context import Context
 from holdfast.models.network import Network
 
@@ -139,9 +141,22 @@ class Method(Part):
         return False
 
     def row_settings(self) -> dict[str, float]:
-        """Settings that may differ between fused experiments: the real numbers."""
-        return {k: float(v) for k, v in self.settings().items() if type(v) is float}
+        """Settings that may differ between fused experiments, and that a client half finds in `local.settings`: the real numbers."""
+        return {k: float(v) for k, v in self.settings().items() if type(v) is float and not self._declared(k)}
+
+    def static_settings(self) -> dict[str, Any]:
+        """Settings that are equal in all experiments of a stack, and that a client half may read from its method: all that are neither
+        real numbers, unless declared `static`, nor the server's."""
+        own = {k: v for k, v in self.settings().items() if not self._declared(k, "server")}
+        return {k: v for k, v in own.items() if type(v) is not float or self._declared(k, "static")}
 
     def structure(self) -> tuple[Any, ...]:
         """Everything that must be equal for two experiments to be fused."""
-        return (type(self), *((k, v) for k, v in self.settings().items() if type(v) is not float))
+        return type(self), identity(self.static_settings())
+
+    def _declared(self, name: str, *words: str) -> bool:
+        return any(declared(type(self).model_fields[name], word) for word in words or ("static", "server"))
+
+    def client_half(self) -> ClientRule:
+        """Its client half, which sees no setting that may differ between experiments trained together."""
+        return self.Client(cast(Method, ClientView(self)))

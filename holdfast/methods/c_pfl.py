@@ -31,15 +31,11 @@ from holdfast.models.network import Network
 class CPflClient(ClientRule):
     """Train the backbone under the common head; take note of what the committee says; in the end tune the head."""
 
+    method: CPfl
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
 
-    @property
-    def _method(self) -> CPfl:
-        assert isinstance(self.method, CPfl)
-        return self.method
-
     def shared(self, network: Network, round: int) -> Tensor:
-        return ~network.head if self._method.train == "backbone" else torch.ones(network.layout.size, dtype=torch.bool)
+        return ~network.head if self.method.train == "backbone" else torch.ones(network.layout.size, dtype=torch.bool)
 
     def init(self, local: Local) -> State:
         """`own`: the model it would use by itself. `feedback`: the last score, threshold and decision."""
@@ -47,13 +43,13 @@ class CPflClient(ClientRule):
         return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=device), "feedback": nothing}
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        if task == "notify" or task == "tune" and not self._method.tune_epochs:
+        if task == "notify" or task == "tune" and not self.method.tune_epochs:
             return {}
         return {"loss": Field("scalar")} if task == "tune" else super().schema(task, wire)
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = received.into(local.initial)  # the common head
-        fitted = local.fit(start) if self._method.train == "all" else fit_part(local, start, ~local.network.head)
+        fitted = local.fit(start) if self.method.train == "all" else fit_part(local, start, ~local.network.head)
         return {**state, "own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(fitted.model, received, fitted)
 
     def notify(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
@@ -61,9 +57,9 @@ class CPflClient(ClientRule):
 
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start, tuned = received.into(local.initial), torch.ones_like(state["tuned"])
-        if not self._method.tune_epochs:
+        if not self.method.tune_epochs:
             return {**state, "own": start, "tuned": tuned}, {}
-        fitted = tune(local, start, self._method.tune, self._method.tune_epochs)
+        fitted = tune(local, start, self.method.tune, self.method.tune_epochs)
         return {**state, "own": fitted.model, "tuned": tuned}, {"loss": fitted.loss.to(fitted.model.dtype)}
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
@@ -77,31 +73,28 @@ class CPflClient(ClientRule):
 class CPflServer(ServerRule):
     """Train, have the committee judge, average what passed, tell everybody; in the end, ask for the tuning."""
 
-    @property
-    def _method(self) -> CPfl:
-        assert isinstance(self.method, CPfl)
-        return self.method
+    method: CPfl
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        model, committee = state["model"], self._method.committee
+        model, committee = state["model"], self.method.committee
         up = yield ctx.ask("train", model, self._trainers(state, ctx))
         own = (committee,) if isinstance(committee, Committee) else ()
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
         merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
-        if own and self._method.feedback:
+        if own and self.method.feedback:
             yield from _tell(ctx, verdict, passed)
         return merged.state | {"model": merged.model}, merged.verdict
 
     def _trainers(self, state: State, ctx: Context) -> Tensor:
         """N = M + C: members do not train, unless they are to (Fig. 6)."""
-        committee = self._method.committee
-        if not isinstance(committee, Committee) or self._method.committee_trains:
+        committee = self.method.committee
+        if not isinstance(committee, Committee) or self.method.committee_trains:
             return ctx.cohort
         return ctx.cohort[~torch.isin(ctx.cohort, committee.elect(memory_of(state), ctx))]
 
     def _weighed(self, merged: Merged, ctx: Context, model: Tensor, up: Uplink, passed: Uplink) -> Merged:
         """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of the mass that is missing?"""
-        mode, people = self._method.missing_mass, up.only(up.ids != ROOT)
+        mode, people = self.method.missing_mass, up.only(up.ids != ROOT)
         if mode == "renormalise" or not bool((passed.ids != ROOT).any()):
             return merged
         there = float(ctx.priors(people)[torch.isin(people.ids, passed.ids)].sum())
@@ -139,16 +132,18 @@ class CPfl(Method):
     deploys = "personal"
     search = {"tune_epochs": (5, 10, 15, 20)}  # Table 6, but for 0, which is no personalisation
     committee: Committee | StrictBool = setting(
-        True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True
-    )
-    committee_trains: bool = setting(False, "whether members train as well (Fig. 6)")
+        True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True,
+        server=True,
+    )  # fmt: skip
+    committee_trains: bool = setting(False, "whether members train as well (Fig. 6)", server=True)
     train: Literal["backbone", "all"] = setting("backbone", "what is trained together and travels; all: the head too (Fig. 2)")
     tune: Tuned = setting("head", "what a client tunes for itself after the last round")
     tune_epochs: int = setting(10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0)
     missing_mass: Literal["renormalise", "previous", "literal"] = setting(
-        "renormalise", "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing, as printed"
-    )
-    feedback: bool = setting(True, "tell every client that trained its score, the threshold and the decision")
+        "renormalise", "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing, as printed",
+        server=True,
+    )  # fmt: skip
+    feedback: bool = setting(True, "tell every client that trained its score, the threshold and the decision", server=True)
 
     @field_validator("committee", mode="before")
     @classmethod
@@ -156,7 +151,3 @@ class CPfl(Method):
         """By the registry, which says in one line what is wrong with a table."""
         given = {} if given is True else given
         return build("detector", {"name": "committee", **given}, "method.committee") if isinstance(given, Mapping) else given
-
-    def structure(self) -> tuple[Any, ...]:
-        """The committee works at the server: experiments that differ in it can be trained together."""
-        return (type(self), self.train, self.tune, self.tune_epochs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -128,13 +128,9 @@ class Cd2Pfed(Method):
     models = ("personal",)
     deploys = "personal"
     search: ClassVar[dict[str, tuple[float, ...]]] = {"rho": (0.25, 0.5, 0.75), "lam": (0.1, 1.0)}
-    rho: float = setting(0.5, "private share of the output channels of every layer", ge=0, le=1)
+    rho: float = setting(0.5, "private share of the output channels of every layer", static=True, ge=0, le=1)
     grow: int = setting(0, "rounds in which the private share grows linearly from 0 to rho (0: it is rho from the start)", ge=0)
     lam: float = setting(1.0, "how strongly the halves are drawn together (0: channels are only cut)", ge=0)
 
     def share(self, round: int) -> float:
         return self.rho * min(1.0, round / self.grow) if self.grow else self.rho
-
-    def structure(self) -> tuple[Any, ...]:
-        """What travels depends on rho, so experiments that differ in it are not trained as one."""
-        return (*super().structure(), self.rho)

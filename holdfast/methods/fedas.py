@@ -280,8 +280,4 @@ class FedAS(Method):
     clip: float | None = setting(None, "the most weight of a client, in equal shares 1/m: 3.0 is three times as much as equal", ge=1)
     extra_1_over_m: bool = setting(False, "divide the step by the number of clients, as Eq. 8 prints it")
     decoupling: Literal["head", "channels"] = setting("head", "what is private: the head, or a share of every layer's channels (Fig. 6b)")
-    rho: float = setting(0.5, "private share of the output channels, where channels are split", ge=0, le=1)
-
-    def structure(self) -> tuple[Any, ...]:
-        """What travels depends on rho, so experiments that differ in it are not trained as one."""
-        return (*super().structure(), self.rho if self.decoupling == "channels" else None)
+    rho: float = setting(0.5, "private share of the output channels, where channels are split", static=True, ge=0, le=1)

@@ -6,6 +6,7 @@ Two layers of PyTorch depend on more than their input and parameters. Both get w
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,6 +23,7 @@ from holdfast.models.folded import batch_norm, folded, unfolded
 T = TypeVar("T")
 MASK = "padding_mask"
 KEY = "dropout_key"
+_serial = itertools.count()
 
 
 class Model:
@@ -37,6 +39,8 @@ class Model:
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
         self.head, self.weights, self.weights_head = head, weights, weights_head
+        self.serial = next(_serial)
+        """Tells it from every other one of this process; an address may be given again to a younger one."""
 
 
 def with_head(module: nn.Module, head: str | None) -> nn.Module:

@@ -518,7 +518,7 @@ def test_experiments_with_other_channels_are_not_one() -> None:
         return build("method", {"name": "fedas", **settings}).structure()
 
     assert structure(decoupling="channels", rho=0.2) != structure(decoupling="channels", rho=0.7)
-    assert structure(rho=0.2) == structure(rho=0.7)
+    assert structure(decoupling="channels", align_lr=0.2) == structure(decoupling="channels", align_lr=0.7)
 
 
 def test_a_liar_takes_the_average_unless_clipped(simulate: Callable[..., Run]) -> None:
