@@ -230,7 +230,8 @@ class Study(Section):
         found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
-            found += [(f"metrics.{metric}", when) for when in (one.where, one.minus, *(scored.when for scored in one.override))]
+            found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
+            found += [(f"metrics.{metric}", scored.when) for scored in one.override]
             found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))]
         for name, scale in self.scale.items():
             found += [(f"scale.{name}", scale.keep)]

@@ -17,7 +17,6 @@ from holdfast.reproducing.study import keys, read
 from holdfast.reproducing.values import printed
 from holdfast.results import Run
 
-
 ENGINE = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 
 
@@ -56,8 +55,8 @@ def test_table_4_scores_rows_without_personal_training_by_the_customised_model_a
 
 @pytest.mark.parametrize("key", [key for key in keys() if key.startswith("fedcap/")])
 def test_what_each_table_scores(key: str) -> None:
-    """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after its training, and Table IV's rows
-    without personal training. Beside the mean over clients the tables with clients of unequal sizes have the pooled figure in print."""
+    """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after its training, and Table IV's
+    rows without personal training. Beside the mean over clients the tables with clients of unequal sizes have the pooled figure in print."""
     study = read(key)
     figures = {name: metric.figure for name, metric in study.metrics.items()}
     assert "accuracy/better_of" not in figures.values() and figures.get("TAcc(%)", "accuracy/tacc") == "accuracy/tacc"
