@@ -56,7 +56,7 @@ def test_table_4_scores_rows_without_personal_training_by_the_customised_model_a
 @pytest.mark.parametrize("key", [key for key in keys() if key.startswith("fedcap/")])
 def test_what_each_table_scores(key: str) -> None:
     """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after its training, and Table IV's
-    rows without personal training. Beside the mean over clients the tables with clients of unequal sizes have the pooled figure in print."""
+    rows without personal training. Beside the mean over clients, tables with clients of unequal sizes have the pooled figure."""
     study = read(key)
     figures = {name: metric.figure for name, metric in study.metrics.items()}
     assert "accuracy/better_of" not in figures.values() and figures.get("TAcc(%)", "accuracy/tacc") == "accuracy/tacc"
