@@ -167,7 +167,8 @@ class Experiment:
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids, self.cell.round)
         of_late = torch.isin(up.ids, late)
-        figures = metrics.of_round(up.fields, benign & torch.isin(up.ids, measured), self.models, self.method.deploys, self.metrics)
+        counted, asked = benign & torch.isin(up.ids, measured), self.metrics
+        figures = metrics.of_round(up.fields, counted, self.models, self.method.deploys, asked, has=self.method.models)
         figures |= metrics.of_late(up.fields, of_late, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
         arrays = {"ids": up.ids, "selected": selected, **up.fields}

@@ -15,29 +15,37 @@ Figures = dict[str, float | None]
 Answers = tuple[list[int], dict[int, str]]
 """One exchange: whose replies were accepted, and why others were refused."""
 SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
-_OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "worst10", "std", "best", "last10", "last10_std", "selected")
+_OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "tacc", "tacc/pooled", "worst10", "std",
+              "best", "last10", "last10_std", "selected")  # fmt: skip
 NAMES = ("accuracy", *(f"accuracy/{name}" for name in (*_OF_MODELS, "late")))
 """What every result has; null where a method has no such model or nothing was measured."""
 _OF_METRICS = ("global", "customised", "personal", "worst10", "std", "clients")
 """The same for a metric that was asked for."""
 
 
-def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str, asked: Sequence[str] = ()) -> Figures:
+def of_round(
+    fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str, asked: Sequence[str] = (),
+    has: Sequence[str] | None = None,
+) -> Figures:  # fmt: skip
     """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the deployed model gives the headline.
-    `asked` are the metrics beside accuracy and loss."""
+    `asked` are the metrics beside accuracy and loss, `has` the method's models where not all of them were measured."""
     out: Figures = {}
     for split, prefix in (("test", ""), ("validation", "validation/")):
         if f"{split}/total" not in fields:
             continue
+        pooled: Figures = {}
         for model in models:
             figures = _of_model(fields, split, model, benign)
+            pooled[model] = figures["pooled"]
             out |= {f"{prefix}accuracy/{model}": figures.pop("mean"), f"{prefix}loss/{model}": figures.pop("loss")}
             if model == deployed:
                 out[f"{prefix}accuracy"] = out[f"{prefix}accuracy/{model}"]
                 out[f"{prefix}loss"] = out[f"{prefix}loss/{model}"]
                 out |= {f"{prefix}accuracy/{name}": value for name, value in figures.items()}
-        known = [out[f"{prefix}accuracy/{model}"] for model in models]
-        out[f"{prefix}accuracy/better_of"] = max((a for a in known if a is not None), default=None)
+        means = {model: out[f"{prefix}accuracy/{model}"] for model in models}
+        out[f"{prefix}accuracy/better_of"] = _largest(means, models)
+        scored = of_tacc(models if has is None else has)
+        out |= {f"{prefix}accuracy/tacc": _largest(means, scored), f"{prefix}accuracy/tacc/pooled": _largest(pooled, scored)}
         for metric in asked:
             for model in models:
                 figures = _of_metric(fields[f"{split}/{model}/{metric}"][benign])
@@ -48,6 +56,19 @@ def of_round(fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str]
         shown = float(fields["triggered/total"][benign].sum())
         out["attack/asr"] = float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
     return out
+
+
+def of_tacc(has: Sequence[str]) -> list[str]:
+    """Which of a method's models FedCAP's TAcc takes the better of: what a client is sent, its customised model or else the global one, and
+    what it made of it. The higher average counts, in the paper and in the released code, not each client's better model; the paper
+    averages over clients, the code over test samples."""
+    return [model for model in has if model != "global" or "customised" not in has]
+
+
+def _largest(figures: Figures, models: Sequence[str]) -> float | None:
+    """Of these models; null where one of them was not measured."""
+    known = [figures.get(model) for model in models]
+    return None if None in known else max((a for a in known if a is not None), default=None)
 
 
 def of_late(fields: Mapping[str, Tensor], late: Tensor, models: Sequence[str], deployed: str) -> Figures:

@@ -221,6 +221,7 @@ def test_some_models_only(simulate: Callable[..., Run]) -> None:
     run = simulate(method="ditto", evaluate={"models": ["global"]})
     assert run.final["accuracy"] is None and run.final["accuracy/personal"] is None
     assert run.final["accuracy/global"] == run.final["accuracy/better_of"] == simulate(method="ditto").final["accuracy/global"]
+    assert run.final["accuracy/tacc"] is None and run.final["accuracy/tacc/pooled"] is None  # the other model was not measured
 
 
 def test_the_protocol_is_part_of_the_result(simulate: Callable[..., Run]) -> None:

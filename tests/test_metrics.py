@@ -32,6 +32,7 @@ def test_one_round_by_hand() -> None:
     assert figures == pytest.approx({
         "accuracy": mean, "accuracy/global": mean, "loss": 14 / 21, "loss/global": 14 / 21, "accuracy/pooled": 16 / 21,
         "accuracy/std": spread, "accuracy/worst10": 0.0, "accuracy/personal": 0.5, "loss/personal": 1.0, "accuracy/better_of": mean,
+        "accuracy/tacc": mean, "accuracy/tacc/pooled": 16 / 21,
     })  # fmt: skip
 
 
@@ -39,6 +40,33 @@ def test_the_deployed_model_gives_the_headline() -> None:
     figures = of_round(FIELDS, BENIGN, ("global", "personal"), "personal")
     assert figures["accuracy"] == figures["accuracy/personal"] == 0.5
     assert figures["accuracy/pooled"] == pytest.approx(9 / 21) and figures["accuracy/better_of"] == pytest.approx(0.575)
+
+
+# The same clients and a method with customised models: means .3625 and .5, pooled 12/21 and 9/21: each way has another winner.
+CUSTOMISED = FIELDS | {"test/customised/correct": counts(1, 1, 0, 10, 3), "test/customised/loss": counts(0, 0, 0, 0, 0)}
+
+
+def test_fedcaps_tacc_is_the_better_average_of_customised_and_personal_models() -> None:
+    """Neither the global model (.575, 16/21) counts where there are customised ones, nor is the better model of each client taken
+    ((1 + 1 + 0 + 1) / 4)."""
+    customised = (0.25 + 0.2 + 0 + 1) / 4
+    figures = of_round(CUSTOMISED, BENIGN, ("global", "customised", "personal"), "personal")
+    assert figures["accuracy/customised"] == pytest.approx(customised) and customised < 0.5
+    assert figures["accuracy/tacc"] == 0.5 and figures["accuracy/tacc/pooled"] == pytest.approx(12 / 21)
+    assert figures["accuracy/better_of"] == pytest.approx(0.575)
+
+
+def test_tacc_of_methods_that_have_not_all_models() -> None:
+    """What clients are sent is the global model where it is no customised one. Without one of the two, the other counts; where one was not
+    measured, nothing can be said."""
+    taken = {models: of_round(FIELDS, BENIGN, models, models[-1]) for models in (("global",), ("personal",), ("global", "personal"))}
+    found = {models: (figures["accuracy/tacc"], figures["accuracy/tacc/pooled"]) for models, figures in taken.items()}
+    assert found == {models: pytest.approx(both) for models, both in {
+        ("global",): (0.575, 16 / 21), ("personal",): (0.5, 9 / 21), ("global", "personal"): (0.575, 16 / 21)}.items()}  # fmt: skip
+    every = ("global", "customised", "personal")
+    figures = of_round(CUSTOMISED, BENIGN, ("global", "personal"), "personal", has=every)
+    assert figures["accuracy/tacc"] is None and figures["accuracy/tacc/pooled"] is None and figures["accuracy/better_of"] is not None
+    assert of_round(CUSTOMISED, BENIGN, ("customised", "personal"), "personal", has=every)["accuracy/tacc"] == 0.5
 
 
 @pytest.mark.parametrize(("clients", "tenth"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
@@ -57,7 +85,7 @@ def test_clients_without_test_samples_do_not_count() -> None:
 def test_nobody_to_measure() -> None:
     nobody = {name: value[:0] for name, value in FIELDS.items()}
     figures = of_round(nobody, BENIGN[:0], ("global", "personal"), "personal")
-    assert set(figures.values()) == {None} and "accuracy/better_of" in figures
+    assert set(figures.values()) == {None} and {"accuracy/better_of", "accuracy/tacc", "accuracy/tacc/pooled"} <= set(figures)
     assert set(of_round(FIELDS, torch.zeros(5, dtype=torch.bool), ("global",), "global").values()) == {None}
 
 

@@ -21,9 +21,9 @@ from tests.test_session import begin, config
 
 CONTRACT = {
     "accuracy", "accuracy/global", "accuracy/customised", "accuracy/personal", "accuracy/pooled", "accuracy/best", "accuracy/better_of",
-    "accuracy/last10", "accuracy/worst10", "accuracy/std", "rounds_to/0.80", "fallback_rounds", "attack/asr", "detection/dacc",
-    "detection/fpr", "detection/fnr", "bytes/up", "bytes/down", "seconds/client", "seconds/server", "seconds/server/aggregate",
-    "seconds/server/calibrate", "seconds/server/detect",
+    "accuracy/tacc", "accuracy/tacc/pooled", "accuracy/last10", "accuracy/worst10", "accuracy/std", "rounds_to/0.80", "fallback_rounds",
+    "attack/asr", "detection/dacc", "detection/fpr", "detection/fnr", "bytes/up", "bytes/down", "seconds/client", "seconds/server",
+    "seconds/server/aggregate", "seconds/server/calibrate", "seconds/server/detect",
 }  # fmt: skip
 
 

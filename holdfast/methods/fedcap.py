@@ -77,6 +77,8 @@ class FedCapServer(ServerRule):
             state["banned"] = torch.zeros(0, dtype=torch.int64)
         if not self.method.customise:
             return state
+        if self.method.phi == "uniform" and self.method.variant == "authors":
+            state["first"] = torch.zeros((), dtype=torch.int64)  # the size of the first pool, once there is one
         if self.method.similarity == "head" and ctx.head is None:
             raise ConfigError("method.similarity = \"head\" needs a model with a head; name it, as in holdfast.Model(module, head='fc')")
         rows = {"models": ctx.wire.size, "updates": ctx.wire.parameters}
@@ -85,13 +87,14 @@ class FedCapServer(ServerRule):
         return state | {"previous": ctx.initial} | pools | nobody
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        if "banned" in state:  # they are drawn, but neither asked nor sent anything, nor may they judge others
+            cohort, available = (ids[~torch.isin(ids, state["banned"])] for ids in (ctx.cohort, ctx.available))
+            ctx = replace(ctx, cohort=cohort, available=available)
         weights, counts = yield from self._weights(state, ctx, ctx.cohort)
         with ctx.timer.part("aggregate"):
             asked = _customised(ctx.ask("train", state["model"]), state, weights)  # what^t, Eq. 3
             reference = self._reference(state, ctx, asked, weights, counts)  # w^t
         up = yield asked
-        if "banned" in state:  # the banned are neither judged nor may they judge others
-            up, ctx = _not_from(up, state["banned"]), replace(ctx, available=ctx.available[~torch.isin(ctx.available, state["banned"])])
         with ctx.timer.part("calibrate"):
             recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
         judged = calibrated if self.method.calibrate else up
@@ -110,6 +113,8 @@ class FedCapServer(ServerRule):
         if not self.method.customise:
             return state | {"model": merged.model}, verdict
         pools = (up.ids[people], recovered[people], judged["update"][people], up["count"][people])
+        if "first" in state and not state["first"]:
+            state = state | {"first": people.sum()}
         return state | {"model": merged.model, "previous": reference, **dict(zip(POOL, pools, strict=True))}, verdict
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
@@ -135,8 +140,12 @@ class FedCapServer(ServerRule):
             similar[answered] = self._similar(ctx, up["update"], updates)
             known = known.index_fill(0, answered, True)
         own = ids[:, None] == pool
-        weights[known] = customisation(similar, own, self.method.alpha, self.method.phi)[known]
+        weights[known] = customisation(similar, own, self.method.alpha, self._share(state))[known]
         return weights, counts
+
+    def _share(self, state: State) -> float | str:
+        """phi. The released code computes a uniform share once, from its first pool, and keeps it when later pools are smaller."""
+        return 1 / int(state["first"]) if "first" in state and state["first"] else self.method.phi
 
     def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
         """Eq. 4."""
@@ -185,13 +194,6 @@ def _calibrated(asked: Exchange, up: Uplink, reference: Tensor) -> tuple[Tensor,
     return recovered, replace(up, fields={**up.fields, "update": moved})
 
 
-def _not_from(up: Uplink, banned: Tensor) -> Uplink:
-    """Without the banned, also among those whom screening refused: nobody is banned twice."""
-    known = set(banned.tolist())
-    refused = {client: reason for client, reason in up.refused.items() if client not in known}
-    return replace(up.only(~torch.isin(up.ids, banned)), refused=refused)
-
-
 def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
     """Who stays: those whom the detectors let pass, without models that overflowed when an update that screening let pass was added."""
     update = calibrated["update"]
@@ -221,7 +223,7 @@ class FedCap(Method):
 
     Without any of its four switches this is `fedavg-ft`, with `personalise` alone `ditto`. The experiment's aggregator makes the
     reference model from the calibrated updates; the paper's is the mean. A client outside the last cohort costs a second trip and a
-    second training. `variant = "authors"`: banned clients are still drawn and train, and are ignored."""
+    second training. `variant = "authors"`: banned clients are still drawn, but left out, and a uniform phi is that of the first pool."""
 
     Client = FedCapClient
     Server = FedCapServer
@@ -242,8 +244,8 @@ class FedCap(Method):
     personalise: bool = setting(True, "train a private model too; else what a client trained is its own model")
     similarity: Literal["all", "head"] = setting("all", "cosines over all parameters, or over the head's (appendix A)")
     reference: Literal["recovered", "customised"] = setting("recovered", "mean of recovered models (Eq. 6) or of those sent (Algorithm 1)")
-    removal: Literal["excluded", "ignored"] = setting("excluded", "banned clients are drawn no more; or still drawn, train, are ignored")
-    variant: Literal["card", "authors"] = setting("card", "authors: the released code's removal")
+    removal: Literal["excluded", "ignored"] = setting("excluded", "banned clients are drawn no more; or still drawn and left out")
+    variant: Literal["card", "authors"] = setting("card", "authors: the released code's removal and uniform phi")
 
     @model_validator(mode="after")
     def _above_the_median(self) -> FedCap:

@@ -19,6 +19,9 @@
     [metrics."TAcc(%)"]                # what is read off each
     figure = "accuracy"
     times = 100
+    [[metrics."TAcc(%)".override]]     # what only some cells are scored by
+    when = { method = "FedAvg-FT" }
+    figure = "accuracy/personal"
     [layout]
     rows = ["attack"]
     columns = ["method"]
@@ -77,11 +80,20 @@ class Scale(Section):
     stand_in: tuple[StandIn, ...] = ()
 
 
+class Scored(Section):
+    """Another figure for the cells that have these labels."""
+
+    when: When = {}
+    figure: Labels
+
+
 class Metric(Section):
     """What is read off a cell. Exactly one of figure, measure and of."""
 
     figure: Labels = ()
     """A figure of the result; of several the largest."""
+    override: tuple[Scored, ...] = ()
+    """Cells that are scored by another figure; the last that fits counts."""
     measure: str | None = None
     """A function of the run, by its name in measures/."""
     by: str | None = None
@@ -107,6 +119,8 @@ class Metric(Section):
     def _one_source(self) -> Metric:
         if sum(map(bool, (self.figure, self.measure, self.of))) != 1:
             raise ValueError("needs one of figure, measure and of")
+        if self.override and not self.figure:
+            raise ValueError("only a figure can be another in some cells")
         return self
 
     @property
@@ -217,6 +231,7 @@ class Study(Section):
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
+            found += [(f"metrics.{metric}", scored.when) for scored in one.override]
             found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))]
         for name, scale in self.scale.items():
             found += [(f"scale.{name}", scale.keep)]

@@ -106,7 +106,8 @@ def _read(metric: Metric, run: Run, at: Mapping[str, str]) -> float | None:
     if metric.measure is not None:
         value = measured(metric.measure)(run, *([at[metric.by]] if metric.by is not None else []))
     else:
-        known = [float(found) for name in as_labels(metric.figure) if (found := run.final.get(name)) is not None]
+        figure = next((one.figure for one in reversed(metric.override) if matches(one.when, at)), metric.figure)
+        known = [float(found) for name in as_labels(figure) if (found := run.final.get(name)) is not None]
         value = max((v for v in known if v == v), default=known[0] if known else None)
     if value is None:
         return None
@@ -126,7 +127,7 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
         return out
     rows = {tuple(row[key] for key in ("table", "dataset", "setting", "method", "metric")): row for row in printed_rows(study.paper)}
     for name, metric in study.metrics.items():
-        for at in out.places(name):
+        for at in out.places(name, metric.where):
             filled = {axis: at.get(axis, "") for axis in study.axes}
             where = (text.format(**filled) for text in (study.print.dataset, study.print.setting, study.print.method))
             row = rows.get((study.printed, *(study.print.instead.get(text, text) for text in where), metric.printed or name))

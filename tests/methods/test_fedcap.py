@@ -481,8 +481,35 @@ def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]
     assert arrays["cohort"].tolist() == [0, 1, 2, 3, 4] and arrays["verdict/ids"].tolist() == [0, 2, 3, 4]
     assert ignoring.state()["banned"].tolist() == [1] and ignoring.final["detection/dacc"] == 1.0
     assert ignoring.state()["pool/ids"].tolist() == [0, 2, 3, 4]
-    assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 1e-12)
-    assert ignoring.final["bytes/up"] > run.final["bytes/up"]
+    assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 0.0)
+    assert [ignoring.final[name] for name in ("bytes/up", "bytes/down")] == [run.final[name] for name in ("bytes/up", "bytes/down")]
+    assert arrays["took_part"].tolist() == [0, 2, 3, 4]
+
+
+def test_who_is_ignored_is_neither_asked_for_an_update_nor_sent_a_model() -> None:
+    """Client 4 is banned, client 9 is new: only 9 makes a request, only 1 and 9 train, as in the released code. Where all that were drawn
+    are banned, nobody is asked for anything."""
+    state = pool(ids=(1, 7), rows=[[1.0, 0.0], [-3.0, 0.0]]) | {"banned": torch.tensor([4])}
+    up = answer([1, 9], [[0.0, 0.0]] * 2, [1, 1])
+    asked, after, _ = play(state, context([1, 4, 9]), request_of([9], [[0.0, 5.0]]), up, variant="authors")
+    assert [(e.task, e.to.tolist()) for e in asked] == [("request", [9]), ("train", [1, 9])]
+    assert after["pool/ids"].tolist() == [1, 9] and after["banned"].tolist() == [4]
+    asked, after, _ = play(state, context([4]), answer([], [], []), variant="authors")
+    assert [(e.task, e.to.tolist()) for e in asked] == [("train", [])]
+    assert_same(after, state, 0.0)
+
+
+def test_a_uniform_share_is_of_the_pool_and_with_the_authors_of_the_first_pool() -> None:
+    """Three clients are left of the first round and two of the second: the own share is a third, then a half; the released code computes
+    it once and keeps the third."""
+    first, second = answer([1, 4, 7], UPDATES, [1, 1, 1]), answer([1, 4, 7], [[0.0, 0.0], [0.0, 0.0], [99.0, 0.0]], [1, 1, 1])
+    for variant, shares in (("card", [1 / 3, 1 / 2]), ("authors", [1 / 3, 1 / 3])):
+        settings = {"phi": "uniform", "variant": variant, "alpha": 0.0}
+        state = play(None, context([1, 4, 7], initial=ORIGIN), first, **settings)[1]
+        for reply, share in zip((second, answer([1, 4], [[0.0, 0.0]] * 2, [1, 1])), shares, strict=True):
+            _, state, verdict = play(state, context(reply.ids.tolist()), reply, **settings)
+            assert verdict.tables["customisation"].diagonal().tolist() == pytest.approx([share] * len(reply))
+        assert state["pool/ids"].tolist() == [1, 4]
 
 
 class Looking(Detector):
@@ -499,11 +526,11 @@ def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run
     assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)["cohort"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_who_is_ignored_is_banned_once_though_refused_in_every_round(simulate: Callable[..., Run]) -> None:
+def test_who_is_ignored_is_banned_once_and_refused_once(simulate: Callable[..., Run]) -> None:
     method = {"name": "fedcap", "variant": "authors"}
     run = simulate(method=method, attack=Endless(clients=(1,)), train={"rounds": 3})
     parts = run.store.parts(3)
-    assert [[*part["refused"]] for part in parts if part["round"]] == [["1"]] * 3
+    assert [[*part["refused"]] for part in parts if part["round"]] == [["1"], [], []]
     assert [[*part["banned"]] for part in parts if part["round"]] == [["1"], [], []] and run.final["detection/rounds"] == 1
     assert run.store.arrays(3)["verdict/ids"].tolist() == [0, 2, 3, 4]
 

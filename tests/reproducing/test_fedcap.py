@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+import pytest
 
 from holdfast.report.reproduction import write_reproduction
 from holdfast.reproducing.cells import Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import read
+from holdfast.reproducing.study import keys, read
+from holdfast.reproducing.values import printed
 from holdfast.results import Run
+
+ENGINE = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 
 
 def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
-    engine = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
-    outcome = reproduce(read("fedcap/table-3"), Wanted(scale="smoke", changes=engine), tmp_path / "out")
+    outcome = reproduce(read("fedcap/table-3"), Wanted(scale="smoke", changes=ENGINE), tmp_path / "out")
     assert outcome.missing == 0 and len(outcome.played) == 7
     values = outcome.ours
     for attack in values.labels["attack"]:
@@ -33,9 +36,51 @@ def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
     assert outcome.grid.substitutes == ["digits for all data"]
 
 
+def test_table_4_scores_rows_without_personal_training_by_the_customised_model_alone(tmp_path: Path) -> None:
+    """As the released code does; how far such a row would be with the locally trained model stands beside it."""
+    wanted = Wanted(scale="smoke", changes=ENGINE, only=("attack=IPM",))
+    outcome = reproduce(read("fedcap/table-4"), wanted, tmp_path / "out")
+    told = (write_reproduction(outcome).parent / "table.md").read_text()
+    apart = 0
+    for row, figure in zip("12345", ("customised", "tacc", "customised", "tacc", "tacc"), strict=True):
+        run = next(run for run in outcome.played if f"({row})" in run.manifest["label"])
+        label = next(label for label in outcome.study.axes["method"] if label.startswith(f"({row})"))
+        at = {"dataset": "CIFAR-10", "attack": "IPM", "method": label}
+        score, either = (outcome.ours.mean(metric, at) for metric in outcome.study.metrics)
+        assert score == 100 * run.final[f"accuracy/{figure}"] and f"| TAcc(%) {label} |" in told
+        assert either == (100 * run.final["accuracy/tacc"] if row in "13" else None)
+        apart += either is not None and either != score
+    assert apart  # the scoring matters
+
+
+@pytest.mark.parametrize("key", [key for key in keys() if key.startswith("fedcap/")])
+def test_what_each_table_scores(key: str) -> None:
+    """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after its training, and Table IV's
+    rows without personal training. Beside the mean over clients, tables with clients of unequal sizes have the pooled figure."""
+    study = read(key)
+    figures = {name: metric.figure for name, metric in study.metrics.items()}
+    assert "accuracy/better_of" not in figures.values() and figures.get("TAcc(%)", "accuracy/tacc") == "accuracy/tacc"
+    other = {label: one.figure for one in study.metrics["TAcc(%)"].override for label in one.when["method"]} if "TAcc(%)" in figures else {}
+    alone = [label for label in study.axes.get("method", {}) if label.startswith(("(1)", "(3)"))]
+    assert other == ({"FedAvg-FT": "accuracy/personal"} if key == "fedcap/fig-7" else dict.fromkeys(alone, "accuracy/customised"))
+    pooled = study.printed is not None and "TAcc(%)" in figures and "WISDM" in study.axes["dataset"]
+    assert figures.get("TAcc, pooled (%)") == ("accuracy/tacc/pooled" if pooled else None)
+    if pooled:
+        found = [dict(at) for name, at in printed(study, study.axes).by_place if name == "TAcc, pooled (%)"]
+        assert found and {at["dataset"] for at in found} == {"WISDM"}
+
+
+def test_rounds_to_80_are_of_tacc() -> None:
+    rows = [(1, 0.5), (2, None), (3, 0.8), (4, 0.7), (5, 0.9)]
+    run = types.SimpleNamespace(metrics=pd.DataFrame(rows, columns=["round", "accuracy/tacc"]))
+    assert measured("rounds-to-tacc-80")(cast(Run, run)) == 3
+    run.metrics = run.metrics[:2]
+    assert measured("rounds-to-tacc-80")(cast(Run, run)) is None
+    assert read("fedcap/table-5").metrics["R2Acc(80%) round"].measure == "rounds-to-tacc-80"
+
+
 def test_fig_3_draws_lengths_of_both_kinds_of_client(tmp_path: Path) -> None:
-    engine = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
-    outcome = reproduce(read("fedcap/fig-3"), Wanted(scale="smoke", changes=engine, only=("attack=benign,MR",)), tmp_path / "out")
+    outcome = reproduce(read("fedcap/fig-3"), Wanted(scale="smoke", changes=ENGINE, only=("attack=benign,MR",)), tmp_path / "out")
     page = write_reproduction(outcome).read_text()
     assert "norms over the rounds" in page and "MR malicious" in page and "MR benign" in page and "benign benign" in page
     at = {"dataset": "CIFAR-10", "method": "FedAvg", "attack": "MR"}

@@ -60,6 +60,15 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     assert told == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
 
 
+def test_some_cells_are_scored_by_another_figure(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+    small["metrics"]["TAcc(%)"]["override"] = [{"when": {"method": "Ditto"}, "figure": "accuracy/global"}]
+    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
+    for method, figure in (("Mean", "accuracy"), ("Ditto", "accuracy/global")):
+        run = next(run for run in outcome.played if method in run.manifest["label"])
+        assert outcome.ours.mean("TAcc(%)", {"attack": "IPM", "method": method}) == 100 * run.final[figure]
+        assert run.final["accuracy"] != run.final["accuracy/global"] or method == "Mean"
+
+
 def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Path) -> None:
     outcome = reproduce(study, Wanted(scale="full"), tmp_path)
     part, parts = " (10 % of digits)", " (4.2 to 100 % of digits)"

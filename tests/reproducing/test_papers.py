@@ -34,4 +34,5 @@ def test_every_printed_number_has_its_cell(key: str) -> None:
     found = printed(study, grid.labels)
     wanted = [row for row in printed_rows(study.paper) if row["table"] == study.printed and row["metric"] not in study.print.omits]
     named = {row["metric"] for row in wanted}  # differences that only a claim needs are not printed
-    assert wanted and sum((study.metrics[name].printed or name) in named for name, _ in found.by_place) == len(wanted)
+    cells = {(study.metrics[name].printed or name, at) for name, at in found.by_place}  # a number may stand beside two of ours
+    assert wanted and sum(name in named for name, _ in cells) == len(wanted)

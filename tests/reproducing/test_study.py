@@ -86,6 +86,8 @@ def test_stand_ins_are_named(small: dict[str, Any]) -> None:
         ({"claims": [{"says": "x", "check": "below"}]}, "below needs a value"),
         ({"scale": {"quick": {}}}, "scale.smoke is missing"),
         ({"metrics": {"a": {"times": 2}}}, "needs one of figure, measure and of"),
+        ({"metrics": {"a": {"measure": "seconds", "override": [{"figure": "accuracy"}]}}}, "only a figure can be another in some cells"),
+        ({"metrics": {"a": {"figure": "accuracy", "override": [{"when": {"method": "Dito"}, "figure": "x"}]}}}, "method has no 'Dito'"),
         ({"titel": "x"}, "unknown key 'fedcap/table-9.titel'; did you mean 'title'"),
     ],
 )
