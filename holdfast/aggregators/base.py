@@ -44,7 +44,7 @@ class Reduced(NamedTuple):
     state: State
     fallback: bool = False
     partial: bool = False
-    """Weights that sum to less than 1 leave the rest to the model sent, in its buffers, too; if not, buffers are a mean by these weights."""
+    """Weights that sum to less than 1 leave the rest to the model sent, in its buffers, too; if not, buffers are a mean by the weights."""
 
 
 class Aggregator(Part):

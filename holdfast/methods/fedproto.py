@@ -85,8 +85,8 @@ class FedProtoClient(ClientRule):
     method: FedProto
 
     def network(self, module: nn.Module) -> nn.Module:
-        how = {"by_prototype": self.method.predict == "prototype", "adding": self.method.measure != "after"}
-        return around(module, self.head_name, partial(Nearest, **how))
+        by_prototype, adding = self.method.predict == "prototype", self.method.measure != "after"
+        return around(module, self.head_name, partial(Nearest, by_prototype=by_prototype, adding=adding))
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.layout.mask(lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known"))
@@ -197,7 +197,7 @@ class FedProto(Method):
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}
     lam: float = setting(1.0, "strength of the pull of features to the common prototype of their class (0: local training)", ge=0)
     measure: Literal["after", "during", "last-epoch"] = setting(
-        "after", "a client's prototypes: of all its samples by the trained model, or of its training batches as they pass, all or the last epoch"
+        "after", "prototypes of all samples by the trained model, or of the training batches, each in its own step, all or the last epoch's"
     )
     predict: Literal["prototype", "head"] = setting("prototype", "what answers: the nearest common prototype, or the client's own head")
     weighting: Literal["equal", "samples"] = setting("equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)")

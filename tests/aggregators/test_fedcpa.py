@@ -307,7 +307,7 @@ def test_statistics_are_divided_by_as_many_as_parameters_are(wrap: str) -> None:
     layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), head="2")
     wire = Wire.of(layout, torch.ones(layout.size, dtype=torch.bool))
     p, n = wire.parameters, 5
-    model, x, sent = (Key(3).fold(name).normal(*shape, dtype=FLOAT) for name, shape in (("m", (layout.size,)), ("x", (n, p)), ("b", (n, 7))))
+    model, x, sent = (Key(3).fold(name).normal(*size, dtype=FLOAT) for name, size in (("m", (p + 7,)), ("x", (n, p)), ("b", (n, 7))))
     rule: Aggregator = FedCPA(k=0.3, global_=False)
     rule = build("wrapper", {"name": wrap, **({"s": 1} if wrap == "bucketing" else {})})(rule) if wrap else rule
     ids = torch.arange(n)
