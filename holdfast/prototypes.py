@@ -37,6 +37,13 @@ def prototypes(
     return Prototypes(sums.total / count[..., None], sums.count, sums.squares / count)
 
 
+def held(data: Padded, classes: int) -> Tensor:
+    """[n, classes]: how many samples of each class a client has."""
+    n, device = len(data.count), data.rows.device
+    at = torch.arange(n, device=device)[:, None] * classes + data.labels
+    return torch.bincount(at[data.mask], minlength=n * classes).view(n, classes)
+
+
 def apart(found: Tensor, means: Tensor, known: Tensor, y: Tensor) -> Tensor:
     """For losses: the mean squared distance of each sample's features to the prototype of its class, 0 where that is not known."""
     return known[y] * (found - means[y]).square().mean(1)
@@ -77,8 +84,7 @@ class _Sums:
         self.owner = torch.arange(n, device=device)[:, None].expand_as(self.real)
         self.total = torch.zeros(n, classes, width, dtype=dtype, device=device)
         self.squares = torch.zeros(n, classes, dtype=dtype, device=device)
-        at = (self.owner * classes + data.labels)[self.real]
-        self.count = torch.bincount(at, minlength=n * classes).view(n, classes)
+        self.count = held(data, classes)
 
     def add(self, clients: int | slice | Tensor, places: slice | Tensor, answers: Tensor) -> None:
         real = self.real[clients, places].flatten()

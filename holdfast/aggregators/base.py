@@ -43,6 +43,8 @@ class Reduced(NamedTuple):
     weights: Tensor
     state: State
     fallback: bool = False
+    partial: bool = False
+    """Weights that sum to less than 1 leave the rest to the model sent, in its buffers, too; if not, buffers are a mean by the weights."""
 
 
 class Aggregator(Part):

@@ -18,7 +18,8 @@ class FedCPA(Scoring, Aggregator):
 
     Sample counts are ignored. The scores are scaled by the cohort's own extremes, so in every round somebody counts for nothing and
     somebody in full, attackers or not, and the sum is divided by how many count at all (Eq. 9): an update of partly trusted clients is a
-    shorter one. In the first round there is no last change, and clients are compared with each other only. Fewer than three usable
+    shorter one, and BatchNorm's statistics move by the same share. In the first round there is no last change, and clients are compared
+    with each other only, unless `literal`. Fewer than three usable
     updates, or scores that are all equal, are averaged as they are, and the round counts as a fallback; a majority of attackers is
     the normal case to it. The weights returned are lambda over the number of clients that have any."""
 
@@ -38,4 +39,4 @@ class FedCPA(Scoring, Aggregator):
         weights = (found.weights / max(1, int((found.weights > 0).sum()))).to(x)  # Eq. 9
         usable = found.usable.to(x.device)
         value = weights @ x if bool(usable.all()) else weights[usable] @ x[usable]  # nothing times infinity is not a number
-        return Reduced(value, weights, found.state, fallback=not found.telling)
+        return Reduced(value, weights, found.state, fallback=not found.telling, partial=True)

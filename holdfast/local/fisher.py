@@ -5,7 +5,8 @@ What is squared is a matter of definition, and the definitions differ by much mo
     batch-sum     sum over the batches b of |grad of the mean of b|^2    grows with the number of batches: hides a weighting by size
     batch-mean    the mean over the batches instead
     per-sample    mean over the samples of |grad of the sample|^2        the usual (empirical) Fisher information; a step for each sample
-    full          |grad of the mean of all samples|^2                    goes to 0 where a model is fitted
+    full          |grad of the sum over all samples|^2                   of the data's log-likelihood; grows with the square of their number
+    full-mean     |grad of the mean of all samples|^2                    the same over that square; both go to 0 where a model is fitted
 
 Batches are those of the data's own order, the module is in evaluation mode, nothing is trained."""
 
@@ -29,7 +30,8 @@ from holdfast.local.stack import Recipe, Stack
 from holdfast.local.steps import Single, Stacked
 from holdfast.models.network import Network
 
-Definition = Literal["batch-sum", "batch-mean", "per-sample", "full"]
+Definition = Literal["batch-sum", "batch-mean", "per-sample", "full", "full-mean"]
+_WHOLE = ("full", "full-mean")
 
 
 def trace(
@@ -79,13 +81,14 @@ def _added_up(stack: Stack, rows: Tensor, plan: Plan, of: Definition, each: bool
     owner = stack.owner(rows)
     batches, count = torch.from_numpy(stack.order.steps)[owner].double(), stack.data.count.cpu()[owner].double()
     width, device, dtype = int(stack.network.layout.trainable.sum()), stack.model.device, stack.network.dtype
-    total = torch.zeros(len(rows), width if each or of == "full" else 1, dtype=dtype, device=device)
+    whole = of in _WHOLE
+    total = torch.zeros(len(rows), width if each or whole else 1, dtype=dtype, device=device)
     for t, now, grads in (_together if plan.stacked else _one_by_one)(stack, rows, plan.precision):
         sizes = torch.from_numpy(stack.order.size[t])[owner[now]].double()
-        share = {"batch-sum": torch.ones_like(sizes), "full": sizes / count[now]}.get(of, 1 / batches[now])
+        share = {"batch-sum": torch.ones_like(sizes), "full": sizes, "full-mean": sizes / count[now]}.get(of, 1 / batches[now])
         share = put(share.to(dtype), device)[:, None]
-        total[now] += share * (grads if of == "full" else _squares(grads, each))
-    return _squares(total, each) if of == "full" else total
+        total[now] += share * (grads if whole else _squares(grads, each))
+    return _squares(total, each) if whole else total
 
 
 def _squares(grads: Tensor, each: bool) -> Tensor:

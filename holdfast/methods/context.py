@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import norms
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.guard import Guarded
@@ -133,8 +133,9 @@ class Context(Guarded):
     def reduce(
         self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None, priors: Tensor | None = None
     ) -> Merged:
-        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned. `priors` are a method's own
-        weights of the clients (the root pseudo-client has none), in place of their sample counts."""
+        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned, or, where it says `partial`,
+        move to that mean by the sum of these weights. `priors` are a method's own weights of the clients (the root pseudo-client has
+        none), in place of their sample counts."""
         people = up.ids != ROOT
         verdict = verdict or Verdict(up.ids[people])
         root = up["update"][~people][0] if bool((~people).any()) else None
@@ -152,12 +153,14 @@ class Context(Guarded):
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors
         with self.timer.part("aggregate"):
-            value, weights, own, fallback = self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx)
+            value, weights, own, fallback, partial = Reduced(*self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx))
         fresh = model.clone()
         fresh[:p] += self.server_lr * value
         total = weights.sum()
         if self.wire.buffers and bool(total > 0):
-            fresh[p:] = (weights / total).to(fresh.dtype) @ up["buffers"]
+            mean = (weights / total).to(fresh.dtype) @ up["buffers"]
+            short = partial and bool(1 - total > len(weights) * torch.finfo(weights.dtype).eps)  # not by rounding alone
+            fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh.dtype)) if short else mean
         notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
         shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight

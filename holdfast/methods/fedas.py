@@ -7,7 +7,8 @@ each client measures on its own model (client synchronisation, Eq. 5-8). Without
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -33,9 +34,11 @@ from holdfast.prototypes import prototypes, width_of
 WAS = "was."
 
 
-def misaligned(net: nn.Module, batch: Batch, *, head: str | None, target: str, reduce: str) -> Tensor:
+def misaligned(net: nn.Module, batch: Batch, *, head: str | None, target: str, reduce: str, mode: str = "training") -> Tensor:
     """The loss of alignment before training."""
-    return _apart(features(net, batch.x, head), net, batch, head, target, reduce)
+    with _evaluating(net) if mode == "evaluation" else nullcontext():
+        found = features(net, batch.x, head)
+    return _apart(found, net, batch, head, target, reduce)
 
 
 def jointly(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None, target: str, reduce: str) -> Tensor:
@@ -51,6 +54,8 @@ def _apart(found: Tensor, net: nn.Module, batch: Batch, head: str | None, target
     that the batch has."""
     aim = batch.aux["prototypes"][batch.y] if target == "prototype" else _earlier(net, batch, head)
     apart, size = (found - aim).square(), batch.mask.sum()
+    if "known" in batch.aux:  # a class that has no mean pulls nothing
+        apart = apart * batch.aux["known"][batch.y][:, None]
     if reduce == "sum":
         return apart.sum(1) * size
     if target == "sample":
@@ -59,16 +64,21 @@ def _apart(found: Tensor, net: nn.Module, batch: Batch, head: str | None, target
     return apart.mean(1) * size / alike.clamp(min=1)
 
 
-def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
-    """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is kept of all the others."""
-    tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items() if name.startswith(WAS)}
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
     training = net.training
     net.eval()
     try:
-        with torch.no_grad():
-            return features(net, batch.x, head, tensors)
+        yield
     finally:
         net.train(training)
+
+
+def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
+    """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is kept of all the others."""
+    tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items() if name.startswith(WAS)}
+    with _evaluating(net), torch.no_grad():
+        return features(net, batch.x, head, tensors)
 
 
 class FedASClient(ClientRule):
@@ -137,7 +147,7 @@ class FedASClient(ClientRule):
         shared = torch.zeros(layout.size, dtype=torch.bool)
         shared[local.wire.index.cpu()] = True
         aligned = local.fit(
-            start, purpose="align", loss=partial(misaligned, **told), lr=local.settings.align_lr,
+            start, purpose="align", loss=partial(misaligned, **told, mode=method.align_mode), lr=local.settings.align_lr,
             epochs=torch.where(who, method.align_epochs, 0), batch_size=method.align_batch_size, momentum=0.0, weight_decay=0.0,
             augment=Augment(), trainable=shared, aux=aux,
         ).model  # fmt: skip
@@ -159,7 +169,11 @@ class FedASClient(ClientRule):
             target = start
         elif method.first == "received":
             target = torch.where(state["trained"][:, None], target, start)
-        if method.align_target == "prototype":
+        if method.align_target == "prototype" and method.align_means == "whole-batches":
+            whole = replace(local.data, count=local.count - local.count % method.align_batch_size)
+            found = prototypes(network, target, local.samples, whole, local.plan, head)
+            aux = {"prototypes": found.means, "known": (found.counts > 0).to(found.means)}
+        elif method.align_target == "prototype":
             aux = {"prototypes": prototypes(network, target, local.samples, local.data, local.plan, head).means}
         else:
             aux = {f"{WAS}{name}": value for name, value in network.layout.tensors(target).items()}
@@ -250,13 +264,13 @@ class FedAS(Method):
     """A shared backbone under private heads, aligned to each client's own features and averaged by the trace of the Fisher information.
 
     `variant = "authors"` is what the released code does: alignment as a chain through the cohort, also of clients that have not trained
-    yet (towards the features of the random start), with BatchNorm's running statistics shifting along."""
+    yet (towards the features of the random start), to class means that leave out the last incomplete batch, in evaluation mode."""
 
     Client = FedASClient
     Server = FedASServer
     models = ("personal",)
     deploys = "personal"
-    presets = {"authors": {"align": "serial", "first": "literal", "align_statistics": True}}
+    presets = {"authors": {"align": "serial", "first": "literal", "align_means": "whole-batches", "align_mode": "evaluation"}}
     search = {"align_lr": (0.001, 0.01, 0.1)}  # the paper searches nothing; around the released code's
 
     variant: Literal["card", "authors"] = setting("card", "card: the defaults; authors: a chain of alignments, from the first time on")
@@ -264,17 +278,25 @@ class FedAS(Method):
         "parallel", "before training, each client for itself; each from what the one before left (serial); as a term of training (joint)"
     )
     align_target: Literal["prototype", "sample"] = setting("prototype", "pull features to class means (code) or each to its own (paper)")
+    align_means: Literal["all", "whole-batches"] = setting(
+        "all", "class means over all samples (paper), or without the last incomplete batch of align_batch_size, in the data's order (code)"
+    )
     align_to: Literal["own", "global"] = setting("own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)")
     align_loss: Literal["mean", "sum"] = setting("mean", "squared distance per feature and sample, or Eq. 4's sum over both")
     align_lr: float = setting(0.01, "learning rate of alignment", ge=0)
     align_epochs: int = setting(1, "epochs of alignment", ge=0)
     align_batch_size: int = setting(16, "batch size of alignment", ge=1)
-    align_statistics: bool = setting(False, "let alignment shift the running statistics of BatchNorm")
+    align_mode: Literal["training", "evaluation"] = setting(
+        "training", "BatchNorm and Dropout while aligning: by batches, or as in evaluation, which shifts no statistics (code; not in joint)"
+    )
+    align_statistics: bool = setting(False, "let alignment in training mode shift the running statistics of BatchNorm")
     first: Literal["skip", "literal", "received"] = setting(
         "skip", "a client's first time: no alignment, towards its random start, or towards the received model's features"
     )
     synchronise: bool = setting(True, "weight clients by the trace of the Fisher information; else by samples")
-    fim: Definition = setting("batch-sum", "which squared gradients make the trace (see holdfast/local/fisher.py)")
+    fim: Definition = setting(
+        "batch-sum", "whose gradients are squared: batches (summed or averaged), samples, all at once (full: of the sum; full-mean)"
+    )
     normalise: Literal["proportional", "softmax", "min-max"] = setting("proportional", "how traces become weights (Fig. 6a)")
     temperature: float = setting(1.0, "what softmax divides the traces by", gt=0)
     clip: float | None = setting(None, "the most weight of a client, in equal shares 1/m: 3.0 is three times as much as equal", ge=1)

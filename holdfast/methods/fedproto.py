@@ -23,7 +23,7 @@ from holdfast.methods.context import Context
 from holdfast.models.features import catching
 from holdfast.models.heads import Around, around
 from holdfast.models.network import Network
-from holdfast.prototypes import apart, averaged, prototypes
+from holdfast.prototypes import apart, averaged, held, prototypes
 
 FAR = 50.0
 """How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""
@@ -34,12 +34,28 @@ class Nearest(Around):
 
     prototypes: Tensor
     known: Tensor
+    sums: Tensor
+    seen: Tensor
+    steps: Tensor
 
-    def __init__(self, head: nn.Module, classes: int, features: int, by_prototype: bool):
+    def __init__(self, head: nn.Module, classes: int, features: int, by_prototype: bool, adding: bool):
         super().__init__(head)
-        self.by_prototype = by_prototype
+        self.by_prototype, self.adding = by_prototype, adding
         self.register_buffer("prototypes", torch.zeros(classes, features))
         self.register_buffer("known", torch.zeros(classes))
+        if adding:  # buffers, like BatchNorm's: every plan keeps a row of them for each client
+            self.register_buffer("sums", torch.zeros(classes, features))
+            self.register_buffer("seen", torch.zeros(classes))
+            self.register_buffer("steps", torch.zeros(()))
+
+    def add(self, features: Tensor, batch: Batch) -> None:
+        """One more step of training, whose features count if enough steps went before."""
+        counts = batch.mask * (self.steps >= batch.aux["skipped"]).to(batch.mask.dtype)
+        classes = torch.arange(len(self.seen), device=counts.device)
+        which = ((batch.y[:, None] == classes) * counts[:, None]).double()  # neither TF32 nor bfloat16 rounds a product in float64
+        self.sums.add_((which.T @ features.detach().double()).to(self.sums.dtype))
+        self.seen.add_(which.sum(0).to(self.seen.dtype))
+        self.steps.add_(1)
 
     def forward(self, features: Tensor) -> Tensor:
         logits, known = self.inner(features), self.known > 0
@@ -58,6 +74,8 @@ def pulled(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
         values = loss(net, batch)
     aim = net.get_submodule(head)
     assert isinstance(aim, Nearest)
+    if aim.adding:
+        aim.add(found[0], batch)
     return values + batch.aux["lam"] * apart(found[0], aim.prototypes, aim.known, batch.y)
 
 
@@ -67,7 +85,8 @@ class FedProtoClient(ClientRule):
     method: FedProto
 
     def network(self, module: nn.Module) -> nn.Module:
-        return around(module, self.head_name, partial(Nearest, by_prototype=self.method.predict == "prototype"))
+        by_prototype, adding = self.method.predict == "prototype", self.method.measure != "after"
+        return around(module, self.head_name, partial(Nearest, by_prototype=by_prototype, adding=adding))
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.layout.mask(lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known"))
@@ -77,17 +96,41 @@ class FedProtoClient(ClientRule):
 
     def schema(self, task: str, wire: Wire) -> Schema:
         shape = _shape(wire.model)
-        held = Field("count", shape[:1], low=0, high=MOST_SAMPLES)
-        return {"prototypes": Field("feature", shape), "held": held, "loss": Field("scalar")}
+        counts = Field("count", shape[:1], low=0, high=MOST_SAMPLES)
+        return {"prototypes": Field("feature", shape), "held": counts, "loss": Field("scalar")}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         network, start = local.network, received.into(state["own"])
         loss = partial(pulled, loss=local.recipe.loss, head=network.head_name or "")
-        fitted = local.fit(start, loss=loss, aux={"lam": local.settings.lam.to(start)})
-        classes = _shape(network.layout)[0]
-        own = prototypes(network, fitted.model, local.samples, local.data, local.plan, network.head_name, classes)  # Eq. 3
-        kind = fitted.model.dtype
-        return {"own": fitted.model}, {"prototypes": own.means, "held": own.counts.to(kind), "loss": fitted.loss.to(kind)}
+        aux = {"lam": local.settings.lam.to(start)}
+        if self.method.measure != "after":
+            aux["skipped"] = self._skipped(local).to(start)
+        fitted = local.fit(start, loss=loss, aux=aux)
+        model, means, counts = fitted.model, *self._measured(local, fitted.model)
+        return {"own": model}, {"prototypes": means, "held": counts.to(model.dtype), "loss": fitted.loss.to(model.dtype)}
+
+    def _measured(self, local: Local, model: Tensor) -> tuple[Tensor, Tensor]:
+        """Class means of these clients' features, and how many samples of a class they have (Eq. 3). What was added up in training is
+        taken out of the models."""
+        network, classes = local.network, _shape(local.network.layout)[0]
+        if self.method.measure == "after":
+            own = prototypes(network, model, local.samples, local.data, local.plan, network.head_name, classes)
+            return own.means, own.counts
+        sums, seen, steps = (network.layout.slot(f"{network.head_name}.{name}") for name in ("sums", "seen", "steps"))
+        often = model[:, seen.start : seen.stop].clone()
+        means = model[:, sums.start : sums.stop].view(-1, *sums.shape) / often.clamp(min=1)[..., None]
+        for slot in (sums, seen, steps):
+            model[:, slot.start : slot.stop] = 0
+        return means, held(local.data, classes) * (often > 0)
+
+    def _skipped(self, local: Local) -> Tensor:
+        """How many steps go before those whose features count: none, or all but the last that make an epoch."""
+        recipe, count = local.recipe, local.count.cpu()
+        if self.method.measure == "during":
+            return torch.zeros_like(count)
+        epoch = count // recipe.batch_size if recipe.drop_last else -(-count // recipe.batch_size)
+        total = torch.as_tensor(recipe.epochs).cpu() * epoch if recipe.steps is None else torch.as_tensor(recipe.steps).cpu()
+        return (total - epoch).clamp(min=0)
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
@@ -140,7 +183,11 @@ class FedProto(Method):
 
     A sample is taken for the class with the nearest common prototype (`predict = "head"`: for what the client's own head says). Before any
     prototype exists, the head decides; a class without a prototype is never chosen. A client outside the cohort goes by the prototypes it
-    was sent last. The pull is a mean over features, as in the common code, so `lam` does not depend on their number."""
+    was sent last. The pull is a mean over features, as in the common code, so `lam` does not depend on their number.
+
+    A client's prototypes are means of the features that its trained model makes of its samples (Eq. 3). `measure = "during"` takes those
+    that every batch of the local training had in its own step instead, under the model before that step, in training mode and augmented
+    as it was, over all epochs (PFLlib); `last-epoch` those of the last as many steps as an epoch has (the authors' code)."""
 
     Client = FedProtoClient
     Server = FedProtoServer
@@ -149,5 +196,8 @@ class FedProto(Method):
     reduces = False
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}
     lam: float = setting(1.0, "strength of the pull of features to the common prototype of their class (0: local training)", ge=0)
+    measure: Literal["after", "during", "last-epoch"] = setting(
+        "after", "prototypes of all samples by the trained model, or of the training batches, each in its own step, all or the last epoch's"
+    )
     predict: Literal["prototype", "head"] = setting("prototype", "what answers: the nearest common prototype, or the client's own head")
     weighting: Literal["equal", "samples"] = setting("equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)")

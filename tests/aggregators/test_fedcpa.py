@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.aggregators import critical
-from holdfast.aggregators.base import AggregationContext, Reduced
+from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.critical import agreement, critical_sets, extreme, spans_of
 from holdfast.aggregators.fedcpa import FedCPA
 from holdfast.aggregators.normality import weights_of
@@ -19,7 +19,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Slot, Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.types import State
+from holdfast.core.types import State, Uplink
+from holdfast.methods.context import Context
 from holdfast.results import Run
 from tests.aggregators import slow_fedcpa as slow
 from tests.checks.test_aggregators import context_of
@@ -298,6 +299,26 @@ def test_noise_gets_no_weight(simulate: Callable[..., Run]) -> None:
         weights = run.store.arrays(round)["verdict/weights"]
         assert (weights[bad] == 0).all() and (weights > 0).any()
     assert torch.isfinite(run.state()["aggregator/model"]).all()
+
+
+@pytest.mark.parametrize("wrap", ["", "clip", "bucketing"])
+def test_statistics_are_divided_by_as_many_as_parameters_are(wrap: str) -> None:
+    """The released code averages whole state dicts: a running mean moves by the sum of lambda times the difference, over how many count."""
+    layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), head="2")
+    wire = Wire.of(layout, torch.ones(layout.size, dtype=torch.bool))
+    p, n = wire.parameters, 5
+    model, x, sent = (Key(3).fold(name).normal(*size, dtype=FLOAT) for name, size in (("m", (p + 7,)), ("x", (n, p)), ("b", (n, 7))))
+    rule: Aggregator = FedCPA(k=0.3, global_=False)
+    rule = build("wrapper", {"name": wrap, **({"s": 1} if wrap == "bucketing" else {})})(rule) if wrap else rule
+    ids = torch.arange(n)
+    ctx = Context(1, ids, ids, Key(0), wire, layout, model, rule)
+    merged = ctx.reduce({}, Uplink(ids, {"update": x, "buffers": sent, "count": torch.ones(n, dtype=FLOAT)}), model)
+    weights = merged.verdict.weights
+    assert weights is not None and 0.2 < float(weights.sum()) < 0.99  # some are trusted in part, so the divisors differ
+    expected = model[p:].clone()
+    for weight, statistics in zip(weights, sent, strict=True):
+        expected += weight * (statistics - model[p:])
+    torch.testing.assert_close(merged.model[p:], expected, rtol=0, atol=1e-12)
 
 
 def test_where_only_a_part_of_the_model_travels() -> None:

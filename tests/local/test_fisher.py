@@ -46,7 +46,8 @@ every_plan = pytest.mark.parametrize("plan", [*PLANS.values(), Plan("vmap", rows
         ("batch-mean", False, [5 / 16, 1 / 16, 0]),
         ("batch-mean", True, [1 / 16, 0, 0]),
         ("per-sample", True, [19 / 48, 1 / 16, 0]),  # (1 + 9 + 9) / 3 sixteenths; every sample counts
-        ("full", True, [25 / 144, 1 / 16, 0]),  # (-1 + 3 + 3) / 12
+        ("full", True, [25 / 16, 1 / 16, 0]),  # (-1 + 3 + 3) / 4: the log-likelihood of all labels is a sum
+        ("full-mean", True, [25 / 144, 1 / 16, 0]),  # a third of that gradient
     ],
 )
 def test_by_hand(plan: Plan, of: Definition, drop_last: bool, expected: list[float]) -> None:
@@ -63,7 +64,7 @@ def rich() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("of", ["batch-sum", "batch-mean", "per-sample", "full"])
+@pytest.mark.parametrize("of", ["batch-sum", "batch-mean", "per-sample", "full", "full-mean"])
 def test_plans_equal_plain_autograd_in_evaluation_mode(of: Definition) -> None:
     """BatchNorm by its running statistics, no Dropout, frozen layers left out, buffers 0."""
     network, samples, counts = network_of(rich), random_samples(40), [11, 0, 4, 25]
@@ -84,11 +85,11 @@ def slow_diagonal(network: Network, vector: Tensor, x: Tensor, y: Tensor, of: st
     net = network.load(vector, torch.float64).eval()
     free = [p for p in net.parameters() if p.requires_grad]
     names = [n for n, p in net.named_parameters() if p.requires_grad]
-    size = {"per-sample": 1, "full": max(1, len(y))}.get(of, 4)
+    size = {"per-sample": 1, "full": max(1, len(y)), "full-mean": max(1, len(y))}.get(of, 4)
     total = {name: torch.zeros(s.shape, dtype=torch.float64) for name, s in ((s.name, s) for s in network.layout.slots)}
     batches = list(zip(x.split(size), y.split(size), strict=True)) if len(y) else []
     for xs, ys in batches:
-        grads = torch.autograd.grad(F.cross_entropy(net(xs), ys), free)
+        grads = torch.autograd.grad(F.cross_entropy(net(xs), ys, reduction="sum" if of == "full" else "mean"), free)
         for name, grad in zip(names, grads, strict=True):
             total[name] += grad.square() / (len(batches) if of in ("batch-mean", "per-sample") else 1)
     return network.layout.flatten(total)

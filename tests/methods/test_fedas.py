@@ -128,6 +128,28 @@ def test_alignment_goes_by_its_own_batches_and_epochs(plan: Plan) -> None:
 
 
 @both_plans
+def test_class_means_may_leave_out_the_last_incomplete_batch(plan: Plan) -> None:
+    """Batches of 2: 1, 3 of class 0 and 2, 5 of class 1; a 7 of class 0 is left over. Under b = 2 the means are 4 | 7, with the 7 they are
+    22/3 | 7. Steps: 1 + .01 * 6 = 1.06, where the mean of 4 (7 - 2.12) and 10 (7 - 5.3) is 18.26. Client 7 has no whole batch."""
+    samples = samples_of(torch.tensor([[1.0], [3.0], [2.0], [5.0], [7.0], [1.0]]), torch.tensor([0, 0, 1, 1, 0, 0]))
+    for means, first in (("whole-batches", 4), ("all", 22 / 3)):
+        method = build("method", {"name": "fedas", "align_means": means, "align_batch_size": 2})
+        local = replace(local_of(plan, shuffle=False, drop_last=True), samples=samples, data=deal(samples, [5, 1]))
+        _, sent = method.Client(method).train(local, state_of(), received(), {})
+        b = 1 + 0.01 * ((first - 1) + 3 * (first - 3))
+        close(sent["update"], [[b - 1 + 0.01 * (2 * (7 - 2 * b) + 5 * (7 - 5 * b))], [0.0]])
+
+
+@both_plans
+def test_a_class_without_a_whole_batch_pulls_nothing(plan: Plan) -> None:
+    """Batches of 2, all of them used: 1, 3 of class 0 move b to 1.06; nothing is known of class 1, nor of client 7's only sample."""
+    _, sent = trained(plan, settings={"align_means": "whole-batches", "align_batch_size": 2}, shuffle=False)
+    close(sent["update"], [[0.06], [0.0]])
+    _, sent = trained(plan, settings={"align": "joint", "align_means": "whole-batches", "align_batch_size": 2}, lr=0.01, shuffle=False)
+    close(sent["update"], [[0.06], [0.0]])  # all three in one batch; class 0 has the same mean over its own samples
+
+
+@both_plans
 @pytest.mark.parametrize(("first", "expected"), [("skip", 0.0), ("literal", 0.14), ("received", 0.01 * 4 / 2)])
 def test_the_first_time(plan: Plan, first: str, expected: float) -> None:
     """`received`: class means 2 | 2 of the features 1, 3 | 2: the mean of 2 (1 - 2) 1 and 2 (3 - 2) 3 is 2, downhill is -0.02."""
@@ -185,6 +207,28 @@ def test_alignment_leaves_running_statistics_alone_unless_told(plan: Plan) -> No
         assert torch.equal(state["own"][:, network.head], own[:, network.head])
 
 
+@both_plans
+def test_alignment_in_evaluation_mode_goes_by_running_statistics(plan: Plan) -> None:
+    """One step on client 4's three samples, by autograd on the module in evaluation mode; the statistics are used and stay."""
+    network = Network(Normed, signature="test fedas normed", dtype=torch.float64)
+    wire = Wire.of(network.layout, ~network.head)
+    start, own = (network.initial(Key(seed)).clone() for seed in (0, 1))
+    start[network.layout.under("backbone.1.running_mean")] = 0.3
+    method = build("method", {"name": "fedas", "align_mode": "evaluation", "align_statistics": True})
+    local = replace(local_of(plan, epochs=0), network=network, wire=wire, initial=start.expand(2, -1))
+    given = Received(wire.pack(start[None]), torch.zeros(2, 1, dtype=torch.int64), wire)
+    state, _ = method.Client(method).train(local, {"own": own.expand(2, -1), "trained": torch.tensor([True, True])}, given, {})
+    x, y = SAMPLES.batch(torch.arange(3), torch.float64), torch.tensor([0, 0, 1])
+    was = network.load(own, torch.float64).eval().backbone(x).detach()
+    net = network.load(wire.unpack(wire.pack(start[None]), own[None])[0], torch.float64).eval()
+    now = net.backbone(x)
+    apart = sum(F.mse_loss(now[y == k], was[y == k].mean(0).expand_as(now[y == k])) for k in (0, 1))
+    params = list(net.backbone.parameters())
+    for parameter, grad in zip(params, torch.autograd.grad(apart, params), strict=True):
+        parameter.data -= 0.01 * grad
+    torch.testing.assert_close(state["own"][0], network.layout.flatten(net.state_dict()), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("target", ["prototype", "sample"])
 @pytest.mark.parametrize("joint", [False, True], ids=["before", "joint"])
 def test_what_a_compiler_is_given_of_the_losses(target: str, joint: bool) -> None:
@@ -225,6 +269,15 @@ def test_traces_become_weights() -> None:
 def _of(weights: Tensor | None) -> Tensor:
     assert weights is not None and float(weights.sum()) == pytest.approx(1)
     return weights
+
+
+def test_who_has_more_samples_counts_more_by_the_log_likelihood_of_all_of_them() -> None:
+    """Client 4 has client 7's sample three times. Its gradient is three times as long: 9 of 10 parts; by the mean both have the same."""
+    samples, local = samples_of(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)), local_of(LOOP)
+    local = replace(local, samples=samples, data=deal(samples, [3, 1]))
+    for of, expected in (("full", [0.9, 0.1]), ("full-mean", [0.5, 0.5])):
+        method = build("method", {"name": "fedas", "fim": of, "align": "off"})
+        close(_of(shares(method.Client(method).train(local, state_of(1.0), received(), {})[1]["fim"], "proportional")), expected)
 
 
 def test_no_weight_is_above_the_clip() -> None:
@@ -425,12 +478,16 @@ class Slowly:
 
     def align(self, model: Tensor, c: int, round: int, step: int) -> Tensor:
         x, y = self.held(c)
+        if self.method.align_means == "whole-batches":
+            x, y = x[: len(y) // 16 * 16], y[: len(y) // 16 * 16]
         with torch.no_grad():
             was = self.network.load(self.own[c], torch.float64).backbone(x)
         mean = {int(k): was[y == k].mean(0) for k in y.unique()}
 
         def loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
-            return sum((F.mse_loss(net.backbone(x[y == k]), mean[int(k)].expand(int((y == k).sum()), -1)) for k in y.unique()), double(0.0))
+            known = [k for k in y.unique() if int(k) in mean]
+            apart = (F.mse_loss(net.backbone(x[y == k]), mean[int(k)].expand(int((y == k).sum()), -1)) for k in known)
+            return sum(apart, 0 * net.backbone(x).sum())
 
         return self.fit(model, c, round, step, "align", loss, lr=0.01, epochs=1, batch_size=16)
 
@@ -553,7 +610,8 @@ def test_under_attack_by_config(align: str, simulate: Callable[..., Run]) -> Non
 
 def test_the_authors_variant_is_a_preset_that_given_settings_win_over() -> None:
     authors = build("method", {"name": "fedas", "variant": "authors"})
-    assert (authors.align, authors.first, authors.align_statistics) == ("serial", "literal", True)
+    assert (authors.align, authors.first, authors.align_means, authors.align_mode) == ("serial", "literal", "whole-batches", "evaluation")
+    assert not authors.align_statistics
     mixed = build("method", {"name": "fedas", "variant": "authors", "first": "skip"})
     assert (mixed.align, mixed.first) == ("serial", "skip")
     assert build("method", {"name": "fedas", **authors.settings()}) == authors

@@ -6,22 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from holdfast import Model
 from holdfast.core.errors import ConfigError
+from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.screen import screen
 from holdfast.core.types import Uplink
+from holdfast.local import programs
+from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
+from holdfast.local.programs import forget, refusals
+from holdfast.local.schedule import schedule
 from holdfast.methods.fedproto import FedProto
 from holdfast.models.network import Network
 from holdfast.models.split import Split
 from holdfast.results import Run
 from tests.checks.test_methods import hard
-from tests.helpers import LOOP, VMAP, assert_same, everything, samples_of
+from tests.helpers import LOOP, PLANS, VMAP, assert_same, everything, samples_of
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to
 
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
@@ -32,14 +38,19 @@ def line() -> nn.Module:
     return Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
 
 
-def parts(**settings: Any) -> tuple[FedProto, Network]:
+def normed() -> nn.Module:
+    return Split(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh()), nn.Linear(2, 3))
+
+
+def parts(module: Callable[[], nn.Module] = line, **settings: Any) -> tuple[FedProto, Network]:
     method = build("method", {"name": "fedproto", **settings})
     rule = method.Client(method)
     rule.head_name = "head"
-    return method, Network(lambda: rule.network(line()), "head", f"test fedproto {settings}", torch.float64)
+    return method, Network(lambda: rule.network(module()), "head", f"test fedproto {module.__name__} {settings}", torch.float64)
 
 
 METHOD, NETWORK = parts()
+NORMED, NETWORKS = parts(module=normed)[1], {name: parts(module=normed, measure=name)[1] for name in ("during", "last-epoch")}
 START = double([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # b, h0, h1, the prototypes, which are known
 PROTOTYPES = double([2.0, 9.0, 1.0, 0.0])  # what stands for an unknown class must not matter
 B = [1 - 0.1 * 0.5 * 4 / 3, 1.1]
@@ -96,6 +107,106 @@ def test_the_server_averages_over_those_who_hold_a_class(weighting: str, expecte
     (asked,), state, _ = one_round(method, state, ctx, Uplink(torch.tensor([4]), later))
     assert asked.pick.tolist() == [[0], [0]]
     close(state["model"], [expected, 6.0, 1.0, 1.0])  # who does not hold class 0 does not count, and it keeps what it had
+
+
+def slowly(model: Tensor, x: Tensor, y: Tensor, recipe: Recipe, order: Tensor, lam: float, first: int) -> tuple[Tensor, Tensor]:
+    """One client with nn.Module and torch.optim.SGD: its model after training, and the class means of the features that its batches had
+    in the steps from `first` on, each under the model that this step began with."""
+    net = NORMED.load(model, torch.float64).train()
+    aim, sums, seen = net.head, torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
+    optimiser = torch.optim.SGD(net.parameters(), lr=float(recipe.lr), momentum=float(recipe.momentum))
+    for t, places in enumerate(order):
+        own = places[places >= 0]
+        features = net.backbone(x[own])
+        pull = sum(float(aim.known[k]) * (f - aim.prototypes[k]).square().mean() for f, k in zip(features, y[own], strict=True)) / len(own)
+        optimiser.zero_grad()
+        (nn.functional.cross_entropy(aim.inner(features), y[own]) + lam * pull).backward()
+        optimiser.step()
+        for f, k in zip(features.detach(), y[own], strict=True):
+            if t >= first:
+                sums[k], seen[k] = sums[k] + f, seen[k] + 1
+    return torch.cat([p.detach().flatten() for p in net.parameters()]), sums / seen.clamp(min=1)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("measure", ["during", "last-epoch"])
+@pytest.mark.parametrize("steps", [None, 5], ids=["epochs", "steps"])
+def test_prototypes_of_the_training_itself_against_a_slow_client(plan: Plan, measure: str, steps: int | None) -> None:
+    """Ragged batches, BatchNorm, momentum, a class that no client has, one without a prototype, a client without samples."""
+    samples, counts = samples_of(Key(5).normal(17, 3), torch.tensor([0, 2, 0, 2, 2, 2, 0, 0, 0, 2, 2, 2, 0, 2, 2, 0, 0])), [7, 0, 10]
+    method, _ = parts(measure=measure)
+    rule, network = method.Client(method), NETWORKS[measure]
+    recipe = Recipe(lr=0.1, momentum=0.5, epochs=torch.tensor([2, 2, 3]), steps=steps, batch_size=4)
+    local = local_of(network, rule, samples, counts, plan, [4, 7, 8], recipe, lam=0.7)
+    start = network.initial(Key(1)).expand(3, -1)
+    told = torch.cat([Key(2).normal(6, dtype=torch.float64), double([1.0, 0.0, 0.0])])
+    state, sent = rule.train(local, {"own": start}, sent_to(local, told), {})
+    order = schedule(local.key.fold("fit"), np.array(counts), 4, np.array([2, 2, 3]), None if steps is None else np.full(3, steps))
+    begun = NORMED.initial(Key(1)).clone()
+    begun[NORMED.layout.under("head.prototypes")], begun[NORMED.layout.under("head.known")] = told[:6], told[6:]
+    for i, first in ((0, {None: 2, 5: 3}[steps]), (2, {None: 6, 5: 2}[steps])):  # 2 and 3 batches an epoch
+        data = local.data.rows[i, : counts[i]]
+        x, y = samples.batch(data, torch.float64), local.data.labels[i, : counts[i]]
+        index = order.index[: int(order.steps[i]), i]
+        model, means = slowly(begun, x, y, recipe, index, 0.7, 0 if measure == "during" else first)
+        close(state["own"][i, : len(model)], model)
+        close(sent["prototypes"][i], means)
+        assert sent["held"][i].tolist() == [int((y == k).sum()) for k in range(3)]
+    assert not sent["held"][1].any() and not sent["prototypes"][1].any()
+    for name in ("sums", "seen", "steps"):  # nothing is left for the next round
+        assert not state["own"][:, network.layout.under(f"head.{name}")].any()
+
+
+def test_what_a_compiler_is_given_of_the_adding_up() -> None:
+    """Buffers that the loss writes into: the traced step has them, too."""
+    method, network = parts(module=normed, measure="during", predict="head")
+    rule, samples = method.Client(method), samples_of(Key(5).normal(6, 3), torch.tensor([0, 2, 0, 2, 2, 1]))
+    local = local_of(network, rule, samples, [4, 2], Plan("compiled-vmap"), [4, 7], Recipe(lr=0.1, batch_size=4), lam=0.7)
+    forget()
+    rule.train(local, {"own": network.initial(Key(1)).expand(2, -1)}, sent_to(local, None), {})
+    (ready,) = programs._programs.values()
+    want, got = ready._step(ready.memory), ready.traced()(ready.memory)
+    assert want.keys() == got.keys() and "buffers.head.sums" in got
+    for key in want:
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=1e-12)
+
+
+def test_a_class_that_was_in_no_batch_is_not_held() -> None:
+    """Batches of 2 of 3 samples, and the rest is dropped: x = 1, 3 of class 0 are seen, x = 2 of class 1 is not; client 7 has no step."""
+    method, network = parts(measure="during")
+    rule = method.Client(method)
+    local = local_of(network, rule, SAMPLES, [3, 1], LOOP, [4, 7], Recipe(lr=0.1, batch_size=2, shuffle=False, drop_last=True), lam=0.0)
+    _, sent = rule.train(local, {"own": network.initial(Key(0)).expand(2, -1)}, sent_to(local, None), {})
+    b = float(network.initial(Key(0))[0])
+    close(sent["prototypes"][..., 0], [[2 * b, 0.0], [0.0, 0.0]])
+    assert sent["held"].tolist() == [[2, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("measure", ["during", "last-epoch"])
+def test_measuring_during_training_changes_no_training_of_the_first_round(measure: str, simulate: Callable[..., Run]) -> None:
+    """Later the models differ, as they are pulled to other prototypes; what travels is as much as ever."""
+    runs = [simulate(**hard("fedproto", method={"measure": chosen}, train={"rounds": 1})) for chosen in ("after", measure)]
+    after, during = (everything(run)["rows/own"] for run in runs)
+    p = runs[0]._experiment.network.layout.parameters
+    assert torch.equal(after[:, :p], during[:, :p])
+    assert runs[0].final["bytes/up"] == runs[1].final["bytes/up"]
+    assert not torch.allclose(runs[0].state()["model"], runs[1].state()["model"])
+
+
+@pytest.mark.parametrize("measure", ["during", "last-epoch"])
+def test_measures_are_the_same_under_every_plan_and_fused(
+    measure: str, simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
+    before = refusals()
+    tables = [
+        hard("fedproto", method={"measure": measure}, train={"rounds": 2}),
+        hard("fedproto", method={"measure": measure, "lam": 0.2}, train={"rounds": 2, "local_epochs": 3}),
+    ]
+    fused = [everything(run) for run in simulate_all(tables)]
+    for plan in ("loop", "compiled-vmap"):
+        for table, expected in zip(tables, fused, strict=True):
+            assert_same(everything(simulate(**table, engine={"plan": plan})), expected, 1e-10)
+    assert refusals() == before
 
 
 def test_without_a_pull_and_with_heads_it_is_local_training(simulate: Callable[..., Run]) -> None:
