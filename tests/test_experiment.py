@@ -6,11 +6,14 @@ import torch
 
 import holdfast
 from holdfast.core.registry import register
-from holdfast.core.types import broadcast
+from holdfast.core.types import ROOT, broadcast
 from holdfast.engine.simulator import Simulator
+from holdfast.experiment import Experiment
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.rows import RowStore
+from holdfast.store import seal_all
+from tests.helpers import tiny
 
 
 class CountingClient(ClientRule):
@@ -60,3 +63,29 @@ def test_what_evaluation_asks_is_numbered_and_not_kept(tmp_path, monkeypatch):
     before = (run.path / "rows" / "records").read_bytes()
     run.vector(client=1, model="global")
     assert (run.path / "rows" / "records").read_bytes() == before
+
+
+def test_a_round_begins_without_the_rows_of_an_unfinished_one(tmp_path, quick_disk):
+    """Also where nobody has read the rows from the disk again in between."""
+    experiment = Experiment(tiny(method="ditto"), tmp_path / "run")
+    experiment.store.open()
+    steps = experiment.play()
+    seal_all([next(steps)])
+    committed, rows = torch.tensor([2]), experiment.cell.rows
+    rows.stage(committed, {"personal": torch.zeros(1, 3)})
+    rows.settle()
+    rows.stage(torch.tensor([0, 2]), {"personal": torch.ones(2, 3)})
+    asked = steps.send(None)
+    assert (experiment.cell.round, asked.task) == (1, "train")
+    assert rows.present(torch.arange(5)).tolist() == [False, False, True, False, False]
+    assert rows.read(committed)["personal"].tolist() == [[0, 0, 0]]
+    experiment.store.close()
+
+
+def test_replies_of_clients_are_lost_and_never_the_servers_own(tmp_path):
+    experiment = Experiment(tiny(aggregator="fltrust", data={"root": 10}, train={"dropout": 0.7}), tmp_path / "run")
+    asked, answered = broadcast("train", experiment.initial, torch.tensor([ROOT, 0, 1, 2, 3, 4])), []
+    for experiment.cell.round in range(1, 41):
+        answered.append(experiment._lose(asked).to.tolist())
+    assert all(ids[:1] == [ROOT] for ids in answered)
+    assert 0.2 < sum(len(ids) - 1 for ids in answered) / (40 * 5) < 0.4

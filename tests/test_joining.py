@@ -16,12 +16,13 @@ from torch import Tensor
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Samples
-from holdfast.joining import _understood, from_config, join
+from holdfast.experiment import Experiment
+from holdfast.joining import Newcomer, _cell_with, _understood, from_config, join
 from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
 from holdfast.results import Run
 from tests.data.folders import grey, write_images, write_table
-from tests.helpers import play, slow_fit
+from tests.helpers import play, slow_fit, tiny
 from tests.test_cli import Answer, cli, refused
 
 __all__ = ["cli"]  # a fixture
@@ -87,6 +88,18 @@ def test_updates_that_do_not_fit(run: Run, spoil: Callable[..., Any], message: s
     vector = torch.ones(run._experiment.network.layout.parameters, dtype=torch.float64)
     with pytest.raises(ConfigError, match=f"^customise: {message}"):
         run.customise(spoil(vector, run._experiment.network.layout.unflatten(vector)))
+
+
+def test_a_newcomer_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
+    """Its labels are its own and nobody changes what it sends, whoever attacks among the run's clients and in which round."""
+    attack = {"name": "label-flip", "fraction": 0.4, "redraw": True}
+    experiment = Experiment(tiny(method="fedcap", attack=attack), tmp_path / "run")
+    experiment.cell.round = 2
+    samples, ids = experiment.federation.samples, torch.tensor([5])
+    cell = _cell_with(experiment.cell, Newcomer(samples, np.arange(3, 7), np.arange(7, 9)))
+    data, test = cell.data(ids), cell.test(ids)
+    assert data.rows.tolist() == [[3, 4, 5, 6]] and data.labels.tolist() == [samples.y[3:7].tolist()]
+    assert test.rows.tolist() == [[7, 8]] and len(experiment.adversary.malicious) and not len(cell.adversary.malicious)
 
 
 def test_an_empty_pool_gives_the_global_model(simulate: Callable[..., Run]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from holdfast.attendance import attendance
 from holdfast.cli import main
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.engine.rehearsal import Rehearsal, Span, computed_rows, own_steps, shares
+from holdfast.engine.rehearsal import Rehearsal, Span, Work, computed_rows, own_steps, shares
 from holdfast.experiment import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
-from holdfast.prediction import evaluations, line
+from holdfast.prediction import Rehearsed, evaluations, line, predict_seconds
 from tests.helpers import TINY
 from tests.test_cli_sweep import FallsMethod
 
@@ -131,6 +132,29 @@ def test_a_long_training_is_cut_and_counted_in_full(tmp_path: Path, monkeypatch:
     trained = {span.round: span.work.steps for span in spans if span.task == "train"}
     assert trained[1] == trained[3] == 5 * 10 and trained[2] == 5 * 4
     assert spans[0].work.more_on_host > 0
+
+
+def test_orders_of_batches_are_in_memory_one_training_after_the_other() -> None:
+    """Steps of all trainings of an exchange add up; what the batches of one take is given back before the next."""
+    rehearsal = Rehearsal({})
+    for work in (Work(10, 12, 40, 48, 700.0, 30.0), Work(5, 6, 20, 24, 900.0, 20.0)):
+        rehearsal._note(work)
+    assert Work(*rehearsal._noted) == Work(15, 18, 60, 72, 900.0, 30.0)
+
+
+def test_the_part_of_a_final_tuning_that_was_cut_off_is_forecast() -> None:
+    """By hand: 2 seconds a round and 0.1 a row. Rounds were cut to 10 or 30 of 100 rows, the tuning at the end to 20 of 200."""
+    cell = SimpleNamespace(group=lambda task: (task,))
+    seconds = {1: 4.0, 2: 3.0, 3: 5.0, 4: 3.0, 5: 5.0, 6: 4.0}  # 10 or 30 rows; the last is the tuning
+    rows = {1: 20, 2: 10, 3: 30, 4: 10, 5: 30, 6: 20}
+    full = {**dict.fromkeys(range(1, 6), 100), 6: 200}
+    spans = [Span(r, "train", False, ("train",), seconds[r], Work(rows[r], rows[r], full[r], full[r])) for r in seconds]
+    began = {r: 10.0 * r for r in range(1, 7)}
+    experiment: Any = SimpleNamespace(cell=cell)
+    attendance: Any = SimpleNamespace(steps=np.full(8, 100.0))  # as many in each of the eight rounds of the run
+    whole, (kind,) = predict_seconds(Rehearsed([experiment], [8], [1], 5, spans, began, 0.0, 70.0, [attendance], [], 1))
+    assert kind.steps == 8 * 100 + 200
+    assert whole.training == kind.seconds == pytest.approx(8 * (2.0 + 0.1 * 100) + 4.0 + 0.1 * (200 - 20))
 
 
 def test_clients_tuned_at_evaluation_cost_evaluation(tmp_path: Path, spans: list[Span]) -> None:

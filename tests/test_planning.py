@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from holdfast import planning
 from holdfast.experiment import Experiment, shared_samples
+from holdfast.local.forecast import Forecast
+from holdfast.local.plan import Plan
 from tests.test_session import config
 
 GPU = torch.device("cuda")  # only its name is used
@@ -44,3 +47,23 @@ def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Pa
     assert list(shares.values()) == [10**9 * part // sum(wanted) for part in wanted]
     assert planning._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, "one alone has all of it"
     assert set(planning._memory(alike(members), torch.device("cpu")).values()) == {10**9}, "a CPU's stacks come and go"
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "steps"),
+    [
+        # 4 clients of 14 training samples each, in batches of 5: two whole ones and one of 4
+        ("fedavg", {"local_epochs": 2, "rounds": 3}, 4 * 3 * 2 * 3),
+        ("fedavg", {"local_epochs": 2, "rounds": 3, "drop_last": True}, 4 * 2 * 2 * 3),
+        ("fedavg", {"local_steps": 7, "rounds": 3}, 4 * 7 * 3),
+        ("ditto", {"local_epochs": 2, "rounds": 3}, 2 * 4 * 3 * 2 * 3),
+        ("ditto", {"local_epochs": 2, "rounds": 3, "participation": 0.5}, 2 * 2 * 3 * 2 * 3),
+    ],
+)
+def test_the_announced_steps_by_hand(tmp_path: Path, method: str, train: dict[str, Any], steps: int) -> None:
+    """Partial batches are steps too, and a client of Ditto trains two models."""
+    (experiment,) = experiments(tmp_path, {"method": method, "train": train, "data": {"split": {"train": 0.7, "test": 0.3}}})
+    assert experiment.cell.federation.train.counts.tolist() == [14] * 4
+    assert planning.client_steps(experiment) == steps
+    told = Forecast(Plan("loop"), {"loop": 500_000.0}, 0)
+    assert f"expect about {steps / 2:.1f} s of training" in planning.sentence(told, [experiment], 1)

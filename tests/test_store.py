@@ -400,6 +400,9 @@ def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: p
         for store in stores:
             for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
                 assert str(store.path / file) in events[:first]
+            for folder, names in {"state": ["000001.safetensors"], "parts": ["000001.safetensors", "000001.json"]}.items():
+                files = [events.index(str(store.path / folder / name)) for name in names]
+                assert max(files) < events.index(str(store.path / folder)), "a folder never names what is not on the disk"
             assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
             assert str(store.path) in events[first:], "and the rename is on the disk"
     assert events.count("rename") == many

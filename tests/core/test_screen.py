@@ -50,6 +50,13 @@ def test_the_cap_holds_for_updates_only() -> None:
     assert up.refused == {1: "earlier", 4: "update is longer than 2"} and up.ids.tolist() == [6, 8]
 
 
+def test_the_cap_holds_for_an_update_by_any_name() -> None:
+    schema = {"update": Field("update", (2,)), "personal": Field("update", (2,)), "prototypes": Field("feature", (2,))}
+    short, long = torch.ones(2, 2), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    up = screen(Uplink(torch.tensor([4, 6]), {"update": short, "personal": long, "prototypes": 100 * short}), schema, norm_cap=2.0)
+    assert up.refused == {4: "personal is longer than 2"} and up.ids.tolist() == [6]
+
+
 @pytest.mark.parametrize(
     "up",
     [

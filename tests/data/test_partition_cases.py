@@ -123,6 +123,8 @@ def test_by_user_gives_each_user_his_own() -> None:
     assert [rows.tolist() for rows in dealt.lists] == [[1, 4], [0, 2, 5], [3]] and dealt.facts["user"].tolist() == [3, 7, 9]
     capped = deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, users=users)
     assert [len(rows) for rows in capped.lists] == [2, 2, 1] and set(capped.lists[1]) < {0, 2, 5}
+    kept = {tuple(deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, seed, users).lists[1]) for seed in range(30)}
+    assert kept == {(0, 2), (0, 5), (2, 5)}, "a random choice"
     drawn = [deal({"name": "by-user"}, np.zeros(6, int), 2, seed, users) for seed in range(30)]
     assert {tuple(d.facts["user"]) for d in drawn} == {(3, 7), (3, 9), (7, 9)}
     assert all((users[d.lists[i]] == d.facts["user"][i]).all() for d in drawn for i in range(2))

@@ -77,6 +77,14 @@ def test_dirichlet_clients_with_their_fair_share_get_no_later_class() -> None:
         assert len(before_last) < len(labels) / 20
 
 
+def test_dirichlet_keeps_a_random_choice_and_so_the_mixture_of_classes() -> None:
+    """One client of 10 classes, 300 samples each, keeps 100: about 10 of each class, and not those of the first class."""
+    labels = np.repeat(np.arange(10), 300)
+    (rows,) = deal({"name": "dirichlet", "beta": 0.5, "samples_per_client": 100}, labels, clients=1)
+    counts = np.bincount(labels[rows], minlength=10)
+    assert len(rows) == 100 and counts.min() >= 3 and counts.max() <= 20
+
+
 def test_dirichlet_with_a_beta_that_underflows_still_deals_everything() -> None:
     assert sum(len(rows) for rows in deal({"name": "dirichlet", "beta": 1e-300, "min_samples": 0})) == 3000
 
@@ -96,6 +104,15 @@ def test_blocks_of_twenty_clients_are_five_groups_of_four_with_the_same_pair() -
 def test_blocks_give_every_client_its_number_of_classes(clients: int, each: int) -> None:
     for rows in deal({"name": "pathological", "classes_per_client": each}, clients=clients):
         assert len(set(LABELS[rows])) == each
+
+
+def test_blocks_are_rounded_up_by_hand() -> None:
+    """7 clients of 2 of 4 classes: a class is for the first ceil(7 / 4 * 2) = 4 clients that still want one, so the last block is the
+    smaller one."""
+    labels = np.repeat(np.arange(4), 30)
+    lists = deal({"name": "pathological", "classes_per_client": 2}, labels, clients=7)
+    assert [sorted(set(labels[rows])) for rows in lists] == [[0, 1]] * 4 + [[2, 3]] * 3
+    assert [len(rows) for rows in lists] == [16, 16, 14, 14, 20, 20, 20]
 
 
 def test_blocks_spread_an_odd_size_evenly_over_the_classes() -> None:

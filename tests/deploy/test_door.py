@@ -15,9 +15,14 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from flwr.app import Array, ArrayRecord, Message  # noqa: E402
 
 from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy.chronicle import Chronicle  # noqa: E402
+from holdfast.deploy.door import KeyedDoor  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
+from holdfast.deploy.node import federated  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
+from holdfast.deploy.wire import Header  # noqa: E402
+from holdfast.experiment import Experiment  # noqa: E402
 from holdfast.results import Run  # noqa: E402
 from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
 from tests.deploy.test_ledger import a_key  # noqa: E402
@@ -195,6 +200,53 @@ def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(tmp_path: Path, m
     monkeypatch.undo()
     world.play(boost, attempt=2)
     assert len(world.ledger.of("ban")) == 1 and [entry.round for entry in world.ledger.of("round")] == [1, 2]
+
+
+def header(round: int = 1, step: int = 0, run: str = "fed") -> Header:
+    return Header(run, "train", round, step, rehearsal=False, committed=round - 1, threads=1, world="w")
+
+
+def door_of(world: World, nodes: Iterable[int] = (0, 1, 2), strikes: int = 3) -> KeyedDoor:
+    """The door alone, with these nodes outside."""
+    there = [SimpleNamespace(node_id=1000 + i, public_key=world.keys[1000 + i]) for i in nodes]
+    post = SimpleNamespace(grid=SimpleNamespace(get_nodes=lambda: there))
+    return KeyedDoor(post, world.clients, world.ledger, strikes)  # type: ignore[arg-type]
+
+
+def test_the_faults_of_a_replayed_round_count_once(tmp_path: Path) -> None:
+    """A server that was stopped finds them again; those of another step or round, or of another client, are new ones."""
+    world = World(tmp_path)
+    for _ in range(3):  # each with a door of its own, as every start of the server has
+        door_of(world).note(header(), {1: "update is not finite"}, {})
+    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1)] and world.who.banned == {}
+    door = door_of(world)
+    door.note(header(), {1: "update is not finite", 2: "update is not finite"}, {})
+    door.note(header(step=1), {1: "update is not finite"}, {})
+    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1), (2, 1), (1, 1)] and world.who.banned == {}
+    door.note(header(round=2), {1: "update is not finite"}, {})
+    assert world.who.banned == {1: "3 strikes, the last: update is not finite"}
+
+
+def test_a_banned_client_is_not_met(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    door = door_of(world)
+    assert door.meet() == {0: 1000, 1: 1001, 2: 1002}
+    Ledger(world.ledger.path).append("ban", 1, reason="asked to leave", by="operator")
+    assert door.meet() == {0: 1000, 2: 1002} and not door.admits(1) and door.welcome(3) == 2
+
+
+def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path) -> None:
+    """Before the first exchange and after every one: the next cohort is drawn among the others."""
+    world = World(tmp_path)
+    ledger, experiment = world.ledger, Experiment(federated(world.config), world.out)
+    ledger.append("ban", 1, reason="asked to leave", by="operator")
+    chronicle = Chronicle(ledger, world.out)
+    chronicle.begin([experiment])
+    assert experiment.roster.banned == {1: "asked to leave"} and experiment.context().cohort.tolist() == [0, 2]
+    ledger.append("unban", 1, reason="a misunderstanding", by="operator")
+    ledger.append("ban", 2, reason="left", by="operator")
+    chronicle.follow(experiment)
+    assert experiment.roster.banned == {2: "left"} and experiment.context().cohort.tolist() == [0, 1]
 
 
 def test_who_leaves_after_its_answer_is_not_missing(tmp_path: Path) -> None:

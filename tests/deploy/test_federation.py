@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,20 @@ from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.keys import Key  # noqa: E402
 from holdfast.core.registry import register  # noqa: E402
-from holdfast.core.types import Exchange, State, Uplink  # noqa: E402
+from holdfast.core.types import Exchange, State, Uplink, broadcast  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.client_app import app  # noqa: E402
 from holdfast.deploy.fleet import Fleet  # noqa: E402
-from holdfast.deploy.node import expected, federated  # noqa: E402
+from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator  # noqa: E402
+from holdfast.experiment import Experiment  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
 from holdfast.methods.averaging import Averaging  # noqa: E402
 from holdfast.methods.base import ClientRule, Method  # noqa: E402
 from holdfast.results import Run  # noqa: E402
-from holdfast.store import Store  # noqa: E402
+from holdfast.store import Store, read_tensors  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 from tests.helpers import methods_in_turn  # noqa: E402
@@ -191,6 +193,18 @@ def test_a_server_that_was_killed_goes_on_with_the_same_bits(last: int, tmp_path
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
     rows, states = private_rows(tmp_path / "sim"), node_states(tmp_path / "fed-nodes", round=2)
     assert all(same_bits(rows[c], states[c]) for c in range(3))
+
+
+def test_a_step_that_is_asked_again_starts_where_it_started_before(tmp_path: Path) -> None:
+    """The node has answered and kept its new private model, but the answer was lost: the second one has the same bits. The next step
+    goes on from there."""
+    config = federated(write_config(tmp_path, "ditto"))
+    experiment = Experiment(config, tmp_path / "server")
+    node = Node(config, 0, tmp_path / "node", fingerprint(config, experiment.federation.digest, experiment.initial), threads=1)
+    node.enter(1)
+    asked = broadcast("train", experiment.initial, torch.tensor([0]))
+    kept = [read_tensors(node._file((1, step))) for step in (0, 0, 1) if node.perform(replace(asked, step=step), 0, "first")]
+    assert same_bits(kept[0], kept[1]) and not same_bits(kept[1], kept[2])
 
 
 def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: Path) -> None:

@@ -77,6 +77,22 @@ def test_a_torn_last_line_is_cut_off_and_a_shorter_file_is_not_forgiven(tmp_path
         ledger.refresh()
 
 
+def test_a_line_is_on_the_disk_before_anybody_goes_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the file's name, when it is new."""
+    path, fsync, synced = tmp_path / "l.jsonl", os.fsync, []
+
+    def noted(handle: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{handle}"), path.read_bytes().count(b"\n")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    ledger = Ledger(path)
+    for number in (1, 2):
+        ledger.append("ban", client=number, reason="norm")
+        assert synced[-1] == (str(path), number), "the whole line was written before the wait"
+    assert synced[0][0] == str(tmp_path)
+
+
 def test_a_full_disk_is_said_and_leaves_the_ledger_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, write = Ledger(tmp_path / "l.jsonl"), os.pwrite
     ledger.append("start")

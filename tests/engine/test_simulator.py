@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_experiments_that_share_a_recipe_become_one_stack(
     "change",
     [
         {"method": "fedavg"}, {"model": {"name": "mlp", "hidden": 7}}, {"train": {"batch_size": 6}}, {"train": {"shuffle": False}},
-        {"train": {"drop_last": True}}, {"train": {"local_steps": 2}}, {"train": {"dtype": "float32"}},
+        {"train": {"drop_last": True}}, {"train": {"local_steps": 2}}, {"train": {"dtype": "float32"}}, {"train": {"augment": {"crop": 1}}},
         {"train": {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}}}, {"data": {"options": {"normalise": "none"}}},
     ],
     ids=str,
@@ -153,6 +154,40 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
         *experiments[0].federation.train.counts[[0, 3]].tolist(),
         int(experiments[1].federation.train.counts[1]),
     ]
+
+
+def side_by_side(tmp_path: Path, *tables: dict[str, Any]) -> tuple[Simulator, list[Experiment]]:
+    """Experiments on one sample store, as a sweep builds them, in their first round."""
+    configs = [tiny(**table) for table in tables]
+    stores = zip(configs, shared_samples(configs), strict=True)
+    made = [Experiment(config, tmp_path / str(i), "", samples) for i, (config, samples) in enumerate(stores)]
+    for experiment in made:
+        experiment.cell.round = 1
+        (experiment.out / "rows").mkdir(parents=True)
+    return Simulator({experiment.cell.plan_key: Plan("vmap") for experiment in made}), made
+
+
+@pytest.mark.parametrize("number", [{"weight_decay": 0.5}, {"momentum": 0.9}, {"lr": 0.3}, {"local_epochs": 3}], ids=str)
+def test_a_fused_cell_trains_with_its_own_numbers(number: dict[str, float], stacks: list[tuple[str, int, int]], tmp_path: Path) -> None:
+    """Two cells that differ in one number, in either order: together they answer what each of them answers alone."""
+    simulator, experiments = side_by_side(tmp_path, {}, {"train": number})
+    calls = [Call(e.cell, broadcast("train", experiments[0].initial, torch.tensor([0, 3]))) for e in experiments]
+    alone = [simulator.exchange([call])[0]["update"] for call in calls]
+    assert not torch.allclose(alone[0], alone[1], rtol=0, atol=1e-3)
+    for order in ([0, 1], [1, 0]):
+        together = simulator.exchange([calls[i] for i in order])
+        assert stacks.pop() == ("train", 2, 4)
+        for i, up in zip(order, together, strict=True):
+            torch.testing.assert_close(up["update"], alone[i], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("real", [0, 1])
+def test_what_evaluation_asks_is_not_fused_with_what_is_kept(real: int, tmp_path: Path) -> None:
+    """Two cells ask for the same task at once, one of them off the books: only the other one's clients have new private rows."""
+    simulator, experiments = side_by_side(tmp_path, *cells({}, {"seed": 1}))
+    asked = broadcast("train", experiments[0].initial, torch.tensor([0, 3]))
+    simulator.exchange([Call(e.cell, replace(asked, rehearsal=i != real)) for i, e in enumerate(experiments)])
+    assert [sorted(e.cell.rows.staged) for e in experiments] == [[0, 3] if i == real else [] for i in range(2)]
 
 
 def test_out_of_memory_once_is_no_failure(simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

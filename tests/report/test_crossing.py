@@ -67,6 +67,14 @@ def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
     assert texts[0] == ["b", "70.0 %", "60.0 %", "50.0 %", "50.0 %"] and texts[2] == ["c", "–", "99.0 %", "–", "–"]
 
 
+def test_a_run_without_attack_is_nobodys_worst_case() -> None:
+    """Where an attack happens to help, the worst case is still one of the attacks."""
+    (grid,) = Crossing(lines_of({**FIGURES, ("a", "none"): 0.05, ("b", "none"): 0.2})).grids
+    worst = {setting: grid.worst(setting) for setting in grid.settings}
+    assert [(score.mean, score.attack) for score in (worst["a"], worst["b"]) if score] == [(0.1, "y"), (0.5, "y")]
+    assert grid.settings == ("b", "a", "c")
+
+
 def test_the_worst_case_decides() -> None:
     name, said = worst_cases(Crossing(lines_of(FIGURES)).grids) or ("", "")
     assert name == "b" and said == (

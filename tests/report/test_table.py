@@ -2,13 +2,28 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from holdfast.core.errors import ConfigError
 from holdfast.report.gather import by_setting, one_each, read_cells
-from holdfast.report.table import Entry, Table, amount, duration, narrowed, tabulate, to_markdown, to_rich
+from holdfast.report.table import (
+    ALWAYS,
+    COSTS,
+    UNDER_ATTACK,
+    Entry,
+    Table,
+    _entry,
+    amount,
+    duration,
+    narrowed,
+    tabulate,
+    to_markdown,
+    to_rich,
+)  # fmt: skip
 from holdfast.results import name_of
 from tests.report.conftest import sweep
 
@@ -119,6 +134,14 @@ def test_what_an_attack_cost(tmp_path: Path) -> None:
         assert attacked.final["attack/lost"] == pytest.approx(means[0] - means[1]) and "attack/lost" not in honest.final
     assert lines[1].mean("attack/lost") == table.rows[1][place].value
     assert read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None  # alone, it has nothing to be compared with
+
+
+def test_who_lost_most_or_sent_most_is_not_the_best() -> None:
+    line: Any = SimpleNamespace(spread=lambda metric: None)
+    known = {column.title: column for column in (*ALWAYS, *UNDER_ATTACK, *COSTS)}
+    figures = (0.1, 0.4, 0.2)
+    best = {title: [_entry(known[title], line, value, figures).best for value in figures] for title in ("accuracy", "lost", "sent")}
+    assert best["accuracy"] == [False, True, False] and not best["lost"][1] and not best["sent"][1]
 
 
 def test_one_experiment_is_not_several_seeds(tmp_path: Path) -> None:

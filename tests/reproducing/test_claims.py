@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast.config import make_config
 from holdfast.reproducing.claims import examine
-from holdfast.reproducing.study import Claim, make
-from holdfast.reproducing.values import Value, Values, _derive, _subtract, place, printed
+from holdfast.reproducing.study import Claim, Metric, make
+from holdfast.reproducing.values import Value, Values, _derive, _read, _subtract, place, printed
 
 FIGURES = {("none", "Mean"): (80.0, 82.0), ("none", "Ditto"): (85.0, 87.0), ("IPM", "Mean"): (10.0,), ("IPM", "Ditto"): (9.0,)}
 
@@ -45,6 +47,44 @@ def test_claims_by_hand(values: Values, claim: dict[str, Any], right: int, wrong
     finding = examine(Claim(says="x", **claim), values)
     assert (finding.right, finding.wrong) == (right, wrong)
     assert finding.holds is (not wrong)
+
+
+THREE = {"Mean": 20.0, "Ditto": 50.0, "Third": 30.0}
+
+
+@pytest.fixture
+def three(values: Values, small: dict[str, Any]) -> Values:
+    """Three methods under one attack, and what the paper prints of them."""
+    small["axes"]["method"]["Third"] = {"method.name": "local"}
+    out = Values(make(small), {"attack": ["IPM"], "method": list(THREE)})
+    out.by_place = {place("TAcc(%)", {"attack": "IPM", "method": m}): Value((v,)) for m, v in THREE.items()}
+    return out
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds"),
+    [
+        ({"check": "worst", "label": "Mean"}, True),
+        ({"check": "worst", "label": "Third"}, False),  # neither the best nor the worst
+        ({"check": "worst", "label": "Third", "by": 10.0}, True),
+        ({"check": "worst", "label": "Ditto"}, False),
+        ({"check": "beats", "label": "Ditto", "over": ["Mean"], "factor": 2.5}, True),
+        ({"check": "beats", "label": "Ditto", "over": ["Mean"], "factor": 2.6}, False),
+        ({"check": "beats", "label": "Ditto", "over": ["Mean", "Third"], "factor": 2.0}, False),  # better than each, but 1.7 times one
+        ({"check": "within", "label": "Mean", "over": ["Ditto"], "factor": 2.5}, True),
+        ({"check": "within", "label": "Mean", "over": ["Ditto"], "factor": 2.4}, False),
+    ],
+)
+def test_claims_of_three_by_hand(three: Values, claim: dict[str, Any], holds: bool) -> None:
+    assert examine(Claim(says="x", axis="method", **claim), three).holds is holds
+
+
+@pytest.mark.parametrize(("ours", "holds"), [(44.0, False), (45.0, True), (50.0, True), (55.0, True), (56.0, False)])
+def test_within_the_printed_value_is_neither_below_nor_above(three: Values, ours: float, holds: bool) -> None:
+    said = Values(three.study, three.labels, dict(three.by_place))
+    three.by_place = {place("TAcc(%)", {"attack": "IPM", "method": "Ditto"}): Value((ours,))}
+    claim = Claim(says="x", check="within", axis="method", label="Ditto", by=5.0)
+    assert examine(claim, three, said).holds is holds
 
 
 def test_less_may_be_better(values: Values, small: dict[str, Any]) -> None:
@@ -97,6 +137,9 @@ def test_what_is_no_number_flatters_nobody(values: Values, small: dict[str, Any]
         values.by_place |= {place(name, {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in figures.items()}
     broken = Value((math.inf, -math.inf))
     assert math.isnan(broken.mean) and broken.spread is None  # and no exception of the statistics module
+    for diverged in (math.nan, math.inf):
+        some = Value((80.0, diverged, 82.0))
+        assert math.isnan(some.mean) and some.spread is None, "the seeds that did not diverge are not the method"
     del values.by_place[place("TAcc(%)", {"attack": "IPM", "method": "Mean"})]
     _derive(values)
     assert [values.mean("TAcc(%)", {"attack": "none", "method": m}) for m in ("Mean", "Ditto")] == [2, 1]  # not first, not both first
@@ -132,3 +175,10 @@ def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
     value = found.get("DAcc(%)", {"attack": "SF", "method": "Mean"})
     assert value is not None and value.seeds == (80.0,) and value.note == "doubtful in print"
     assert found.mean("accuracy", {"attack": "SF", "method": "Mean"}) is not None
+
+
+def test_what_a_round_takes_is_told_by_the_rounds_that_were_played() -> None:
+    """12 seconds in three rounds and a tuning at the end, which is one more: 3 seconds each."""
+    run: Any = SimpleNamespace(final={"seconds/client": 12.0}, round=4, config=make_config({"train": {"rounds": 3}}))
+    figure = {"figure": "seconds/client", "times": 10}
+    assert [_read(Metric(**figure, per_round=per_round), run, {}) for per_round in (False, True)] == [120.0, 30.0]
