@@ -103,6 +103,7 @@ def play_sweep(
 def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins: list[Path] | None) -> int:
     """How every cell stands, in the form that was asked for; 1 where one of this process's cells failed."""
     from holdfast.manifest import run_folders
+    from holdfast.report.equal import without_effect
     from holdfast.report.gather import Line, by_setting, one_each
     from holdfast.report.gather import read_cells as read_runs
     from holdfast.report.table import tabulate
@@ -119,6 +120,8 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
+    for said in without_effect(runs):
+        to_stderr().print(said, markup=False)
     if failed:
         to_stderr().print(f"{len(failed)} failed; --retry tries them again from their last committed round", markup=False)
     return 1 if failed else 0

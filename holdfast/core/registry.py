@@ -65,7 +65,7 @@ class Part(BaseModel):
         return {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, dict) else given
 
     def settings(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in type(self).model_fields}
+        return {field: getattr(self, field) for field in self.__class__.model_fields}  # also where a view stands for it
 
 
 P = TypeVar("P", bound=type[Part])

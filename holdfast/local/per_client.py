@@ -81,7 +81,7 @@ def where() -> str:
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
 
-_GUARDS = {__name__, "holdfast.methods.client_view"}
+_GUARDS = {__name__, "holdfast.methods.client_view", "holdfast.methods.base", "holdfast.core.registry"}
 
 
 def _picks_some(index: Any) -> bool:

@@ -155,7 +155,7 @@ class Method(Part):
         return type(self), identity(self.static_settings())
 
     def _declared(self, name: str, *words: str) -> bool:
-        return any(declared(type(self).model_fields[name], word) for word in words or ("static", "server"))
+        return any(declared(self.__class__.model_fields[name], word) for word in words or ("static", "server"))
 
     def client_half(self) -> ClientRule:
         """Its client half, which sees no setting that may differ between experiments trained together."""

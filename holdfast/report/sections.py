@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.report.charts import heat_map, strips, swatch
 from holdfast.report.crossing import BENIGN, WORST, Crossing, Grid
+from holdfast.report.equal import without_effect
 from holdfast.report.gather import Cell, Line, not_begun
 from holdfast.report.harm import attacked, held_or_fell, worst_cases
 from holdfast.report.holdings import Holdings, in_words, spread
@@ -132,6 +133,7 @@ def _troubles(cells: Sequence[Cell]) -> list[str]:
         notes.append(f"{failed} of the runs failed and have no figures.")
     if noted := [note for cell in cells for part in cell.parts for note in part.get("attack", [])]:
         notes.append(f"An attack was not quite its formula in some rounds: {escape(noted[0])}.")
+    notes += [escape(said) for said in without_effect(cells)]
     if missing := not_begun(cells):
         notes.append(f"{missing} cells of the sweep have not begun, or failed before their first round, and are not shown.")
     return notes

@@ -1,0 +1,43 @@
+"""Runs of a sweep that differ in a setting and end bit-equal are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.report.equal import without_effect
+from holdfast.report.gather import read_cells
+from holdfast.report.page import render
+from holdfast.report.toml import to_toml
+from tests.report.conftest import TINY, sweep
+
+
+def test_a_setting_that_changes_nothing_is_named_once_with_its_runs(tmp_path: Path) -> None:
+    """With fedas on a head that is private, `rho` is not read; `align_lr` is."""
+    fedas = {"method": {"name": "fedas"}, "train": {"rounds": 2, "local_epochs": 1}}
+    axes = {"method.rho": [0.25, 0.75], "method.align_lr": [0.01, 0.1], "seed": [0, 1]}
+    cells = read_cells(sweep(tmp_path / "s", **fedas, sweep=axes))
+    (said,) = without_effect(cells)
+    first = f"{cells[0].label}, {cells[4].label}"
+    assert said.startswith(f"method.rho made no difference: {first} (and 3 more such groups) differ in it, but all their figures")
+    assert "method.rho made no difference" in render(cells)
+
+
+def test_a_setting_with_an_effect_is_not(grid: Path, duel: Path) -> None:
+    assert without_effect(read_cells(grid)) == [] == without_effect(read_cells(duel))
+    assert "made no difference" not in render(read_cells(grid))
+
+
+def test_how_a_run_is_computed_may_change_nothing(tmp_path: Path) -> None:
+    assert without_effect(read_cells(sweep(tmp_path / "s", sweep={"engine.memory": ["1GB", "2GB"]}))) == []
+
+
+def test_the_command_line_says_so_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = {**TINY, "method": {"name": "fedas"}, "train": {"rounds": 1, "local_epochs": 1}, "sweep": {"method.rho": [0.25, 0.75]}}
+    (tmp_path / "c.toml").write_text(to_toml(table))
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", str(tmp_path / "c.toml"), "--out", str(tmp_path / "out")])
+    assert end.value.code == 0
+    assert "method.rho made no difference" in " ".join(capsys.readouterr().err.split())
