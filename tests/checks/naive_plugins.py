@@ -1,5 +1,5 @@
-"""Client halves and losses as a new user would write them, each with a setting `lam` that pulls the model back to the received one. Some take
-the one right way, some the natural wrong ones."""
+"""Client halves and losses as a new user would write them, each with a setting `lam` that pulls the model back to the received one. Some
+take the one right way, some the natural wrong ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whatever can differ between two experiments that are trained together has an effect in its own one only: every setting of every method, and
-parts as a new user would write them. A cell of a sweep equals its run alone, or the mistake is named."""
+"""Whatever can differ between two experiments that are trained together has an effect in its own one only: every setting of every method,
+and parts as a new user would write them. A cell of a sweep equals its run alone, or the mistake is named."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_users_method_that_reads_one_value_for_all_is_refused(client: Any, sim
         simulate_all([{**SMALL, "method": method(lam=lam)} for lam in (0.0, 5.0)])
 
 
-@pytest.mark.parametrize("client", [naive.FromMethod, naive.FromInit, naive.FromProperty, naive.InTheLoss], ids=lambda client: client.__name__)
+@pytest.mark.parametrize("client", [naive.FromMethod, naive.FromInit, naive.FromProperty, naive.InTheLoss])
 def test_a_static_setting_is_one_number_and_separates(client: Any, simulate: One, simulate_all: All) -> None:
     method = naive.method_of(client, static=True)
     low, high = check([{**SMALL, "method": method(lam=lam)} for lam in (0.0, 5.0)], simulate, simulate_all)
@@ -94,7 +94,7 @@ def test_a_static_setting_is_one_number_and_separates(client: Any, simulate: One
         {"method": [naive.method_of(naive.ByRow)(lam=1.0), naive.method_of(naive.ByArithmetic)(lam=1.0)]},
         {"aggregator": ["mean", "median"]},
     ],
-    ids=["dataclass loss", "bound loss", "closure loss", "partial loss", "models", "unregistered networks", "dropout", "methods", "aggregators"],
+    ids=["dataclass loss", "bound loss", "closure loss", "partial loss", "models", "networks", "dropout", "methods", "aggregators"],
 )
 @pytest.mark.parametrize("plan", ["vmap", "captured-loop"])
 def test_objects_and_closures_are_used_by_their_own_cell(values: dict[str, list[Any]], plan: str, simulate: One, simulate_all: All) -> None:

@@ -18,8 +18,9 @@ LAM = torch.tensor([0.0, 50.0, 50.0])
 @pytest.mark.parametrize(
     "read",
     [
-        lambda lam: lam[0], lambda lam: lam[0].item(), lambda lam: lam[:1], lambda lam: lam[-1], lambda lam: float(lam), lambda lam: lam.item(),
-        lambda lam: lam.mean(), lambda lam: torch.mean(lam), lambda lam: sum(lam.sum()), lambda lam: (2 * lam)[0], lambda lam: (1 - lam).mean(),
+        lambda lam: lam[0], lambda lam: lam[0].item(), lambda lam: lam[:1], lambda lam: lam[-1], lambda lam: float(lam),
+        lambda lam: lam.item(), lambda lam: lam.mean(), lambda lam: torch.mean(lam), lambda lam: lam.sum(), lambda lam: (2 * lam)[0],
+        lambda lam: (1 - lam).mean(),
         lambda lam: bool(lam), lambda lam: lam[torch.tensor(0)], lambda lam: lam.select(0, 0), lambda lam: lam.clone().double()[0],
         lambda lam: lam[lam > 1][0],
     ],

@@ -77,6 +77,13 @@ def test_structure_separates(change: dict[str, Any]) -> None:
 
 
 def test_a_program_is_shared_by_views_that_show_the_same() -> None:
+    class Plain(Method):
+        """Nothing but a real number."""
+
+        Client, Server = ClientRule, Averaging
+        lam: float = setting(0.1, "differs by client")
+
+    assert same(Plain(lam=1.0).client_half().method) == same(Plain(lam=2.0).client_half().method)
     one, two, other = (Told(lam=lam, share=share).client_half().method for lam, share in ((1.0, 0.5), (2.0, 0.5), (1.0, 0.25)))
     assert one == two != other and hash(one) == hash(two)
 

@@ -30,8 +30,8 @@ def test_a_setting_with_an_effect_is_not(grid: Path, duel: Path) -> None:
     assert "made no difference" not in render(read_cells(grid))
 
 
-def test_how_a_run_is_computed_may_change_nothing(tmp_path: Path) -> None:
-    assert without_effect(read_cells(sweep(tmp_path / "s", sweep={"engine.memory": ["1GB", "2GB"]}))) == []
+def test_what_is_measured_beside_may_change_nothing(tmp_path: Path) -> None:
+    assert without_effect(read_cells(sweep(tmp_path / "s", sweep={"evaluate.unselected": ["keep_own", "deliver"]}))) == []
 
 
 def test_the_command_line_says_so_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
