@@ -75,7 +75,7 @@ class Scale(Section):
 
     keep: dict[str, tuple[str, ...]] = {}
     set: dict[str, Any] = {}
-    seeds: int = Field(1, ge=1)
+    seeds: int = Field(default=1, ge=1)
     """How many where --seeds does not say."""
     override: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()

@@ -9,6 +9,7 @@ from typing import cast
 import pandas as pd
 import pytest
 
+from holdfast.methods.c_pfl import CPfl
 from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
@@ -50,9 +51,8 @@ def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None
     """All scores move it by default; no committee stands beside them in Table 3."""
 
     def readings(*only: str) -> dict[str, object]:
-        cells = [cell for cell in Grid(read(key), Wanted(scale="full", only=only)).cells if cell.config.plain()["method"]["name"] == "c-pfl"]
-        made = {cell.at["method"]: cell.config.parts().method.committee for cell in cells}
-        return {label: committee and committee.scores for label, committee in made.items()}
+        made = {cell.at["method"]: cell.config.parts().method for cell in Grid(read(key), Wanted(scale="full", only=only)).cells}
+        return {label: m.committee and m.committee.scores for label, m in made.items() if isinstance(m, CPfl)}
 
     assert readings() == {"C-PFL": "all", **({"no committee": False} if key == "c-pfl/table-3" else {})}
     asked = readings("method=C-PFL,C-PFL (admitted),C-PFL (members)")

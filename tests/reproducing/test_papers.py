@@ -35,6 +35,6 @@ def test_every_printed_number_has_its_cell(key: str) -> None:
     wanted = [row for row in printed_rows(study.paper) if row["table"] == study.printed and row["metric"] not in study.print.omits]
     named = {row["metric"] for row in wanted}  # differences that only a claim needs are not printed
     templates = " ".join((study.print.dataset, study.print.setting, study.print.method))
-    one = {axis: labels[0] for axis, labels in grid.labels.items() if f"{{{axis}}}" not in templates}  # readings that the print cannot tell apart
+    one = {axis: labels[0] for axis, labels in grid.labels.items() if f"{{{axis}}}" not in templates}  # the print cannot tell these apart
     shown = [name for name, at in found.by_place if all(one.get(axis, label) == label for axis, label in at)]
     assert wanted and sum((study.metrics[name].printed or name) in named for name in shown) == len(wanted)
