@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def reproduce(
     paper: Annotated[str | None, typer.Argument(help="fedcap, fedas, c-pfl, fedcom or fedcpa.", show_default=False)] = None,
     what: Annotated[str | None, typer.Argument(help="A table or figure: table-1, I, fig-7. Default: all.", show_default=False)] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of every cell, from 0 on.")] = 1,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Seeds of every cell, from 0 on; default: what the study says.")] = None,
     scale: Annotated[str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's setting).")] = "quick",
     variant: Annotated[str, typer.Option("--variant", help="card (what the papers say), authors (their code) or both.")] = "card",
     only: Annotated[list[str] | None, typer.Option("--only", metavar="AXIS=LABEL,...", help="Part of the table; repeatable.")] = None,

@@ -80,7 +80,9 @@ class Committee(Detector):
     rule: Literal["monotone", "per-round", "ema", "prediction-interval"] = setting(
         "monotone", "next threshold: never lower (the paper), this round's bound, their moving average, or the bound of a single score"
     )
-    scores: Literal["admitted", "all"] = setting("admitted", "scores that move it: of models that passed (of all, where none did), or all")
+    scores: Literal["all", "admitted", "members"] = setting(
+        "all", "what moves it: the scores of all models, of those that passed (of all, where none did), or each member's mean accuracy"
+    )
     significance: float = setting(0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5)
     ema: float = setting(0.5, "rule ema: weight of the old threshold", ge=0, lt=1)
     on_empty: Literal["keep-global", "accept-best-fraction", "decay-tau"] = setting(
@@ -169,9 +171,7 @@ class Committee(Detector):
     def _after(self, memory: Memory, ballot: Ballot, passed: Tensor, ids: Tensor, counts: Tensor) -> Memory:
         """The memory after this round: contributions, strikes and the threshold."""
         known = ballot.heard
-        used = known & passed if self.scores == "admitted" else known
-        chosen = ballot.accuracy[used if bool(used.any()) else known]  # or a threshold that nobody reaches would never come down
-        tau = self.next_tau(float(memory.tau), chosen, empty=bool(known.any()) and not bool(passed.any()))
+        tau = self.next_tau(float(memory.tau), self._values(ballot, passed), empty=bool(known.any()) and not bool(passed.any()))
         memory = memory.with_rows(ids[known])
         rows = memory.rows(ids[known])
         put = {
@@ -188,13 +188,22 @@ class Committee(Detector):
         rows = memory.rows(earners)
         return replace(memory, total=memory.total.index_add(0, rows, self.contributions(memory.accuracy[rows], memory.count[rows])))
 
+    def _values(self, ballot: Ballot, passed: Tensor) -> Tensor:
+        """The "list of accuracy values" that Algorithm 3 takes. The paper does not say which: admitted scores are cut off at the threshold,
+        so with them it climbs by that alone."""
+        if self.scores == "members":
+            means = ballot.votes[:, ballot.heard].nanmean(1)
+            return means[~means.isnan()]
+        used = ballot.heard & passed if self.scores == "admitted" else ballot.heard
+        return ballot.accuracy[used if bool(used.any()) else ballot.heard]  # or a threshold that nobody reaches would never come down
+
     def contributions(self, accuracy: Tensor, count: Tensor) -> Tensor:
         """Eq. 7, 10 and 11: a * accuracy, spread over 0 to 1, + (1 - a) * share of the samples."""
         size = count / count.sum().clamp(min=1) if self.share == "raw" else _spread(count)
         return self.a * _spread(accuracy) + (1 - self.a) * size
 
     def next_tau(self, tau: float, scores: Tensor, empty: bool = False) -> float:
-        """Algorithm 3: the lower confidence bound of the mean score. A single score has no spread and moves nothing."""
+        """Algorithm 3: the lower confidence bound of the mean of these. A single one has no spread and moves nothing."""
         if empty and self.on_empty == "decay-tau":
             tau *= self.decay
         k = len(scores)

@@ -69,7 +69,7 @@ def render(outcome: Outcome, sheet: Sheet) -> str:
 
 def command(outcome: Outcome) -> str:
     wanted, (paper, _, what) = outcome.grid.wanted, outcome.study.key.partition("/")
-    words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {wanted.seeds}"]
+    words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {outcome.grid.seeds}"]
     words += [f"--variant {wanted.variant}"] if wanted.variant != "card" else []
     words += ["--stand-ins"] if wanted.stand_ins else []
     words += [f"--only {quote(choice)}" for choice in wanted.only]
@@ -89,7 +89,8 @@ def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
         rows.append(f'<tr class="{_kind(outcome)}"><th scope="row"><a href="{link}">{escape(outcome.study.name)}</a></th><td>{about}</td>'
                     f"<td>{escape(outcome.study.title)}</td></tr>")  # fmt: skip
     wanted = outcomes[0].grid.wanted
-    facts = f'<ul class="facts"><li>scale <b>{wanted.scale}</b></li><li>seeds <b>{wanted.seeds}</b></li></ul>'
+    seeds = " or ".join(map(str, sorted({outcome.grid.seeds for outcome in outcomes})))
+    facts = f'<ul class="facts"><li>scale <b>{wanted.scale}</b></li><li>seeds <b>{seeds}</b></li></ul>'
     table = f'<section><div class="scroll"><table class="words"><tbody>{"".join(rows)}</tbody></table></div></section>'
     page, name = folder / f"index-{wanted.scale}.html", f"{paper}, played again"
     write_atomically(page, document(name, [_style(), header("reproduction", name, facts), table]).encode())
@@ -102,7 +103,7 @@ def _style() -> str:
 
 def _facts(outcome: Outcome) -> str:
     wanted = outcome.grid.wanted
-    seeds = f"{wanted.seeds} seeds" if wanted.seeds > 1 else "one seed"
+    seeds = f"{outcome.grid.seeds} seeds" if outcome.grid.seeds > 1 else "one seed"
     rows = [f"scale <b>{wanted.scale}</b>", f"<b>{len(outcome.grid.to_play())}</b> experiments", f"<b>{seeds}</b>"]
     for one in outcome.data:
         share = f"{100 * one['samples'] / one['of']:.3g} % of its samples"
@@ -146,7 +147,7 @@ def _caution(outcome: Outcome) -> str:
         said.append("at a smaller scale than the paper's")
     elif any(not key.startswith(("engine.", "data.dir")) for key, _ in wanted.changes):  # how it is computed changes no figure
         said.append("with other settings than the paper's")
-    if wanted.seeds == 1:
+    if outcome.grid.seeds == 1:
         said.append("with one seed")
     return f", {' and '.join(said)}" if said else ""
 
@@ -182,7 +183,7 @@ def _table(outcome: Outcome, sheet: Sheet) -> str:
         said = "".join(f'<th scope="row">{escape(label) if level >= same else ""}</th>' for level, label in enumerate(row))
         lines.append(f"<tr>{said}{''.join(_cell(box) for box in boxes)}</tr>")
         before = row
-    legend = "Large: ours" + (", mean ± standard deviation over seeds" if outcome.grid.wanted.seeds > 1 else "")
+    legend = "Large: ours" + (", mean ± standard deviation over seeds" if outcome.grid.seeds > 1 else "")
     if outcome.study.printed:
         legend += "; small: printed, and the difference; ? where the print is doubtful"
     legend += "; ★ best of the methods" if any(box is not None and box.best for row in sheet.boxes for box in row) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
@@ -23,7 +23,8 @@ class Wanted:
     """What the user asked for."""
 
     scale: str = "quick"
-    seeds: int = 1
+    seeds: int | None = None
+    """None: as many as the scale says."""
     variant: str = "card"
     only: tuple[str, ...] = ()
     changes: tuple[tuple[str, Any], ...] = ()
@@ -48,9 +49,11 @@ class Grid:
             raise ConfigError(f"--scale {wanted.scale}: one of {', '.join(SCALES)}")
         if wanted.variant not in (*VARIANTS, "both"):
             raise ConfigError(f"--variant {wanted.variant}: one of {', '.join(VARIANTS)}, both")
-        if wanted.seeds < 1:
-            raise ConfigError(f"--seeds {wanted.seeds}: at least 1")
-        self.study, self.wanted, self.scale = study, wanted, study.scale.get(_known(wanted.scale), Scale())
+        self.study, self.scale = study, study.scale.get(_known(wanted.scale), Scale())
+        self.seeds = self.scale.seeds if wanted.seeds is None else wanted.seeds
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds}: at least 1")
+        self.wanted = replace(wanted, seeds=self.seeds)
         self.labels = chosen_labels(study, self.scale, wanted.only)
         self.variants = VARIANTS if wanted.variant == "both" else (wanted.variant,)
         self.cells = [cell for at in self._places() for cell in self._seeded(at)]
@@ -67,7 +70,7 @@ class Grid:
     def _seeded(self, at: At) -> list[Cell]:
         table = self._table(at)
         cells = []
-        for seed in range(self.wanted.seeds):
+        for seed in range(self.seeds):
             label = " ".join([*at.values(), f"seed={seed}"])
             try:
                 config = make_config({**table, "seed": seed})

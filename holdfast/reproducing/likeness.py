@@ -5,9 +5,9 @@ paper have in common is no table itself.
   the other's entry by entry; a part (partition = { name = ... }) is one entry.
 * `dataset = ["CIFAR-10"]` takes these labels of the other's axis; a table is an axis of its own.
 * An empty entry ({} or []) takes one away.
-* What the other says of some labels only (override, authors, stand_in) is cut down to the labels that are left: what speaks only of others,
-  or of an axis that was taken away, goes with them. Overrides of the study's own come after the inherited ones, and win; so do those of
-  `authors`. Stand-ins of its own replace them.
+* What the other says of some labels only (override, authors, stand_in, on_request) is cut down to the labels that are left: what speaks
+  only of others, or of an axis that was taken away, goes with them. Overrides of the study's own come after the inherited ones, and win; so
+  do those of `authors`. Stand-ins of its own replace them.
 * Everything else is replaced as a whole. `printed` is always its own."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def completed(own: Table, other: Table, key: str) -> dict[str, Any]:
     picked = {axis: _picked(axis, labels, other.get("axes", {}), key) for axis, labels in own.get("axes", {}).items()}
     own = {**own, "axes": picked}
     merged = {name: _merged(other.get(name, {}), own.get(name, {}), depth) for name, depth in _BY_ENTRY.items()}
-    out = {**other, **own, **merged, **_conditions(own, other, merged["axes"], (*_ADDED, "stand_in"))}
+    out = {**other, **own, **merged, **_conditions(own, other, merged["axes"], (*_ADDED, "stand_in", "on_request"))}
     for name, scale in out["scale"].items():
         mine, others = (table.get("scale", {}).get(name, {}) for table in (own, other))
         out["scale"][name] = {**scale, **_conditions(mine, others, out["axes"], ("override", "stand_in"))}

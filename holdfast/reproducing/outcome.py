@@ -96,7 +96,7 @@ def reproduce(
 ) -> Outcome:
     """Play what is left of it, and read it."""
     grid = Grid(study, wanted)
-    content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(wanted)})
+    content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.wanted)})
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

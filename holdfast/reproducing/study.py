@@ -14,6 +14,8 @@
     set = { "method.alpha" = 5 }
     [[skip]]                           # what the table does not have
     when = { ... }
+    [[on_request]]                     # labels that are played only where --only names them: other readings of what is not said
+    when = { method = ["..."] }
     [[authors]]                        # what the released code does beside the `variant = "authors"` of its parts, for --variant
     set = { "train.shuffle" = false }
     [metrics."TAcc(%)"]                # what is read off each
@@ -76,6 +78,8 @@ class Scale(Section):
 
     keep: dict[str, tuple[str, ...]] = {}
     set: dict[str, Any] = {}
+    seeds: int = Field(default=1, ge=1)
+    """How many where --seeds does not say."""
     override: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()
 
@@ -192,6 +196,8 @@ class Study(Section):
     axes: dict[str, dict[str, dict[str, Any]]]
     override: tuple[Override, ...] = ()
     skip: tuple[Skip, ...] = ()
+    on_request: tuple[Skip, ...] = ()
+    """Each label by itself: it is left out unless --only names it."""
     authors: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()
     metrics: dict[str, Metric]
@@ -227,6 +233,7 @@ class Study(Section):
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
         """Everything that names axes and labels."""
         found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in (*self.override, *self.authors)]
+        found += [("on_request", one.when) for one in self.on_request]
         found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
         found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
         for metric, one in self.metrics.items():
@@ -344,8 +351,11 @@ def make(table: Mapping[str, Any]) -> Study:
 
 
 def chosen_labels(study: Study, scale: Scale, only: Sequence[str]) -> dict[str, list[str]]:
-    """The labels that are played of every axis: those the scale keeps, less what --only axis=label,label leaves out."""
+    """The labels that are played of every axis: those the scale keeps, or those that --only axis=label,label names."""
     kept = {axis: [label for label in labels if label in scale.keep.get(axis, labels)] for axis, labels in study.axes.items()}
+    for one in study.on_request:
+        for axis, labels in one.when.items():
+            kept[axis] = [label for label in kept[axis] if label not in as_labels(labels)]
     for choice in only:
         axis, separator, text = choice.partition("=")
         if not separator or axis not in study.axes:

@@ -108,13 +108,33 @@ def test_the_next_threshold_is_the_lower_bound_of_the_mean() -> None:
     assert Committee(significance=0.1).next_tau(0.0, four) > bound
 
 
-@pytest.mark.parametrize(("scores", "chosen"), [("admitted", [0.8, 0.7]), ("all", [0.8, 0.7, 0.3, 0.1])])
-def test_which_scores_move_it(scores: Any, chosen: list[float]) -> None:
-    committee = Committee(size=2, rule="per-round", significance=0.4, scores=scores)
-    judged = held(committee, by_client({12: 0.8, 13: 0.7, 14: 0.3, 15: 0.1}), seated(10, 11, tau=[0.5]))
-    assert set(judged.rejected) == {14, 15}
-    expected = committee.next_tau(0.5, torch.tensor(chosen, dtype=torch.float64))
-    assert of(judged, "threshold") == [0.5] and of(judged, "next_threshold") == [pytest.approx(expected)] == judged.state["tau"].tolist()
+@pytest.mark.parametrize(
+    ("scores", "bound"),
+    [
+        ({}, 0.348638), ({"scores": "all"}, 0.348638), ({"scores": "admitted"}, 0.7), ({"scores": "members"}, 0.4),
+    ],
+)  # fmt: skip
+def test_which_scores_move_it(scores: dict[str, Any], bound: float) -> None:
+    """At a significance of 1/4, t is 1 with two values and 0.764892 with four. All scores, the default: 0.8, 0.7, 0.3 and 0.1 have the mean
+    0.475 and s / sqrt(4) = 0.165202. Admitted: 0.8 and 0.7, so 0.75 - 0.05. Members: their means 0.55 and 0.4, so 0.475 - 0.075."""
+    votes = {10: [0.9, 0.7, 0.4, 0.2], 11: [0.7, 0.7, 0.2, 0.0]}
+    committee = Committee(size=2, rule="per-round", significance=0.25, **scores)
+    judged = held(committee, lambda m, c: votes[m][c - 12], seated(10, 11, tau=[0.5]))
+    assert set(judged.rejected) == {14, 15} and of(judged, "threshold") == [0.5]
+    assert of(judged, "next_threshold") == [pytest.approx(bound, abs=1e-6)] == judged.state["tau"].tolist()
+
+
+def test_a_members_value_is_the_mean_of_the_models_it_scored() -> None:
+    """Members train too and score all models but their own: 10 has 0.5, 0.6, 0.6, 0.8 and 0.9, 11 has 0.2, 0.3, 0.3, 0.5 and 0.6: means
+    0.68 and 0.38, so 0.53 - 0.15. Two values remain where one of three members is away, and one value has no spread."""
+    votes = {10: [0.0, 0.5, 0.6, 0.6, 0.8, 0.9], 11: [0.2, 0.0, 0.3, 0.3, 0.5, 0.6], 12: [1.0] * 6}
+    committee = Committee(size=2, scores="members", rule="per-round", significance=0.25)
+    judged = held(committee, lambda m, c: votes[m][c - 10], seated(10, 11), ids=CLIENTS)
+    assert of(judged, "next_threshold") == pytest.approx([0.38])
+    three = committee.model_copy(update={"size": 3})
+    without_12 = held(three, lambda m, c: votes[m][c - 10], seated(10, 11, 12), ids=CLIENTS, lost=(12,))
+    assert of(without_12, "next_threshold") == pytest.approx([0.38])
+    assert of(held(committee, lambda m, c: 0.9, seated(10, 11, tau=[0.2]), lost=(11,)), "next_threshold") == [0.2]
 
 
 def test_the_first_round_admits_all_and_sets_the_threshold() -> None:

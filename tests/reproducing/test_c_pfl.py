@@ -9,6 +9,7 @@ from typing import cast
 import pandas as pd
 import pytest
 
+from holdfast.methods.c_pfl import CPfl
 from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
@@ -20,15 +21,17 @@ from holdfast.results import Run
 def test_table_6_tunes_heads_after_the_last_round(tmp_path: Path) -> None:
     plain = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))  # trials would take longer than the rounds
     outcome = reproduce(find("c-pfl", "table 6")[0], Wanted(scale="smoke", changes=plain), tmp_path / "t")
-    figures = [outcome.ours.mean("average test accuracy(%)", {"dataset": "MNIST", "epochs": e}) for e in ("0", "5", "10", "15", "20")]
-    assert outcome.missing == 0 and all(0 <= cast(float, value) <= 100 for value in figures)
-    by_epochs = {run.manifest["config"]["method"]["tune_epochs"]: run for run in outcome.played}
+    places = [{"dataset": "MNIST", "method": "C-PFL", "epochs": e} for e in ("0", "5", "10", "15", "20")]
+    places.append({"dataset": "MNIST", "method": "FedAvg", "epochs": "0"})  # beside the common model; it has no head to tune
+    figures = [outcome.ours.mean("average test accuracy(%)", at) for at in places]
+    assert outcome.missing == 0 and len(outcome.played) == 6 and all(0 <= cast(float, value) <= 100 for value in figures)
+    by_epochs = {made["tune_epochs"]: run for run in outcome.played if (made := run.manifest["config"]["method"])["name"] == "c-pfl"}
     common = {run.metrics["accuracy"].iloc[-2] for run in by_epochs.values()}
     assert len(common) == 1  # the same experiment until the heads are tuned
     assert by_epochs[20].final["accuracy/personal"] > by_epochs[0].final["accuracy/personal"]
-    untested, gains, beyond = (ours for ours, _ in outcome.findings)
-    assert untested.words == "not tested"  # it is about CIFAR
-    assert gains.holds and gains.cases == 1 and beyond.cases == 1
+    untested, gains, beyond, below, also_untested = (ours for ours, _ in outcome.findings)
+    assert untested.words == also_untested.words == "not tested"  # they are about CIFAR
+    assert gains.holds and gains.cases == beyond.cases == below.cases == 1
     assert all(in_print.holds in (None, True) for _, in_print in outcome.findings)
 
 
@@ -37,10 +40,30 @@ def test_every_method_of_a_column_has_the_same_data() -> None:
     dealt: dict[tuple[str, str], set[str]] = {}
     for cell in cells:
         dealt.setdefault((cell.at["split"], cell.at["dataset"]), set()).add(str(cell.config.data))
-    assert len(cells) == 72 and len(dealt) == 8 and all(len(same) == 1 for same in dealt.values())
+    assert len(cells) == 88 and len(dealt) == 8 and all(len(same) == 1 for same in dealt.values())
     hundred = {cell.config.data.partition["classes_per_client"] for cell in cells if cell.at["split"] == "pathological"
                and cell.at["dataset"] == "CIFAR-100"}  # fmt: skip
     assert hundred == {10}
+
+
+@pytest.mark.parametrize("key", ["c-pfl/table-3", "c-pfl/fig-4", "c-pfl/table-6"])
+def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None:
+    """All scores move it by default; no committee stands beside them in Table 3."""
+
+    def readings(*only: str) -> dict[str, object]:
+        made = {cell.at["method"]: cell.config.parts().method for cell in Grid(read(key), Wanted(scale="full", only=only)).cells}
+        return {label: m.committee and m.committee.scores for label, m in made.items() if isinstance(m, CPfl)}
+
+    assert readings() == {"C-PFL": "all", **({"no committee": False} if key == "c-pfl/table-3" else {})}
+    asked = readings("method=C-PFL,C-PFL (admitted),C-PFL (members)")
+    assert asked == {"C-PFL": "all", "C-PFL (admitted)": "admitted", "C-PFL (members)": "members"}
+
+
+def test_the_milder_split_is_no_column_unless_it_is_asked_for() -> None:
+    study = read("c-pfl/table-3")
+    assert {cell.at["split"] for cell in Grid(study, Wanted(scale="full")).cells} == {"practical", "pathological"}
+    mild = Grid(study, Wanted(scale="full", only=("split=most labels",)))
+    assert {cell.config.data.partition["beta"] for cell in mild.cells} == {0.5}
 
 
 def test_the_figures_that_figure_4_states_in_words() -> None:

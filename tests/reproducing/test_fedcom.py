@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from holdfast.reproducing.cells import Wanted
+from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.measures import measured
 from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import find
+from holdfast.reproducing.study import find, read
 
 METHODS = ("local-only", "FedAvg", "Ditto", "FedCOM")
 
@@ -28,11 +28,21 @@ def test_table_1(tmp_path: Path, quick_disk: None) -> None:
 
 
 def test_table_2(tmp_path: Path, quick_disk: None) -> None:
-    """Ten clients decide in each of three rounds: a share of 30 decisions."""
+    """Ten clients decide in each of three rounds: a share of 30 decisions, by update and by gradient."""
     outcome = reproduce(find("fedcom", "II")[0], Wanted(scale="smoke", only=("x=5",)), tmp_path / "out")
-    found = outcome.ours.mean("matching accuracy(%)", {"dataset": "MNIST", "x": "5"})
-    assert found is not None and found * 0.3 == pytest.approx(round(found * 0.3)) and 0 <= found <= 100
-    assert outcome.printed.mean("matching accuracy(%)", {"dataset": "MNIST", "x": "5"}) == 98.5
+    for signal in ("update", "gradient"):
+        at = {"dataset": "MNIST", "signal": signal, "x": "5"}
+        found = outcome.ours.mean("matching accuracy(%)", at)
+        assert found is not None and found * 0.3 == pytest.approx(round(found * 0.3)) and 0 <= found <= 100
+        assert outcome.printed.mean("matching accuracy(%)", at) == 98.5
+    assert {run.manifest["config"]["method"]["signal"] for run in outcome.played} == {"update", "gradient"}
+
+
+@pytest.mark.parametrize(("table", "cells"), [("fedcom/table-1", 3 * 4 * 3), ("fedcom/table-2", 3 * 2 * 3 * 3)])
+def test_rounds_by_dataset_and_three_seeds(table: str, cells: int) -> None:
+    grid = Grid(read(table), Wanted(scale="full"))
+    assert {(cell.at["dataset"], cell.config.train.rounds) for cell in grid.cells} == {("MNIST", 20), ("FMNIST", 30), ("CIFAR-10", 30)}
+    assert grid.seeds == 3 and len(grid.cells) == len(grid.to_play()) == cells
 
 
 def test_how_fast_accuracy_rises() -> None:

@@ -61,6 +61,25 @@ def test_skipped_kept_and_only(small: dict[str, Any]) -> None:
         Grid(study, Wanted(scale="full", only=("attack=none", "method=Ditto")))
 
 
+def test_labels_on_request_are_played_only_where_they_are_named(small: dict[str, Any]) -> None:
+    small["axes"]["method"]["Ditto (mild)"] = {"method.name": "ditto", "method.lam": 0.1}
+    small["on_request"] = [{"when": {"method": ["Ditto (mild)"]}}]
+    study = make(small)
+    for scale in ("full", "quick", "smoke"):
+        assert {cell.at["method"] for cell in Grid(study, Wanted(scale=scale)).cells} == {"Mean", "Ditto"}
+    asked = Grid(study, Wanted(scale="full", only=("method=Mean,Ditto (mild)",)))
+    assert asked.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto (mild)"]}
+    with pytest.raises(ConfigError, match="on_request: method has no 'Dito'; did you mean 'Ditto'"):
+        make({**small, "on_request": [{"when": {"method": "Dito"}}]})
+
+
+def test_a_scale_may_ask_for_several_seeds(small: dict[str, Any]) -> None:
+    small["scale"]["quick"]["seeds"] = 3
+    seeds = [Grid(make(small), Wanted(scale=scale, seeds=asked)).seeds for scale in ("quick", "full") for asked in (None, 2)]
+    assert seeds == [3, 2, 1, 2]
+    assert {cell.seed for cell in Grid(make(small), Wanted(scale="quick")).cells} == {0, 1, 2}
+
+
 def test_both_variants_of_the_parts_that_have_them(small: dict[str, Any]) -> None:
     small["axes"]["method"]["FedAS"] = {"method.name": "fedas"}
     grid = Grid(make(small), Wanted(scale="smoke", variant="both"))
