@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -282,11 +283,51 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
-    if last == "name" and table.get("name", value) != value and folders and folders[-1] in PART_SECTIONS:
-        kept = {key: table[key] for key in table if key in _COMMON.get(folders[-1], ())}
-        table.clear()  # another part: settings of the old one mean nothing to it
-        table |= kept
+    if last == "name" and folders:
+        _rename(table, folders[-1], value)
     table[last] = value
+
+
+def _rename(table: dict[str, Any], section: str, name: Any) -> None:
+    """Another part: settings of the old one mean nothing to it, except those that every part of the kind has."""
+    if section in PART_SECTIONS and table.get("name", name) != name:
+        kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
+        table.clear()
+        table |= kept
+
+
+def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. A part's name alone, and an
+    object, stand for the whole part."""
+    out = dict(table)
+    for key, given in sections.items():
+        there = out.get(key)
+        if isinstance(there, str) and key in PART_SECTIONS:
+            there = {"name": there}
+        if not isinstance(given, Mapping) or not isinstance(there, Mapping):
+            if isinstance(given, Mapping) and "name" not in given and key in PART_SECTIONS and there is not None:
+                raise ConfigError(f"{key}: the config has a Python object there, which has no single settings to change; give it anew")
+            out[key] = given
+            continue
+        inner = dict(there)
+        if isinstance(name := given.get("name"), str):  # in a sweep it is a list
+            _rename(inner, key, name)
+            if key == "data" and inner.get("name", name) != name:
+                inner.pop("options", None)  # they are the old dataset's
+        out[key] = merge(inner, given)
+    return out
+
+
+def as_table(config: Any) -> dict[str, Any]:
+    """What a caller gives as a config, where tables are wanted: tables, or the path of a TOML file."""
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if isinstance(config, (str, os.PathLike)):
+        return read_config(Path(config))
+    if isinstance(config, Config):
+        raise ConfigError("a Config is one experiment, without a sweep; give a table with \"sweep\", or the path of a TOML file")
+    shown = repr(config).splitlines()[0][:60]
+    raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
 
 
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}

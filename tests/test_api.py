@@ -18,6 +18,7 @@ from holdfast.api import fresh_folder
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
+from holdfast.report.repeat import as_text
 from tests.test_session import TINY, config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -80,6 +81,41 @@ def test_sections_a_table_and_a_config_are_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs) and runs[3].manifest["config"]["method"]["name"] == "ditto"
     with pytest.raises(ConfigError, match="not both"):
         holdfast.run(config(), seed=3)
+
+
+def test_a_keyword_section_changes_only_what_it_names(tmp_path: Path) -> None:
+    given = holdfast.run(TINY, out=tmp_path / "run", train={"rounds": 1}, method={"name": "fedavg"}).manifest["config"]
+    assert given["train"] == {**config().plain()["train"], "rounds": 1} and given["method"]["name"] == "fedavg"
+    planned = holdfast.plan(TINY, out=tmp_path / "plan", train={"rounds": 1})
+    assert planned.client_steps == 4 * 3 * 2, "4 clients, 15 samples in batches of 5, two models of ditto, one epoch of one round"
+
+
+def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(as_text(TINY))
+    whole = holdfast.run(TINY, out=tmp_path / "whole")
+    for place, path in enumerate((file, str(file))):
+        run = holdfast.run(path, out=tmp_path / f"run{place}")
+        assert torch.equal(run.vector(1), whole.vector(1))
+    (tmp_path / "run0" / "result.json").unlink()
+    assert isinstance(holdfast.resume(tmp_path / "run0", config=file), holdfast.Run)
+    file.write_text(as_text({**TINY, "sweep": {"seed": [0, 1]}}))
+    assert [cell.label for cell in holdfast.sweep(file, out=tmp_path / "sweep")] == ["seed=0", "seed=1"]
+    with pytest.raises(ConfigError, match="tune chooses by validation data"):
+        holdfast.tune(str(file), 1, out=tmp_path / "tuned")
+    with pytest.raises(ConfigError, match="a sweep; holdfast.sweep plays it"):
+        holdfast.run(file)
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ("no.toml", "config file not found: no.toml"), (["a"], "a table, a Config or the path of a TOML file, not ['a']"),
+    (config(), "a Config is one experiment"),
+])  # fmt: skip
+def test_what_is_no_config_is_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
+    for play in (holdfast.sweep, lambda given, out: holdfast.tune(given, 1, out=out), *([] if wrong == config() else [holdfast.run])):
+        with pytest.raises(ConfigError) as error:
+            play(wrong, out=tmp_path / "out")
+        assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_default_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
