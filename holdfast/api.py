@@ -23,7 +23,6 @@ from holdfast.tracking.following import Make, tracked
 from holdfast.tracking.following import chosen as named
 from holdfast.tuning import Tuned, Tuning
 
-
 Given = Mapping[str, Any] | str | Path
 """A config as tables, or the path of its TOML file."""
 

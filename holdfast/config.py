@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Part, build, explain, parts, setting
+from holdfast.core.registry import Part, build, explain, setting
 from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
+from holdfast.naming import Numbers, plain
 from holdfast.roster import cohort_size
 from holdfast.tally import Metric
-from holdfast.wrappers.base import Wrapped
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
@@ -112,6 +112,8 @@ class Config(Section):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+    _numbers: Numbers = PrivateAttr(default_factory=dict)
+    """Of objects that a sweep has several of under one name."""
 
     @field_validator("attack", mode="before")
     @classmethod
@@ -131,7 +133,11 @@ class Config(Section):
 
     def plain(self) -> dict[str, Any]:
         """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
-        return _plain(self)
+        return plain(self, self._numbers)
+
+    def numbered(self, numbers: Numbers) -> Config:
+        self._numbers = numbers
+        return self
 
 
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,32 +362,3 @@ def parse_memory(text: str) -> int:
             if 1 <= amount < 2**63:
                 return int(amount)
     raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
-
-
-def _plain(value: Any) -> Any:
-    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Wrapped):
-        rule, around = map(_plain, value.layers())
-        return {**rule, "wrap": around} if isinstance(rule, dict) else rule
-    if isinstance(value, Part):
-        if not value.name or parts(value.kind).get(value.name) is not type(value):
-            return f"<{type(value).__qualname__}>"
-        return {"name": value.name, **_plain(value.settings())}
-    if isinstance(value, BaseModel):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
-
-
-def unnamed(table: Any, path: str = "") -> list[str]:
-    """Where a plain config holds objects that only the Python program that made them has."""
-    if isinstance(table, Mapping):
-        return [found for key, value in table.items() for found in unnamed(value, f"{path}.{key}" if path else str(key))]
-    if isinstance(table, list):
-        return [found for place, value in enumerate(table) for found in unnamed(value, f"{path}.{place}")]
-    return [path] if isinstance(table, str) and table.startswith("<") and table.endswith(">") else []

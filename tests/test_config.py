@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from holdfast.config import Config, assign, make_config, merge, parse_memory, parse_value, read_config, unnamed
+from holdfast.config import Config, assign, make_config, merge, parse_memory, parse_value, read_config
 from holdfast.core.errors import ConfigError
 from holdfast.grid import expand
 from holdfast.methods.ditto import Ditto
 from holdfast.models.network import Model
+from holdfast.naming import unnamed
 
 # design.md's example with parts that exist already
 CONTRACT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from holdfast.grid import expand
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.models.mlp import Mlp
+from holdfast.report.gather import by_setting, read_cells
 from holdfast.results import Run
 from holdfast.store import Store
 from holdfast.sweeping import resume_sweep, sweep
@@ -476,3 +478,45 @@ def test_from_python(tmp_path: Path) -> None:
     runs = holdfast.sweep(given, out=tmp_path / "s")
     assert [cell.status for cell in runs] == ["finished", "finished", "failed", "failed"]
     assert runs[2].final is None and runs[2].reason == "ZeroDivisionError: the client fell" and runs[2].round == 2
+
+
+def losses_of(*scales: float) -> list[Any]:
+    def scaled(scale: float) -> Any:
+        return lambda net, batch: scale * torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+
+    return [scaled(scale) for scale in scales]
+
+
+def objects(losses: list[Any]) -> dict[str, Any]:
+    model = holdfast.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None)
+    return {**TINY, "model": model, "sweep": {"train.loss": losses, "seed": [0, 1]}}
+
+
+def test_a_sweep_over_objects_continues_when_they_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would: the objects are others, and lie elsewhere."""
+    torch.manual_seed(0)
+    given = objects(losses_of(1.0, 3.0))
+    whole = holdfast.sweep(given, out=tmp_path / "whole")
+    assert [cell.label for cell in whole] == [f"loss=lambda(scale={s}) seed={n}" for s in (1.0, 3.0) for n in (0, 1)]
+    assert len(by_setting(read_cells(tmp_path / "whole"))) == 2, "two losses, each under two seeds"
+    holdfast.sweep(given, out=tmp_path / "cut", shard=(1, 2))
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"Python objects \(model, train.loss\); .* code cannot be compared"):
+        again = holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
+    assert [cell.status for cell in again] == ["finished"] * 4
+    assert [cell.final["accuracy"] for cell in again] == pytest.approx([cell.final["accuracy"] for cell in whole], abs=1e-10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is left to play, so nothing can be mixed
+        holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        holdfast.sweep(objects(losses_of(3.0, 1.0)), out=tmp_path / "cut")
+
+
+def test_objects_that_look_alike_stay_lines_of_their_own(tmp_path: Path) -> None:
+    losses = [
+        lambda net, batch: torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none"),
+        lambda net, batch: 0 * net(batch.x).sum(1),
+    ]
+    cells = holdfast.sweep(objects(losses), out=tmp_path / "s")
+    assert [cell.label for cell in cells] == [f"loss=lambda-{number} seed={seed}" for number in (1, 2) for seed in (0, 1)]
+    assert [line.seeds for line in by_setting(read_cells(tmp_path / "s"))] == [2, 2]

@@ -36,6 +36,7 @@ class Model:
             raise ConfigError(f"Model: weights_head is \"file\" or \"fresh\", not {weights_head!r}")
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
+        self.source = module
         self.head, self.weights, self.weights_head = head, weights, weights_head
 
 
