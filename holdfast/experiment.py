@@ -26,8 +26,9 @@ from holdfast.local.fit import Recipe
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
-from holdfast.models.network import Model, Network, with_head
+from holdfast.models.network import Model, Network, check_fits, with_head
 from holdfast.models.weights import Weights
+from holdfast.naming import words
 from holdfast.roster import Roster, read_availability
 from holdfast.rows import RowStore
 from holdfast.store import Ready, Store
@@ -338,6 +339,9 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
         raise ConfigError(f"model '{model.name}' cannot be built")
     rule.head_name = head
     kind = torch.float64 if dtype == "float64" else torch.float32
+    if isinstance(model, Model) or not type(model).__module__.startswith("holdfast."):
+        name = words(model.source if isinstance(model, Model) else model)
+        check_fits(lambda: with_head(make(), head), name, samples.blank(kind).cpu(), samples.classes, samples.name)
     begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
     return Network(lambda: rule.network(with_head(make(), head)), head and rule.head(head), f"{about} {built_by}", kind, begin)
 

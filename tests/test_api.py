@@ -215,6 +215,44 @@ def test_a_bare_module_is_told_what_to_do() -> None:
             holdfast.run(model=holdfast.Model(Net, head="fx"), method=method)
 
 
+class Stray(nn.Module):
+    """The second output is not what is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.fc(x.flatten(1)), x
+
+
+@pytest.mark.parametrize("module, words", [
+    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 10)), "'lambda': cannot read a batch of shape [2, 1, 8, 8]: RuntimeError: mat1"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "'Sequential': has 7 outputs, but 'digits' has 10 classes; it needs 10 or more"),
+    (Stray, "'Stray': gives a tuple for a batch of shape [2, 1, 8, 8]; it must give a tensor [2, 10], one row for each sample"),
+    (nn.Linear(8, 10), "'Linear(in_features=8,out_features=10)': gives shape [2, 1, 8, 10] for a batch of shape [2, 1, 8, 8]; it"),
+])  # fmt: skip
+def test_a_module_that_does_not_fit_the_data_is_one_line_before_anything_is_written(tmp_path: Path, module: Any, words: str) -> None:
+    given = {**TINY, "model": holdfast.Model(module, head=None), "method": "fedavg"}
+    state = torch.random.get_rng_state()
+    for play in (holdfast.run, lambda table, out: holdfast.sweep({**table, "sweep": {"seed": [0, 1]}}, out=out)):
+        with pytest.raises(ConfigError) as error:
+            play(given, out=tmp_path / "run")
+        assert str(error.value).startswith(f"model {words}") and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_an_error_in_the_forward_of_a_module_keeps_its_own_traceback(tmp_path: Path) -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError("forward fell")
+
+    with pytest.raises(ConfigError, match=r"model 'Broken': .*ZeroDivisionError: forward fell \(test_api.py, line") as error:
+        holdfast.run({**TINY, "model": holdfast.Model(Broken, head="fc")}, out=tmp_path / "run")
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
 def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.session import start
 

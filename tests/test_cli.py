@@ -356,9 +356,61 @@ def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch:
 
 
 def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.session.start", lambda *args: 1 / 0)
+    monkeypatch.setattr("holdfast.session.start", divmod)
     answer = cli("run")
-    assert answer.code == 1 and "ZeroDivisionError" in answer.err and "please report" in answer.err
+    assert answer.code == 1 and "TypeError: divmod" in answer.err and "please report" in answer.err
+
+
+PLUGIN = """
+import holdfast
+from holdfast.core.registry import Part
+from holdfast.methods import ClientRule, Method
+from holdfast.methods.averaging import Averaging
+
+
+class Client(ClientRule):
+    def train(self, local, state, received, extra):
+        return helper(local)
+
+
+def helper(local):
+    return local.no_such_thing
+
+
+@holdfast.register("method", "test-cli-mistaken")
+class Mistaken(Method):
+    'Has a mistake.'
+
+    Client, Server = Client, Averaging
+
+
+@holdfast.register("loss", "test-cli-mistaken")
+class Loss(Part):
+    'Has a mistake too.'
+
+    def __call__(self, net, batch):
+        return net(batch.x) / None
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key, line, function, said", [
+    ("method.name", 14, "helper", "AttributeError: "), ("train.loss", 29, "__call__", "TypeError: unsupported operand"),
+])  # fmt: skip
+def test_a_mistake_in_a_plug_in_is_said_to_be_there(
+    cli: Callable[..., Answer], tmp_path: Path, forget: None, key: str, line: int, function: str, said: str, workers: int
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    answer = cli("run", *SMALL, "--set", f"{key}=test-cli-mistaken", "--plugin", "mine.py", "--out", "a", "--workers", workers)
+    last = answer.err.strip().splitlines()[-1]
+    assert answer.code == 2 and last.startswith("error: ") and said in last, answer.err
+    assert f"mine.py, line {line}" in last and "report" not in last
+    assert "Traceback" in answer.err and f'mine.py", line {line}, in {function}' in answer.err
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\n\nos.no_such_thing\n")
+    refused(cli("run", "--plugin", "mine.py"), "plugin mine.py failed to load: AttributeError", "(mine.py, line 3)")
 
 
 # ---- cards

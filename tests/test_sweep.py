@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import warnings
 from pathlib import Path
@@ -373,9 +374,14 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     cells = mixed()
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "finished"]
-    assert standings[2].words == "failed in round 2: ZeroDivisionError: the client fell" and standings[2].result is None
+    line = Stumbles.train.__code__.co_firstlineno + 2
+    assert standings[2].words == f"failed in round 2: ZeroDivisionError: the client fell (test_sweep.py, line {line})"
+    assert standings[2].result is None
     failure = read_json(standings[2].path / "failure.json") or {}
-    assert failure.keys() == {"round", "error", "reason", "time"} and failure["error"] == "ZeroDivisionError"
+    assert failure.keys() == {"round", "error", "reason", "where", "time"} and failure["error"] == "ZeroDivisionError"
+    assert failure["where"] == f"{__file__}, line {line}, in train"
+    trace = (standings[2].path / "traceback.txt").read_text()
+    assert f'test_sweep.py", line {line}, in train' in trace and "ZeroDivisionError: the client\nfell" in trace
     with monkeypatch.context() as patch:
         no_training(patch)
         assert sweep(cells, tmp_path / "s") == standings, "not tried again"
@@ -383,7 +389,7 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     monkeypatch.setenv("MENDED", "yes")
     before = [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
     assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
-    assert not (standings[2].path / "failure.json").exists() and Run(standings[2].path).round == 3
+    assert not {"failure.json", "traceback.txt"} & {file.name for file in standings[2].path.iterdir()} and Run(standings[2].path).round == 3
     assert before == [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
 
 
@@ -401,7 +407,8 @@ def test_a_network_that_cannot_take_a_step_is_contained(tmp_path: Path, monkeypa
     cells = [(label, make_config(given)) for label, given in expand({**TINY, "sweep": {"model.hidden": [6, 7], "seed": [0, 1]}})]
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "failed"]
-    assert standings[2].words == "failed before its first round: ZeroDivisionError: division by zero"
+    words = r"failed before its first round: ZeroDivisionError: division by zero \(test_sweep.py, line \d+\)"
+    assert re.fullmatch(words, standings[2].words)
     with monkeypatch.context() as patch:
         no_training(patch)
         assert sweep(cells, tmp_path / "s") == standings, "not tried again"
@@ -477,7 +484,7 @@ def test_from_python(tmp_path: Path) -> None:
         holdfast.resume(tmp_path / "s")
     runs = holdfast.sweep(given, out=tmp_path / "s")
     assert [cell.status for cell in runs] == ["finished", "finished", "failed", "failed"]
-    assert runs[2].final is None and runs[2].reason == "ZeroDivisionError: the client fell" and runs[2].round == 2
+    assert runs[2].final is None and runs[2].reason.startswith("ZeroDivisionError: the client fell (") and runs[2].round == 2
 
 
 def losses_of(*scales: float) -> list[Any]:

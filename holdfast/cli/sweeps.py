@@ -120,5 +120,12 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
     if failed:
-        to_stderr().print(f"{len(failed)} failed; --retry tries them again from their last committed round", markup=False)
+        say_failed(failed)
     return 1 if failed else 0
+
+
+def say_failed(failed: list[Standing]) -> None:
+    from holdfast.standing import TRACEBACK
+
+    again = "--retry tries them again from their last committed round"
+    to_stderr().print(f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True)
