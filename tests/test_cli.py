@@ -413,6 +413,37 @@ def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(cli: Callable[...
     refused(cli("run", "--plugin", "mine.py"), "plugin mine.py failed to load: AttributeError", "(mine.py, line 3)")
 
 
+WITHOUT_FLOWER = """
+import sys
+from holdfast.cli import main
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("flwr", "cryptography"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for command in sys.stdin.read().splitlines():
+    try:
+        main(["federation", *command.split()])
+    except SystemExit as left:
+        print(left.code)
+"""
+
+
+def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").write_text("")
+    commands = ["init new --clients 2", "up .", "resume .", "node .", "check-node .", "privacy .", "status .", "clients .", "logs .", "ban . 1",
+                "unban . 1", "enrol . 1", "leave . 1", "export . m.safetensors", "export . m.safetensors --node .", "doctor ."]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FLOWER], input="\n".join(commands), capture_output=True, text=True, cwd=tmp_path, env=HERE
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.split() == ["2"] * len(commands)
+    said = "error: a federation needs Flower, which is not installed: pip install 'holdfast[flower]'"
+    assert done.stderr.splitlines() == [said] * len(commands)
+
+
 # ---- cards
 
 def test_help_is_quick_and_has_examples(cli: Callable[..., Answer]) -> None:
