@@ -115,6 +115,7 @@ def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tm
 
 
 def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
     cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2",
         "--precision", "bf16")  # fmt: skip
     config = json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]
@@ -122,8 +123,16 @@ def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> Non
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 
+def test_a_data_dir_that_is_not_there_is_refused(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    for command in (["run"], ["sweep"], ["plan"], ["data"], ["reproduce", "fedcom", "--dry-run"]):
+        refused(cli(*command, "--data-dir", "nowhere"), f"--data-dir: there is no folder {tmp_path / 'nowhere'}")
+    refused(cli("run", "--data-dir", "a-file"), "--data-dir: there is no folder")
+
+
 def test_a_home_directory_in_data_dir_is_expanded(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sets").mkdir()
     cli("run", *SMALL, "--out", tmp_path / "a", "--data-dir=~/sets")
     assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["data"]["dir"] == str(tmp_path / "sets")
     for command in ("run", "data"):

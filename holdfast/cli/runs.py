@@ -232,7 +232,12 @@ def engine_options(
 
 def absolute(data_dir: Path | None) -> str | None:
     """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in --data-dir=~/sets."""
-    return None if data_dir is None else str(expand(data_dir, "--data-dir").absolute())
+    if data_dir is None:
+        return None
+    folder = expand(data_dir, "--data-dir").absolute()
+    if not folder.is_dir():  # or the data would be taken from the next place that has it
+        raise ConfigError(f"--data-dir: there is no folder {folder}")
+    return str(folder)
 
 
 def new_folder() -> Path:
