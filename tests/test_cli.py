@@ -72,6 +72,17 @@ def test_run_prints_a_table_and_where_the_run_is(cli: Callable[..., Answer], tmp
     assert "plan loop" in answer.err and "2/2 rounds  accuracy 0." in answer.err
 
 
+def test_a_run_that_diverged_has_an_exit_code_of_its_own(cli: Callable[..., Answer]) -> None:
+    for command in (("run", *SMALL, "--set", "train.lr=1e30", "--out", "a"), ("resume", "a")):
+        answer = cli(*command)
+        assert answer.code == 3 and "fedcap" in answer.out and "Traceback" not in answer.err
+        last = answer.err.strip().splitlines()[-1]
+        assert last.startswith("diverged in round 1: ") and last.endswith("; therefore the exit code is 3")
+    told = cli("resume", "a", "--json")
+    assert told.code == 3 and json.loads(told.out)["final"]["diverged"] == 1
+    assert "exit code is 3" in " ".join(cli("run", "--help").out.split())
+
+
 def test_without_out_a_new_folder_under_runs(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert cli("run", *SMALL).code == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
@@ -442,8 +453,9 @@ for command in sys.stdin.read().splitlines():
 
 def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text("")
-    commands = ["init new --clients 2", "up .", "resume .", "node .", "check-node .", "privacy .", "status .", "clients .", "logs .", "ban . 1",
-                "unban . 1", "enrol . 1", "leave . 1", "export . m.safetensors", "export . m.safetensors --node .", "doctor ."]  # fmt: skip
+    commands = ["init new --clients 2", "up .", "resume .", "node .", "check-node .", "privacy .", "status .", "clients .", "logs .",
+                "ban . 1", "unban . 1", "enrol . 1", "leave . 1", "export . m.safetensors", "export . m.safetensors --node .",
+                "doctor ."]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_FLOWER], input="\n".join(commands), capture_output=True, text=True, cwd=tmp_path, env=HERE
     )

@@ -24,8 +24,8 @@ __all__ = [
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 130 interrupted, 1 a fault of ours
-    or a cell of a sweep that failed."""
+    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 3 a single run diverged, 130 interrupted, 1 a fault
+    of ours or a cell of a sweep that failed."""
     sys.exit(_run(args))
 
 

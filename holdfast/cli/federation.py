@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.app import AsJson, Plugins, app, print_json, to_stderr, to_stdout
+from holdfast.cli.runs import diverged
 from holdfast.core.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -115,12 +116,12 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
     assert result is not None
     if as_json:
         print_json(result)
-        return 0
+        return diverged(project.run)
     accuracy, out = result["final"].get("accuracy"), to_stdout()
     measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
     out.print(f"finished{measured}; ledger head {project.ledger().head}", markup=False, soft_wrap=True)
     out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
-    return 0
+    return diverged(project.run)
 
 
 def _bring_up(project: Project, server_only: bool, timeout: float | None, say: Callable[[str], None]) -> None:

@@ -54,7 +54,8 @@ def sweep(
 
     CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a sweep was stopped.
 
-    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1.
+    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1. A cell that
+    diverges is a result, which the table marks; the exit code stays 0.
 
     With --shard, processes or machines that see the same --out share the cells; all are given the same CONFIG.
 
@@ -119,6 +120,8 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
+    if lost := [standing for standing in standings if standing.mine and standing.status == "diverged"]:
+        to_stderr().print(f"{len(lost)} diverged, the first in {lost[0].path}", markup=False, soft_wrap=True)
     if failed:
         say_failed(failed)
     return 1 if failed else 0
