@@ -101,7 +101,7 @@ def _built(place: Place, samples: Samples) -> Experiment:
     try:
         return Experiment(place.config, place.path, place.label, samples)
     except HoldfastError as error:
-        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from None
+        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from error
 
 
 def _seen(standing: Standing, mine: bool) -> Standing:

@@ -49,16 +49,15 @@ def with_head(module: nn.Module, head: str | None) -> nn.Module:
     return module
 
 
-def check_fits(make: Callable[[], nn.Module], name: str, sample: Tensor, classes: int, data: str) -> None:
-    """That a module which is not Holdfast's own reads such samples and has an output for each class, said before anything runs. It is
-    tried on two blank samples, on a module of its own, and nobody's random numbers are used up."""
+def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data: str) -> None:
+    """That a module which is not Holdfast's own reads such samples and has an output for each class, said before anything runs. A copy of
+    it is tried on two blank samples, and nobody's random numbers are used up."""
     batch = torch.stack([sample, sample])
     wants = f"a batch of shape {list(batch.shape)}"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = make().eval()
-        module = module.to(sample.dtype) if sample.is_floating_point() else module
+        tried = copy.deepcopy(module).eval()
         try:
-            answer = module(batch)
+            answer = (tried.to(sample.dtype) if sample.is_floating_point() else tried)(batch)
         except Exception as error:
             said = " ".join(str(error).split())
             raise ConfigError(f"model '{name}': cannot read {wants}: {type(error).__name__}: {said}{in_brackets(error)}") from error
