@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Config, make_config
+from holdfast.config import Config, as_table, make_config, merge
 from holdfast.core.errors import ConfigError
 from holdfast.grid import configs
 from holdfast.prediction import Prediction
@@ -23,14 +23,18 @@ from holdfast.tracking.following import Make, tracked
 from holdfast.tracking.following import chosen as named
 from holdfast.tuning import Tuned, Tuning
 
+Given = Mapping[str, Any] | str | Path
+"""A config as tables, or the path of its TOML file."""
+
 
 def run(
-    config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, watch: Watch | None = None,
+    config: Config | Given | None = None, out: str | Path | None = None, watch: Watch | None = None,
     track: Sequence[str | Make] = (), **sections: Any,
 ) -> Run:  # fmt: skip
     """Play one experiment and return it. `out` is its directory; by default a new one under runs/. `track` names trackers to be told of its
-    rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours (holdfast.tracking.Tracker)."""
-    chosen = _sole(config, sections) if isinstance(config, Config) else make_config({**(config or {}), **sections})
+    rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours (holdfast.tracking.Tracker). Sections beside a config change
+    only the keys that they name, as --set does."""
+    chosen = _sole(config, sections) if isinstance(config, Config) else _one(merge(as_table(config), sections))
     path = Path(out) if out is not None else fresh_folder()
     with tracked(track, watch) as watching:
         start([("", chosen)], path, watching)
@@ -38,14 +42,14 @@ def run(
 
 
 def sweep(
-    config: Mapping[str, Any], out: str | Path | None = None, shard: tuple[int, int] = (1, 1), retry: bool = False,
+    config: Given, out: str | Path | None = None, shard: tuple[int, int] = (1, 1), retry: bool = False,
     watch: Watch | None = None, track: Sequence[str | Make] = (),
 ) -> list[Swept]:  # fmt: skip
     """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes what is in `out`.
 
     `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how each stands; a cell that
     fails raises nothing here, and is tried again only with `retry`."""
-    cells = configs(config)
+    cells = configs(as_table(config))
     with tracked(track, watch) as watching:
         standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry)
     return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
@@ -73,21 +77,21 @@ def _swept(standing: Standing, config: Config) -> Swept:
 
 
 def tune(
-    config: Mapping[str, Any], budget: int, out: str | Path | None = None, under_attack: bool = False, retry: bool = False,
+    config: Given, budget: int, out: str | Path | None = None, under_attack: bool = False, retry: bool = False,
     watch: Watch | None = None, track: Sequence[str | Make] = (),
 ) -> Tuned:  # fmt: skip
     """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by the clients' validation data,
     then reported on test data under other seeds. The same call starts, continues or completes what is in `out`. Trackers are told of the
     report's runs, not of the trials."""
     named(track)
-    tuning = Tuning(config, budget, Path(out) if out is not None else fresh_folder(), under_attack)
+    tuning = Tuning(as_table(config), budget, Path(out) if out is not None else fresh_folder(), under_attack)
     choices = tuning.try_all(watch, retry=retry)
     with tracked(track, watch) as watching:
         return tuning.report(choices, watching, retry=retry)
 
 
 def plan(
-    config: Config | Mapping[str, Any] | None = None, out: str | Path | None = None, shard: tuple[int, int] = (1, 1),
+    config: Config | Given | None = None, out: str | Path | None = None, shard: tuple[int, int] = (1, 1),
     watch: Watch | None = None, **sections: Any,
 ) -> Prediction:  # fmt: skip
     """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory, bytes on disk. Found by playing
@@ -95,7 +99,7 @@ def plan(
     if isinstance(config, Config):
         cells = [("", _sole(config, sections))]
     else:
-        cells = configs({**(config or {}), **sections})
+        cells = configs(merge(as_table(config), sections))
     return rehearse(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard)
 
 
@@ -105,13 +109,19 @@ def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
     return config
 
 
+def _one(table: Mapping[str, Any]) -> Config:
+    if table.get("sweep"):
+        raise ConfigError("the config has a section \"sweep\", so it is a sweep; holdfast.sweep plays it")
+    return make_config({name: given for name, given in table.items() if name not in ("sweep", "tune")})
+
+
 def resume(
-    path: str | Path, watch: Watch | None = None, config: Config | Mapping[str, Any] | None = None, device: str | None = None,
+    path: str | Path, watch: Watch | None = None, config: Config | Given | None = None, device: str | None = None,
     track: Sequence[str | Make] = (),
 ) -> Run | list[Run]:  # fmt: skip
     """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again; a
     sweep of objects is continued by `sweep`."""
-    chosen = config if isinstance(config, Config) or config is None else make_config(config)
+    chosen = config if isinstance(config, Config) or config is None else make_config(as_table(config))
     with tracked(track, watch) as watching:
         results = resume_runs(Path(path), watching, device, config=chosen)
     runs = [Run(result["run_dir"], chosen) for result in results]

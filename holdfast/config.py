@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Part, build, explain, parts, setting
+from holdfast.core.registry import Part, build, explain, setting
 from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
+from holdfast.naming import Numbers, plain
 from holdfast.roster import cohort_size
 from holdfast.tally import Metric
-from holdfast.wrappers.base import Wrapped
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
@@ -111,6 +112,8 @@ class Config(Section):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+    _numbers: Numbers = PrivateAttr(default_factory=dict)
+    """Of objects that a sweep has several of under one name."""
 
     @field_validator("attack", mode="before")
     @classmethod
@@ -130,7 +133,11 @@ class Config(Section):
 
     def plain(self) -> dict[str, Any]:
         """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
-        return _plain(self)
+        return plain(self, self._numbers)
+
+    def numbered(self, numbers: Numbers) -> Config:
+        self._numbers = numbers
+        return self
 
 
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,11 +289,51 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(f"--set {path}: '{folder}' is not a section")
         table[folder] = inner
         table = inner
-    if last == "name" and table.get("name", value) != value and folders and folders[-1] in PART_SECTIONS:
-        kept = {key: table[key] for key in table if key in _COMMON.get(folders[-1], ())}
-        table.clear()  # another part: settings of the old one mean nothing to it
-        table |= kept
+    if last == "name" and folders:
+        _rename(table, folders[-1], value)
     table[last] = value
+
+
+def _rename(table: dict[str, Any], section: str, name: Any) -> None:
+    """Another part: settings of the old one mean nothing to it, except those that every part of the kind has."""
+    if section in PART_SECTIONS and table.get("name", name) != name:
+        kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
+        table.clear()
+        table |= kept
+
+
+def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. A part's name alone, and an
+    object, stand for the whole part."""
+    out = dict(table)
+    for key, given in sections.items():
+        there = out.get(key)
+        if isinstance(there, str) and key in PART_SECTIONS:
+            there = {"name": there}
+        if not isinstance(given, Mapping) or not isinstance(there, Mapping):
+            if isinstance(given, Mapping) and "name" not in given and key in PART_SECTIONS and there is not None:
+                raise ConfigError(f"{key}: the config has a Python object there, which has no single settings to change; give it anew")
+            out[key] = given
+            continue
+        inner = dict(there)
+        if isinstance(name := given.get("name"), str):  # in a sweep it is a list
+            _rename(inner, key, name)
+            if key == "data" and inner.get("name", name) != name:
+                inner.pop("options", None)  # they are the old dataset's
+        out[key] = merge(inner, given)
+    return out
+
+
+def as_table(config: Any) -> dict[str, Any]:
+    """What a caller gives as a config, where tables are wanted: tables, or the path of a TOML file."""
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if isinstance(config, (str, os.PathLike)):
+        return read_config(Path(config))
+    if isinstance(config, Config):
+        raise ConfigError("a Config is one experiment, without a sweep; give a table with \"sweep\", or the path of a TOML file")
+    shown = repr(config).splitlines()[0][:60]
+    raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
 
 
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
@@ -315,32 +362,3 @@ def parse_memory(text: str) -> int:
             if 1 <= amount < 2**63:
                 return int(amount)
     raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")
-
-
-def _plain(value: Any) -> Any:
-    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Wrapped):
-        rule, around = map(_plain, value.layers())
-        return {**rule, "wrap": around} if isinstance(rule, dict) else rule
-    if isinstance(value, Part):
-        if not value.name or parts(value.kind).get(value.name) is not type(value):
-            return f"<{type(value).__qualname__}>"
-        return {"name": value.name, **_plain(value.settings())}
-    if isinstance(value, BaseModel):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
-
-
-def unnamed(table: Any, path: str = "") -> list[str]:
-    """Where a plain config holds objects that only the Python program that made them has."""
-    if isinstance(table, Mapping):
-        return [found for key, value in table.items() for found in unnamed(value, f"{path}.{key}" if path else str(key))]
-    if isinstance(table, list):
-        return [found for place, value in enumerate(table) for found in unnamed(value, f"{path}.{place}")]
-    return [path] if isinstance(table, str) and table.startswith("<") and table.endswith(">") else []

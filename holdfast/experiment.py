@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast import detection, metrics
 from holdfast.attacks.adversary import Adversary
@@ -27,8 +27,9 @@ from holdfast.local.same import described, name_of
 from holdfast.methods.base import ClientRule
 from holdfast.methods.context import Context, Timer
 from holdfast.models.base import architecture, check_reads
-from holdfast.models.network import Model, Network, with_head
+from holdfast.models.network import Model, Network, check_fits, with_head
 from holdfast.models.weights import Weights
+from holdfast.naming import words
 from holdfast.roster import Roster, read_availability
 from holdfast.rows import RowStore
 from holdfast.store import Ready, Store
@@ -340,8 +341,19 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
         raise ConfigError(f"model '{model.name}' cannot be built")
     rule.head_name = head
     kind = torch.float64 if dtype == "float64" else torch.float32
+    checked = not isinstance(model, Model) and type(model).__module__.startswith("holdfast.")
+
+    def fresh() -> nn.Module:
+        nonlocal checked
+        module = with_head(make(), head)
+        if not checked:  # once, on the first one that is made: a factory is not called more often for it
+            name = words(model.source if isinstance(model, Model) else model)
+            check_fits(module, name, samples.blank(kind).cpu(), samples.classes, samples.name)
+            checked = True
+        return rule.network(module)
+
     begin = None if weights is None else lambda: rule.network(weights.into(make().to(kind)))
-    return Network(lambda: rule.network(with_head(make(), head)), head and rule.head(head), f"{about} {built_by}", kind, begin)
+    return Network(fresh, head and rule.head(head), f"{about} {built_by}", kind, begin)
 
 
 def shared_samples(configs: list[Config]) -> list[Samples]:

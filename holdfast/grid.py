@@ -11,13 +11,16 @@ from pydantic import BaseModel
 from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
 from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
+from holdfast.naming import Numbers, numbered, spelt
 
 Table = dict[str, Any]
 
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
-    return [(label(chosen), cell) for chosen, cell in combinations(table)]
+    cells = combinations(table)
+    numbers = _numbers(cells)
+    return [(label(chosen, numbers), cell) for chosen, cell in cells]
 
 
 def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
@@ -58,10 +61,11 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
 def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
     """(label, config) of every cell, checked; a mistake names the cell it is found in."""
     tables = expand(table)
+    numbers = _numbers(combinations(table))
     cells = []
     for name, cell in tables:
         try:
-            made = make_config(cell)
+            made = make_config(cell).numbered(numbers)
             made.parts()
         except HoldfastError as error:
             raise type(error)(f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)) from None
@@ -76,10 +80,14 @@ def copied(table: Any) -> Any:
     return [copied(value) for value in table] if isinstance(table, list) else table
 
 
-def label(chosen: Mapping[str, Any]) -> str:
+def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
     """What tells a cell from its neighbours: 'ditto seed=1'."""
-    words = [str(value) if path.endswith(".name") else f"{path.rpartition('.')[2]}={value}" for path, value in chosen.items()]
-    return " ".join(words)
+    said = {path: spelt(value, numbers or {}) for path, value in chosen.items()}
+    return " ".join(words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}" for path, words in said.items())
+
+
+def _numbers(cells: list[tuple[Table, Table]]) -> Numbers:
+    return numbered(value for chosen, _ in cells for value in chosen.values())
 
 
 def _check(override: Any) -> None:

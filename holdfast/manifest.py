@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 
 from holdfast import __version__
-from holdfast.config import Config, Parts, completed, make_config, unnamed
+from holdfast.config import Config, Parts, completed, make_config
 from holdfast.core.errors import ConfigError, RunError, UnknownPart
 from holdfast.core.registry import plugin_of
 from holdfast.data.federation import DataSettings
 from holdfast.experiment import Experiment
 from holdfast.files import read_json
 from holdfast.local.plan import Plan
+from holdfast.naming import agree, is_word, unnamed
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -44,13 +46,23 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
     """The config a run began with: from its manifest, or given again where the manifest cannot hold it."""
     if given is not None:
-        if given.plain() != completed(manifest["config"]):
+        began, plain = completed(manifest["config"]), given.plain()
+        if is_word(began["model"]) and is_word(plain["model"]):
+            began["model"] = plain["model"]  # whatever makes it: check_same compares the weights
+        if not agree(began, plain):
             raise ConfigError(f"{folder} began with another config than the one given")
         return given
     objects = unnamed(manifest["config"])
     if objects:
         raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
     return with_parts(lambda: make_config(manifest["config"]), folder, manifest.get("plugins", []))
+
+
+def warn_of_objects(folder: Path, config: Config) -> None:
+    """A name and settings are compared, code is not: who goes on with other code under the same name would mix two experiments."""
+    if objects := unnamed(config.plain()):
+        warnings.warn(f"{folder} goes on with Python objects ({', '.join(objects)}); their names and settings are those it began with, "
+                      "their code cannot be compared: see that it is the same", UserWarning, stacklevel=2)  # fmt: skip
 
 
 def with_parts(read: Callable[[], Config], folder: Path, plugins: Sequence[str]) -> Config:

@@ -14,7 +14,7 @@ from holdfast.core.registry import load_plugin
 from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.plan import Plan
-from holdfast.manifest import config_of, manifest_of, read_manifest, run_folders
+from holdfast.manifest import config_of, manifest_of, read_manifest, run_folders, warn_of_objects
 from holdfast.playing import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
 from holdfast.standing import forget_failure
 from holdfast.sweep_folder import is_sweep
@@ -64,6 +64,8 @@ def resume(
     say_torch(manifest.get("torch"), watch)
     experiment = Experiment(config_of(out, manifest, config), out, manifest["label"])
     check_same(experiment, manifest)
+    if experiment.store.read_json("result.json") is None:
+        warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:
         watch.say("a cell of a sweep, played on alone: on plan vmap its last bits, and those of the cells it was played with, may differ; "
                   "resume the sweep's folder for the same bits")  # fmt: skip

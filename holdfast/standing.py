@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.blame import in_brackets, place_of
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.files import read_json, write_json
+from holdfast.files import read_json, write_atomically, write_json
 from holdfast.store import Store
 
 FAILURE = "failure.json"
+TRACEBACK = "traceback.txt"
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,22 @@ def standing(path: Path, label: str) -> Standing:
 
 
 def write_failure(path: Path, round: int, error: Exception) -> None:
-    """Why it cannot go on; it is not tried again unless asked for."""
-    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(path / FAILURE, {"round": round, "error": type(error).__name__, "reason": one_line(error), "time": when})
+    """Why it cannot go on, and where the error came from; it is not tried again unless asked for."""
+    when, place = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), place_of(error)
+    write_atomically(path / TRACEBACK, "".join(traceback.format_exception(error)).encode())
+    where = None if place is None else str(place)
+    write_json(path / FAILURE, {"round": round, "error": type(error).__name__, "reason": one_line(error), "where": where, "time": when})
 
 
 def forget_failure(path: Path) -> None:
-    (path / FAILURE).unlink(missing_ok=True)
+    for name in (FAILURE, TRACEBACK):
+        (path / name).unlink(missing_ok=True)
 
 
 def one_line(error: Exception) -> str:
+    """What is wrong, and on which line of somebody's code, where it is not Holdfast's."""
     said = " ".join(str(error).split())
     said = said if len(said) <= 300 else said[:297] + "..."
-    return said if isinstance(error, HoldfastError) else f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, HoldfastError):
+        return said
+    return (f"{type(error).__name__}: {said}" if said else type(error).__name__) + in_brackets(error)

@@ -11,7 +11,7 @@ loses its power may lose or garble what was prepared and not yet sealed, and no 
     rows/records                 private client rows, one record each; rows/fields.json says what a record holds
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
     result.json                  the final figures
-    failure.json                 why a cell of a sweep cannot go on (standing.py)
+    failure.json, traceback.txt  why a cell of a sweep cannot go on (standing.py)
     tracking.json                where trackers have it and how far they were told, if there are any (tracking/)
 
 One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends. Between machines that share

@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Config, completed, make_config, unnamed
+from holdfast.config import Config, completed, make_config
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
 from holdfast.manifest import folder_name, run_folders, with_parts
+from holdfast.naming import agree, unnamed
 from holdfast.standing import Standing, standing
 
 
@@ -182,6 +183,6 @@ def _difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
     for before, now in zip(there, here, strict=True):
         was, wanted = flatten(json.loads(as_json(completed(before["config"])))), flatten(now["config"])
         for key in dict.fromkeys([*was, *wanted]):
-            if key != "engine.device" and was.get(key) != wanted.get(key):
+            if key != "engine.device" and not agree(was.get(key), wanted.get(key)):
                 return f"{key} is {was.get(key)!r} in its cell '{before['label']}', here {wanted.get(key)!r}"
     return ""

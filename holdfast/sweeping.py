@@ -20,7 +20,7 @@ from holdfast.core.registry import load_plugin
 from holdfast.data.federation import Samples
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import Experiment, shared_samples
-from holdfast.manifest import manifest_of, read_manifest
+from holdfast.manifest import manifest_of, read_manifest, warn_of_objects
 from holdfast.playing import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
 from holdfast.standing import Standing, forget_failure, write_failure
 from holdfast.store import Store
@@ -86,6 +86,8 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
         task.watch.say(f"shard {shard[0]}/{shard[1]} is empty: the sweep has {len(folder.cells)} cells")
     wanted = _with_their_groups(task, task.open(mine))
     if wanted:
+        if folder.groups():
+            warn_of_objects(folder.path, wanted[0].config)
         samples = shared_samples([place.config for place in wanted])
         built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
         with ExitStack() as locks:
@@ -99,7 +101,7 @@ def _built(place: Place, samples: Samples) -> Experiment:
     try:
         return Experiment(place.config, place.path, place.label, samples)
     except HoldfastError as error:
-        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from None
+        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from error
 
 
 def _seen(standing: Standing, mine: bool) -> Standing:

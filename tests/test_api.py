@@ -18,6 +18,7 @@ from holdfast.api import fresh_folder
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
+from holdfast.report.repeat import as_text
 from tests.test_session import TINY, config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -80,6 +81,41 @@ def test_sections_a_table_and_a_config_are_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs) and runs[3].manifest["config"]["method"]["name"] == "ditto"
     with pytest.raises(ConfigError, match="not both"):
         holdfast.run(config(), seed=3)
+
+
+def test_a_keyword_section_changes_only_what_it_names(tmp_path: Path) -> None:
+    given = holdfast.run(TINY, out=tmp_path / "run", train={"rounds": 1}, method={"name": "fedavg"}).manifest["config"]
+    assert given["train"] == {**config().plain()["train"], "rounds": 1} and given["method"]["name"] == "fedavg"
+    planned = holdfast.plan(TINY, out=tmp_path / "plan", train={"rounds": 1})
+    assert planned.client_steps == 4 * 3 * 2, "4 clients, 15 samples in batches of 5, two models of ditto, one epoch of one round"
+
+
+def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(as_text(TINY))
+    whole = holdfast.run(TINY, out=tmp_path / "whole")
+    for place, path in enumerate((file, str(file))):
+        run = holdfast.run(path, out=tmp_path / f"run{place}")
+        assert torch.equal(run.vector(1), whole.vector(1))
+    (tmp_path / "run0" / "result.json").unlink()
+    assert isinstance(holdfast.resume(tmp_path / "run0", config=file), holdfast.Run)
+    file.write_text(as_text({**TINY, "sweep": {"seed": [0, 1]}}))
+    assert [cell.label for cell in holdfast.sweep(file, out=tmp_path / "sweep")] == ["seed=0", "seed=1"]
+    with pytest.raises(ConfigError, match="tune chooses by validation data"):
+        holdfast.tune(str(file), 1, out=tmp_path / "tuned")
+    with pytest.raises(ConfigError, match="a sweep; holdfast.sweep plays it"):
+        holdfast.run(file)
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ("no.toml", "config file not found: no.toml"), (["a"], "a table, a Config or the path of a TOML file, not ['a']"),
+    (config(), "a Config is one experiment"),
+])  # fmt: skip
+def test_what_is_no_config_is_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
+    for play in (holdfast.sweep, lambda given, out: holdfast.tune(given, 1, out=out), *([] if wrong == config() else [holdfast.run])):
+        with pytest.raises(ConfigError) as error:
+            play(wrong, out=tmp_path / "out")
+        assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_default_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +213,46 @@ def test_a_bare_module_is_told_what_to_do() -> None:
     for method in ("fedavg", "apfl", "fedgc"):  # the last two build something around the module
         with pytest.raises(ConfigError, match="no submodule named 'fx' for the head; did you mean 'fc'"):
             holdfast.run(model=holdfast.Model(Net, head="fx"), method=method)
+
+
+class Stray(nn.Module):
+    """The second output is not what is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.fc(x.flatten(1)), x
+
+
+@pytest.mark.parametrize("module, words", [
+    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 10)), "'lambda': cannot read a batch of shape [2, 1, 8, 8]: RuntimeError: mat1"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "'Sequential': has 7 outputs, but 'digits' has 10 classes; it needs 10 or more"),
+    (Stray, "'Stray': gives a tuple for a batch of shape [2, 1, 8, 8]; it must give a tensor [2, 10], one row for each sample"),
+    (nn.Linear(8, 10), "'Linear(in_features=8,out_features=10)': gives shape [2, 1, 8, 10] for a batch of shape [2, 1, 8, 8]; it"),
+])  # fmt: skip
+def test_a_module_that_does_not_fit_the_data_is_one_line_before_anything_is_written(tmp_path: Path, module: Any, words: str) -> None:
+    given = {**TINY, "model": holdfast.Model(module, head=None), "method": "fedavg"}
+    for play in (holdfast.run, lambda table, out: holdfast.sweep({**table, "sweep": {"seed": [0, 1]}}, out=out)):
+        with pytest.raises(ConfigError) as error:
+            play(given, out=tmp_path / "run")
+        assert str(error.value).startswith(f"model {words}") and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_in_the_forward_of_a_module_keeps_its_own_traceback(tmp_path: Path) -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError("forward fell")
+
+    given = {**TINY, "model": holdfast.Model(Broken, head="fc")}
+    with pytest.raises(ConfigError, match=r"model 'Broken': .*ZeroDivisionError: forward fell \(test_api.py, line") as error:
+        holdfast.run(given, out=tmp_path / "run")
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    with pytest.raises(ConfigError, match="in the sweep's cell 'seed=1'|in the sweep's cell 'seed=0'") as error:
+        holdfast.sweep({**given, "sweep": {"seed": [0, 1]}}, out=tmp_path / "sweep")
+    assert isinstance(error.value.__cause__.__cause__, ZeroDivisionError)
 
 
 def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,17 @@ def test_run_prints_a_table_and_where_the_run_is(cli: Callable[..., Answer], tmp
     assert "plan loop" in answer.err and "2/2 rounds  accuracy 0." in answer.err
 
 
+def test_a_run_that_diverged_has_an_exit_code_of_its_own(cli: Callable[..., Answer]) -> None:
+    for command in (("run", *SMALL, "--set", "train.lr=1e30", "--out", "a"), ("resume", "a")):
+        answer = cli(*command)
+        assert answer.code == 3 and "fedcap" in answer.out and "Traceback" not in answer.err
+        last = answer.err.strip().splitlines()[-1]
+        assert last.startswith("diverged in round 1: ") and last.endswith("; therefore the exit code is 3")
+    told = cli("resume", "a", "--json")
+    assert told.code == 3 and json.loads(told.out)["final"]["diverged"] == 1
+    assert "exit code is 3" in " ".join(cli("run", "--help").out.split())
+
+
 def test_without_out_a_new_folder_under_runs(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert cli("run", *SMALL).code == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
@@ -115,6 +126,7 @@ def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tm
 
 
 def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
     cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2",
         "--precision", "bf16")  # fmt: skip
     config = json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]
@@ -122,8 +134,16 @@ def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> Non
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 
+def test_a_data_dir_that_is_not_there_is_refused(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    for command in (["run"], ["sweep"], ["plan"], ["data"], ["reproduce", "fedcom", "--dry-run"]):
+        refused(cli(*command, "--data-dir", "nowhere"), f"--data-dir: there is no folder {tmp_path / 'nowhere'}")
+    refused(cli("run", "--data-dir", "a-file"), "--data-dir: there is no folder")
+
+
 def test_a_home_directory_in_data_dir_is_expanded(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sets").mkdir()
     cli("run", *SMALL, "--out", tmp_path / "a", "--data-dir=~/sets")
     assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["data"]["dir"] == str(tmp_path / "sets")
     for command in ("run", "data"):
@@ -356,9 +376,93 @@ def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch:
 
 
 def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.session.start", lambda *args: 1 / 0)
+    monkeypatch.setattr("holdfast.session.start", divmod)
     answer = cli("run")
-    assert answer.code == 1 and "ZeroDivisionError" in answer.err and "please report" in answer.err
+    assert answer.code == 1 and "TypeError: divmod" in answer.err and "please report" in answer.err
+
+
+PLUGIN = """
+import holdfast
+from holdfast.core.registry import Part
+from holdfast.methods import ClientRule, Method
+from holdfast.methods.averaging import Averaging
+
+
+class Client(ClientRule):
+    def train(self, local, state, received, extra):
+        return helper(local)
+
+
+def helper(local):
+    return local.no_such_thing
+
+
+@holdfast.register("method", "test-cli-mistaken")
+class Mistaken(Method):
+    'Has a mistake.'
+
+    Client, Server = Client, Averaging
+
+
+@holdfast.register("loss", "test-cli-mistaken")
+class Loss(Part):
+    'Has a mistake too.'
+
+    def __call__(self, net, batch):
+        return net(batch.x) / None
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key, line, function, said", [
+    ("method.name", 14, "helper", "AttributeError: "), ("train.loss", 29, "__call__", "TypeError: unsupported operand"),
+])  # fmt: skip
+def test_a_mistake_in_a_plug_in_is_said_to_be_there(
+    cli: Callable[..., Answer], tmp_path: Path, forget: None, key: str, line: int, function: str, said: str, workers: int
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    answer = cli("run", *SMALL, "--set", f"{key}=test-cli-mistaken", "--plugin", "mine.py", "--out", "a", "--workers", workers)
+    last = answer.err.strip().splitlines()[-1]
+    assert answer.code == 2 and last.startswith("error: ") and said in last, answer.err
+    assert f"mine.py, line {line}" in last and "report" not in last
+    assert "Traceback" in answer.err and f'mine.py", line {line}, in {function}' in answer.err
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\n\nos.no_such_thing\n")
+    refused(cli("run", "--plugin", "mine.py"), "plugin mine.py failed to load: AttributeError", "(mine.py, line 3)")
+
+
+WITHOUT_FLOWER = """
+import sys
+from holdfast.cli import main
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("flwr", "cryptography"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for command in sys.stdin.read().splitlines():
+    try:
+        main(["federation", *command.split()])
+    except SystemExit as left:
+        print(left.code)
+"""
+
+
+def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").write_text("")
+    commands = ["init new --clients 2", "up .", "resume .", "node .", "check-node .", "privacy .", "status .", "clients .", "logs .",
+                "ban . 1", "unban . 1", "enrol . 1", "leave . 1", "export . m.safetensors", "export . m.safetensors --node .",
+                "doctor ."]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FLOWER], input="\n".join(commands), capture_output=True, text=True, cwd=tmp_path, env=HERE
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.split() == ["2"] * len(commands)
+    said = "error: a federation needs Flower, which is not installed: pip install 'holdfast[flower]'"
+    assert done.stderr.splitlines() == [said] * len(commands)
 
 
 # ---- cards

@@ -70,7 +70,7 @@ def test_the_digest_is_the_one_in_a_runs_manifest(cli: Callable[..., Answer], tm
         (["--part", "root"], "--part"),
         (["nothing.toml"], "config file not found: nothing.toml"),
         (["--set", "data.partition.name=by-user"], "does not say which user recorded what"),
-        (["--set", "data.name=mnist", "--data-dir", "nowhere"], "mnist"),
+        (["--set", "data.name=mnist", "--data-dir", "nowhere"], "--data-dir: there is no folder"),
     ],
 )
 def test_refusals_are_one_line(cli: Callable[..., Answer], args: list[str], message: str, monkeypatch: Any) -> None:

@@ -50,6 +50,9 @@ class Falls(Averaging):
         yield
 
 
+FELL = Falls.round.__code__.co_firstlineno + 1
+
+
 @register("method", "test-cli-falls")
 class FallsMethod(Method):
     """Fails."""
@@ -104,20 +107,22 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
         answer = holdfast(*command, *where)
         assert answer.code == 1 and "failed in round 1: ZeroDivisionError: the server fell" in answer.out, command
         assert "finished" in answer.out and "Traceback" not in answer.err and "--retry" in answer.err
+        assert "s/001-test-cli-falls_seed=0/traceback.txt" in answer.err
     told = holdfast("sweep", grid, *names, "--out", "s", "--json")
-    assert told.code == 1 and json.loads(told.out)["cells"][1]["reason"] == "ZeroDivisionError: the server fell"
+    reason = f"ZeroDivisionError: the server fell (test_cli_sweep.py, line {FELL})"
+    assert told.code == 1 and json.loads(told.out)["cells"][1]["reason"] == reason
     assert holdfast("sweep", grid, *names, "--out", "s", "--shard", "1/2").code == 0, "another shard's failure"
     text = render(read_cells(Path("s")))
     assert "1 of the runs failed and have no figures" in text
-    assert '<td class="status">failed in round 1: ZeroDivisionError: the server fell</td>' in text, "a sentence wraps, a figure does not"
+    assert f'<td class="status">failed in round 1: {reason}</td>' in text, "a sentence wraps, a figure does not"
     assert ".status {" in text
-    assert "| failed in round 1: ZeroDivisionError: the server fell |" in holdfast("report", "s", "--markdown").out
+    assert f"| failed in round 1: {reason} |" in holdfast("report", "s", "--markdown").out
 
 
 def test_a_diverging_cell_is_no_error_but_is_seen(holdfast: Callable[..., Answer], grid: Path) -> None:
     answer = holdfast("sweep", grid, "--out", "s", "--set", "sweep.train.lr=[0.1, 1e300]")
     assert answer.code == 0 and answer.out.count("diverged in round 1: ") == 4 and "2 diverged" in answer.out
-    assert answer.err.count("diverged in round 1") == 4
+    assert answer.err.count("diverged in round 1") == 4 and answer.err.strip().splitlines()[-1].startswith("4 diverged, the first in")
     text = render(read_cells(Path("s")))
     assert "4 of the runs diverged" in text and "2 diverged" in text
     cell = json.loads(holdfast("resume", "s", "--json").out)["cells"][1]

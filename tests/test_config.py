@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from holdfast.config import Config, assign, make_config, parse_memory, parse_value, read_config, unnamed
+from holdfast.config import Config, assign, make_config, merge, parse_memory, parse_value, read_config
 from holdfast.core.errors import ConfigError
 from holdfast.grid import expand
 from holdfast.methods.ditto import Ditto
 from holdfast.models.network import Model
+from holdfast.naming import unnamed
 
 # design.md's example with parts that exist already
 CONTRACT = """
@@ -208,6 +210,31 @@ def test_set() -> None:
     assert base == {"train": {"lr": 1}}, "the given tables are not changed"
     with pytest.raises(ConfigError, match="'seed' is not a section"):
         changed({"seed": 3}, "seed.x=1")
+
+
+def test_sections_are_laid_over_a_config_key_by_key() -> None:
+    base: dict[str, Any] = {
+        "seed": 3, "train": {"rounds": 9, "lr": 0.5, "augment": {"crop": 2}}, "method": {"name": "ditto", "lam": 0.7}, "aggregator": "krum",
+        "attack": {"name": "ipm", "eps": 2.0, "fraction": 0.4}, "data": {"clients": 4, "name": "mnist", "options": {"repo": "a/b"}},
+    }  # fmt: skip
+    before = copy.deepcopy(base)
+    assert merge(base, {"train": {"rounds": 2, "augment": {"flip": True}}})["train"] == {
+        "rounds": 2, "lr": 0.5, "augment": {"crop": 2, "flip": True}
+    }  # fmt: skip
+    assert merge(base, {"method": {"lam": 0.1}})["method"] == {"name": "ditto", "lam": 0.1}
+    assert merge(base, {"method": {"mu": 0.1, "name": "fedprox"}})["method"] == {"name": "fedprox", "mu": 0.1}, "another part's settings"
+    assert merge(base, {"attack": {"name": "lie"}})["attack"] == {"name": "lie", "fraction": 0.4}, "the same attackers, as with --set"
+    assert merge(base, {"aggregator": {"f": 0.1}})["aggregator"] == {"name": "krum", "f": 0.1}
+    assert merge(base, {"data": {"name": "mnist"}})["data"] == base["data"]
+    assert merge(base, {"data": {"name": "cifar10"}})["data"] == {"clients": 4, "name": "cifar10"}, "options are the dataset's own"
+    assert merge(base, {"method": "fedavg", "attack": None}) == {**base, "method": "fedavg", "attack": None}, "a name is a whole part"
+    assert merge({"sweep": {"seed": [0], "method": {"name": ["a"], "lam": [1]}}}, {"sweep": {"method": {"name": ["b"]}}})["sweep"] == {
+        "seed": [0], "method": {"name": ["b"], "lam": [1]}
+    }  # fmt: skip
+    assert base == before, "the given tables are not changed"
+    assert merge({"method": Ditto()}, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
+    with pytest.raises(ConfigError, match="method: the config has a Python object there"):
+        merge({"method": Ditto()}, {"method": {"lam": 0.1}})
 
 
 def test_set_from_the_command_line(tmp_path: Path) -> None:

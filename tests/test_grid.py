@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from holdfast.aggregators.krum import Krum
 from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
+from holdfast.detectors.norm import Norm
 from holdfast.grid import configs, expand
+from holdfast.methods.ditto import Ditto
+from holdfast.methods.fedavg import FedAvg
+from holdfast.models.network import Model
+from holdfast.naming import agree, unnamed
+from holdfast.wrappers.nnm import NearestNeighbourMixing
 
 
 def cells(**table: Any) -> list[tuple[str, dict[str, Any]]]:
     return expand(table)
+
+
+def my_loss(net: Any, batch: Any) -> Any: ...
+
+
+class Mine(Ditto):
+    """Not registered."""
 
 
 def test_without_a_sweep_there_is_one_cell() -> None:
@@ -135,3 +152,57 @@ def test_settings_without_a_name_are_for_whichever_part_is_named() -> None:
     assert [table["attack"] for _, table in found] == [{"fraction": 0.1, "name": "lie"}, {"fraction": 0.1, "name": "ipm"}]
     with pytest.raises(ConfigError, match="unknown key 'attack.fracton'; did you mean 'fraction'"):
         configs({"attack": {"fracton": 0.1}, "sweep": {"attack.name": ["lie"]}})
+
+
+# ---- Python objects in a grid
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.width, self.body = width, nn.Linear(64, width)
+
+
+class Focal:
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+    def __call__(self, net: Any, batch: Any) -> Any: ...
+
+
+def scaled(tau: float) -> Any:
+    def loss(net: Any, batch: Any) -> Any:
+        return tau
+
+    return loss
+
+
+@pytest.mark.parametrize("path, values, words", [
+    ("model", [Model(Net, head=None), Model(Net(7)), Model(partial(Net, width=9))], ["Net,head=None", "Net(width=7)", "Net(width=9)"]),
+    ("model", [Model(nn.Identity()), Model(nn.Identity())], ["Identity-1", "Identity-2"]),
+    ("train.loss", [my_loss, scaled(0.5), scaled(2.0), Focal(1.5)], ["my_loss", "loss(tau=0.5)", "loss(tau=2.0)", "Focal(gamma=1.5)"]),
+    ("train.loss", ["cross-entropy", lambda n, b: 1, lambda n, b: 2], ["cross-entropy", "lambda-1", "lambda-2"]),
+    ("method", [FedAvg(), Ditto(), Ditto(lam=0.5), Mine(lam=2.0)], ["fedavg", "ditto", "ditto(lam=0.5)", "Mine(lam=2.0)"]),
+    ("aggregator", [NearestNeighbourMixing()(Krum(f=0.2)), {"name": "krum"}], ["krum(f=0.2),wrap=nnm", "{'name': 'krum'}"]),
+    ("detectors", [[Norm(), "norm"], []], ["[norm, 'norm']", "[]"]),
+    ("data.dir", [Path("/a/b"), None], ["/a/b", "None"]),
+])  # fmt: skip
+def test_objects_have_labels_that_another_process_gives_them_too(path: str, values: list[Any], words: list[str]) -> None:
+    key = path.rpartition(".")[2]
+    assert [label for label, _ in expand({"sweep": {path: values}})] == [f"{key}={word}" for word in words]
+
+
+def test_configs_tell_objects_apart_as_their_labels_do() -> None:
+    made = [config.plain()["train"]["loss"] for _, config in configs({"sweep": {"train.loss": [lambda n, b: 1, lambda n, b: 2]}})]
+    assert made[0] != made[1] and all(word.startswith("<") and word.endswith(">") for word in made)
+    assert unnamed({"loss": made[0]}) == ["loss"]
+    losses = [config.plain()["train"]["loss"] for _, config in configs({"sweep": {"train.loss": [scaled(1.0), scaled(2.0)]}})]
+    assert losses == ["<scaled.<locals>.loss(tau=1.0)>", "<scaled.<locals>.loss(tau=2.0)>"]
+    assert make_config({"model": Model(Net, head="body")}).plain()["model"] == "<Model(Net,head=body)>"
+
+
+def test_configs_of_before_words_had_settings_are_known_again() -> None:
+    for was, wanted in (("<Model>", "<Model(Net)>"), ("<loss>", "<loss(tau=1.0)-2>"), ("<a>", "<a>"), ({"x": [1]}, {"x": [1]})):
+        assert agree(was, wanted)
+    for was, wanted in (("<Model(Net)>", "<Model(Other)>"), ("<Mod>", "<Model(Net)>"), ("a", "a(b)"), ([1], [2]), ({}, {"x": 1})):
+        assert not agree(was, wanted)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from holdfast.grid import expand
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.models.mlp import Mlp
+from holdfast.report.gather import by_setting, read_cells
 from holdfast.results import Run
 from holdfast.store import Store
 from holdfast.sweeping import resume_sweep, sweep
@@ -371,9 +374,14 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     cells = mixed()
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "finished"]
-    assert standings[2].words == "failed in round 2: ZeroDivisionError: the client fell" and standings[2].result is None
+    line = Stumbles.train.__code__.co_firstlineno + 2
+    assert standings[2].words == f"failed in round 2: ZeroDivisionError: the client fell (test_sweep.py, line {line})"
+    assert standings[2].result is None
     failure = read_json(standings[2].path / "failure.json") or {}
-    assert failure.keys() == {"round", "error", "reason", "time"} and failure["error"] == "ZeroDivisionError"
+    assert failure.keys() == {"round", "error", "reason", "where", "time"} and failure["error"] == "ZeroDivisionError"
+    assert failure["where"] == f"{__file__}, line {line}, in train"
+    trace = (standings[2].path / "traceback.txt").read_text()
+    assert f'test_sweep.py", line {line}, in train' in trace and "ZeroDivisionError: the client\nfell" in trace
     with monkeypatch.context() as patch:
         no_training(patch)
         assert sweep(cells, tmp_path / "s") == standings, "not tried again"
@@ -381,7 +389,7 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     monkeypatch.setenv("MENDED", "yes")
     before = [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
     assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
-    assert not (standings[2].path / "failure.json").exists() and Run(standings[2].path).round == 3
+    assert not {"failure.json", "traceback.txt"} & {file.name for file in standings[2].path.iterdir()} and Run(standings[2].path).round == 3
     assert before == [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
 
 
@@ -399,7 +407,8 @@ def test_a_network_that_cannot_take_a_step_is_contained(tmp_path: Path, monkeypa
     cells = [(label, make_config(given)) for label, given in expand({**TINY, "sweep": {"model.hidden": [6, 7], "seed": [0, 1]}})]
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "failed"]
-    assert standings[2].words == "failed before its first round: ZeroDivisionError: division by zero"
+    words = r"failed before its first round: ZeroDivisionError: division by zero \(test_sweep.py, line \d+\)"
+    assert re.fullmatch(words, standings[2].words)
     with monkeypatch.context() as patch:
         no_training(patch)
         assert sweep(cells, tmp_path / "s") == standings, "not tried again"
@@ -475,4 +484,46 @@ def test_from_python(tmp_path: Path) -> None:
         holdfast.resume(tmp_path / "s")
     runs = holdfast.sweep(given, out=tmp_path / "s")
     assert [cell.status for cell in runs] == ["finished", "finished", "failed", "failed"]
-    assert runs[2].final is None and runs[2].reason == "ZeroDivisionError: the client fell" and runs[2].round == 2
+    assert runs[2].final is None and runs[2].reason.startswith("ZeroDivisionError: the client fell (") and runs[2].round == 2
+
+
+def losses_of(*scales: float) -> list[Any]:
+    def scaled(scale: float) -> Any:
+        return lambda net, batch: scale * torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+
+    return [scaled(scale) for scale in scales]
+
+
+def objects(losses: list[Any]) -> dict[str, Any]:
+    model = holdfast.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None)
+    return {**TINY, "model": model, "sweep": {"train.loss": losses, "seed": [0, 1]}}
+
+
+def test_a_sweep_over_objects_continues_when_they_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would: the objects are others, and lie elsewhere."""
+    torch.manual_seed(0)
+    given = objects(losses_of(1.0, 3.0))
+    whole = holdfast.sweep(given, out=tmp_path / "whole")
+    assert [cell.label for cell in whole] == [f"loss=lambda(scale={s}) seed={n}" for s in (1.0, 3.0) for n in (0, 1)]
+    assert len(by_setting(read_cells(tmp_path / "whole"))) == 2, "two losses, each under two seeds"
+    holdfast.sweep(given, out=tmp_path / "cut", shard=(1, 2))
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"Python objects \(model, train.loss\); .* code cannot be compared"):
+        again = holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
+    assert [cell.status for cell in again] == ["finished"] * 4
+    assert [cell.final["accuracy"] for cell in again] == pytest.approx([cell.final["accuracy"] for cell in whole], abs=1e-10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is left to play, so nothing can be mixed
+        holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        holdfast.sweep(objects(losses_of(3.0, 1.0)), out=tmp_path / "cut")
+
+
+def test_objects_that_look_alike_stay_lines_of_their_own(tmp_path: Path) -> None:
+    losses = [
+        lambda net, batch: torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none"),
+        lambda net, batch: 0 * net(batch.x).sum(1),
+    ]
+    cells = holdfast.sweep(objects(losses), out=tmp_path / "s")
+    assert [cell.label for cell in cells] == [f"loss=lambda-{number} seed={seed}" for number in (1, 2) for seed in (0, 1)]
+    assert [line.seeds for line in by_setting(read_cells(tmp_path / "s"))] == [2, 2]

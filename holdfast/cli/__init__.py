@@ -16,7 +16,7 @@ import typer
 
 from holdfast.cli import compare, data, diagnose, federation, late, more, parts, plans, reproduce, runs, sweeps, tune
 from holdfast.cli.app import app, complain
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, RunError
 
 __all__ = [
     "app", "compare", "data", "diagnose", "federation", "late", "main", "more", "parts", "plans", "reproduce", "runs", "sweeps", "tune",
@@ -24,8 +24,8 @@ __all__ = [
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 130 interrupted, 1 a fault of ours
-    or a cell of a sweep that failed."""
+    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 3 a single run diverged, 130 interrupted, 1 a fault
+    of ours or a cell of a sweep that failed."""
     sys.exit(_run(args))
 
 
@@ -34,7 +34,7 @@ def _run(args: Sequence[str] | None) -> int:
         answer = app(args=None if args is None else list(args), prog_name="holdfast", standalone_mode=False)
         return answer if isinstance(answer, int) else 0
     except HoldfastError as error:
-        if os.environ.get("HOLDFAST_DEBUG"):
+        if os.environ.get("HOLDFAST_DEBUG") or _in_a_plugin(error):
             traceback.print_exc()
         return complain(str(error))
     except (typer.Abort, KeyboardInterrupt):
@@ -46,11 +46,11 @@ def _run(args: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return complain(f"the disk is full{f': could not write {error.filename}' if error.filename else ''}; free some space")
-        return _fault()
+        return _fault(error)
     except Exception as error:
         # Click's own errors, by what they can do: newer Typers carry a Click of their own under another name.
         usage = getattr(error, "format_message", None)
-        return _fault() if usage is None else _misused(usage(), getattr(error, "ctx", None))
+        return _fault(error) if usage is None else _misused(usage(), getattr(error, "ctx", None))
 
 
 def _misused(message: str, context: Any) -> int:
@@ -62,7 +62,22 @@ def _misused(message: str, context: Any) -> int:
     return complain(message.strip().rstrip(".") + hint)
 
 
-def _fault() -> int:
+def _fault(error: Exception) -> int:
+    """Not foreseen: a mistake in a plug-in, which its author can mend with the traceback, or one of ours."""
     traceback.print_exc()
+    if place := _place(error):
+        return complain(f"{place}: {type(error).__name__}: {error} (the lines above say how it came there)")
     complain("holdfast failed in a way it should not; please report the lines above, with the command and the config")
     return 1
+
+
+def _in_a_plugin(error: HoldfastError) -> bool:
+    """Whether it only passes on what somebody's code raised, here or in a worker process, which is noted then."""
+    passed_on = error.__cause__ is not None or bool(getattr(error, "__notes__", None))
+    return isinstance(error, RunError) and passed_on and _place(error) is not None
+
+
+def _place(error: Exception) -> object:
+    from holdfast.core.blame import place_of
+
+    return place_of(error)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.app import AsJson, Plugins, app, print_json, to_stderr, to_stdout
-from holdfast.core.errors import ConfigError
+from holdfast.cli.runs import diverged
+from holdfast.core.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from holdfast.deploy.inspect import Check
@@ -32,11 +33,17 @@ ServerOnly = Annotated[bool, typer.Option("--server-only", help="Start no nodes 
 
 
 def _opened(folder: Path) -> Project:
-    from holdfast.deploy import need_flower
+    _need_flower()
     from holdfast.deploy.project import open_project
 
-    need_flower()
     return open_project(folder)
+
+
+def _need_flower() -> None:
+    """First of all in a command: most of holdfast.deploy cannot even be imported without it."""
+    from holdfast.deploy import need_flower
+
+    need_flower()
 
 
 @federation.command()
@@ -55,9 +62,7 @@ def init(
       holdfast federation init ward --clients 4
       holdfast federation init ward --clients 12 --host fl.example.org --experiment experiment.toml
     """
-    from holdfast.deploy import need_flower
-
-    need_flower()
+    _need_flower()
     from holdfast.deploy.project import init as write
 
     if experiment is not None and not experiment.exists():
@@ -111,12 +116,12 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
     assert result is not None
     if as_json:
         print_json(result)
-        return 0
+        return diverged(project.run)
     accuracy, out = result["final"].get("accuracy"), to_stdout()
     measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
     out.print(f"finished{measured}; ledger head {project.ledger().head}", markup=False, soft_wrap=True)
     out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
-    return 0
+    return diverged(project.run)
 
 
 def _bring_up(project: Project, server_only: bool, timeout: float | None, say: Callable[[str], None]) -> None:
@@ -147,9 +152,7 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     Example:
       holdfast federation node nodes/3
     """
-    from holdfast.deploy import need_flower
-
-    need_flower()
+    _need_flower()
     from holdfast.deploy.up import keep_node
 
     console = to_stderr()
@@ -169,9 +172,7 @@ def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The 
     Example:
       holdfast federation check-node nodes/3
     """
-    from holdfast.deploy import need_flower
-
-    need_flower()
+    _need_flower()
     from holdfast.deploy.node_check import examine_node
 
     return _show(list(examine_node(folder)), as_json)
@@ -186,6 +187,7 @@ def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The nod
       holdfast federation privacy nodes/3
       holdfast federation privacy nodes/3 --json
     """
+    _need_flower()
     from holdfast.deploy.privacy import Account
     from holdfast.deploy.project import open_node
 
@@ -207,9 +209,10 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example:
       holdfast federation status ward
     """
+    project = _opened(folder)
     from holdfast.deploy.inspect import standing
 
-    found = standing(_opened(folder))
+    found = standing(project)
     if as_json:
         print_json(found)
         return
@@ -234,9 +237,10 @@ def clients(folder: Folder, as_json: AsJson = False) -> None:
     """
     from rich.table import Table
 
+    project = _opened(folder)
     from holdfast.deploy.inspect import clients as everybody
 
-    rows = everybody(_opened(folder))
+    rows = everybody(project)
     if as_json:
         print_json(rows)
         return
@@ -265,10 +269,10 @@ def logs(
       holdfast federation logs ward
       holdfast federation logs ward node3 --lines 100
     """
-    from holdfast.core.errors import suggest
+    project = _opened(folder)
     from holdfast.deploy.inspect import logs as files
 
-    found = files(_opened(folder))
+    found = files(project)
     if name is None:
         for known, file in found.items():
             print(f"{known:<24} {file.stat().st_size:>10,} bytes")
@@ -347,9 +351,9 @@ def leave(folder: Folder, client: Client) -> None:
     Example:
       holdfast federation leave ward 3
     """
+    project = _opened(folder)
     from holdfast.deploy.enrolment import Enrolment
 
-    project = _opened(folder)
     ledger = project.ledger()
     who = Enrolment.of(ledger.entries)
     if client in who.banned:
@@ -376,6 +380,7 @@ def export(
       holdfast federation export ward mine.safetensors --client 3 --model customised
       holdfast federation export ward mine.safetensors --node nodes/3
     """
+    _need_flower()
     from holdfast.deploy.export import export_model
 
     written = export_model(_opened(folder) if node_folder is None else None, out, client, model, node_folder)
@@ -390,9 +395,10 @@ def doctor(folder: Folder, as_json: AsJson = False) -> int:
     Example:
       holdfast federation doctor ward
     """
+    project = _opened(folder)
     from holdfast.deploy.inspect import examine
 
-    return _show(list(examine(_opened(folder))), as_json)
+    return _show(list(examine(project)), as_json)
 
 
 def _show(checks: list[Check], as_json: bool) -> int:

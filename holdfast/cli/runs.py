@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from holdfast.config import Config
     from holdfast.report.table import Table
 
+DIVERGED = 3
+"""The exit code of a single run that diverged. In a sweep that is a finding: the table says it, and the exit code is 0."""
+
 
 @app.command()
 def run(
@@ -60,6 +63,8 @@ def run(
     """Play an experiment.
 
     CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as `holdfast sweep`.
+
+    The exit code is 3 if the run diverged: nothing that the benign clients sent in some round, or their loss, was finite.
 
     \b
     Examples:
@@ -232,7 +237,12 @@ def engine_options(
 
 def absolute(data_dir: Path | None) -> str | None:
     """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in --data-dir=~/sets."""
-    return None if data_dir is None else str(expand(data_dir, "--data-dir").absolute())
+    if data_dir is None:
+        return None
+    folder = expand(data_dir, "--data-dir").absolute()
+    if not folder.is_dir():  # or the data would be taken from the next place that has it
+        raise ConfigError(f"--data-dir: there is no folder {folder}")
+    return str(folder)
 
 
 def new_folder() -> Path:
@@ -267,7 +277,18 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
         print_json(result)
     else:
         summarise(folder, [tabulate(one_each(read_runs(folder)))], plugins)
-    return 0
+    return diverged(folder)
+
+
+def diverged(folder: Path) -> int:
+    """The exit code of a run that has come to its end: a script is not to take a model that diverged for a good one."""
+    from holdfast.standing import standing
+
+    stands = standing(folder, "")
+    if stands.status != "diverged":
+        return 0
+    to_stderr().print(f"{stands.words}; therefore the exit code is {DIVERGED}", markup=False, soft_wrap=True)
+    return DIVERGED
 
 
 def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> None:

@@ -54,7 +54,8 @@ def sweep(
 
     CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a sweep was stopped.
 
-    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1.
+    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1. A cell that
+    diverges is a result, which the table marks; the exit code stays 0.
 
     With --shard, processes or machines that see the same --out share the cells; all are given the same CONFIG.
 
@@ -122,6 +123,15 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
     summarise(folder, tables, plugins)
     for said in without_effect(runs):
         to_stderr().print(said, markup=False)
+    if lost := [standing for standing in standings if standing.mine and standing.status == "diverged"]:
+        to_stderr().print(f"{len(lost)} diverged, the first in {lost[0].path}", markup=False, soft_wrap=True)
     if failed:
-        to_stderr().print(f"{len(failed)} failed; --retry tries them again from their last committed round", markup=False)
+        say_failed(failed)
     return 1 if failed else 0
+
+
+def say_failed(failed: list[Standing]) -> None:
+    from holdfast.standing import TRACEBACK
+
+    again = "--retry tries them again from their last committed round"
+    to_stderr().print(f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True)

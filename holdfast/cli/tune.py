@@ -30,6 +30,7 @@ from holdfast.cli.app import (
 )  # fmt: skip
 from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, new_folder
+from holdfast.cli.sweeps import say_failed
 
 if TYPE_CHECKING:
     from holdfast.tuning import Tuned
@@ -108,7 +109,7 @@ def _finish(tuned: Tuned, as_json: bool) -> int:
     console.print(f"this again  holdfast sweep {tuned.path / 'tuned.toml'}", markup=False, soft_wrap=True)
     console.print(f"page        holdfast report {tuned.path / 'report'}", markup=False, soft_wrap=True)
     if failed:
-        to_stderr().print(f"{len(failed)} failed; --retry tries them again from their last committed round", markup=False)
+        say_failed(failed)
     return 1 if failed else 0
 
 

@@ -18,6 +18,7 @@ import importlib.metadata
 import importlib.util
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -44,7 +45,8 @@ _HOMES = {
 }
 _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
-_PLUGIN = "holdfast_plugin_"
+PLUGIN = "holdfast_plugin_"
+"""How the modules of plug-in files are called."""
 
 
 class Part(BaseModel):
@@ -240,7 +242,7 @@ def load_plugin(file: str | Path) -> None:
     path = Path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"plugin file not found: {file}")
-    name = f"{_PLUGIN}{path.stem}_{abs(hash(str(path))):x}"
+    name = f"{PLUGIN}{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -255,13 +257,20 @@ def load_plugin(file: str | Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}") from error
+        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+        where = f" ({path.name}, line {line})" if line else ""
+        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}{where}") from error
 
 
 def plugin_of(part: object) -> str | None:
     """The plug-in file that a part comes from, if it comes from one."""
     module = type(part).__module__
-    return sys.modules[module].__file__ if module.startswith(_PLUGIN) and module in sys.modules else None
+    return sys.modules[module].__file__ if module.startswith(PLUGIN) and module in sys.modules else None
+
+
+def registering_packages() -> set[str]:
+    """Packages other than Holdfast that have registered parts: installed plug-ins."""
+    return {cls.__module__.partition(".")[0] for known in _PARTS.values() for cls in known.values()} - {"holdfast"}
 
 
 def plugin_options(files: Iterable[str | Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def find_files(names: Sequence[str], dir: Path | None, repository: Repository, i
         if place is None:
             tried.append(f"{title} (not set)")
             continue
+        _check_there(title, place)
         for folder in _spelt(place, names):
             files = _in_folder(folder, repository.subset, instead)
             if files:
@@ -49,6 +51,17 @@ def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
     yield "data.dir", dir
     yield ENVIRONMENT, expand(from_environment, ENVIRONMENT) if from_environment else None
     yield "the cache", _downloads()
+
+
+def _check_there(title: str, place: Path) -> None:
+    """A place that was asked for is not passed over in silence. A run that is resumed on another machine has the data.dir of the first;
+    there the samples are compared with those it began with."""
+    if os.path.isdir(place):
+        return
+    if title == ENVIRONMENT:
+        raise DataError(f"{title}: there is no folder {place}; correct it or unset it")
+    if title == "data.dir":
+        warnings.warn(f"data.dir: there is no folder {place}; other places are searched", UserWarning, stacklevel=3)
 
 
 def _downloads() -> Path | None:

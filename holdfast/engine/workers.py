@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.core.blame import note_place, place_of
 from holdfast.core.errors import RunError
 from holdfast.files import let_go_of_locks
 
@@ -190,19 +191,20 @@ def _serve(link: socket.socket, work: Work, parent: int) -> None:
         del reply
 
 
-def _told(error: BaseException) -> tuple[bytes | None, str, str, str]:
+def _told(error: BaseException) -> tuple[bytes | None, str, str, str, tuple[str, int, str] | None]:
     """An error as it can travel: itself where pickle manages, and in words."""
-    text = str(error)
+    text, place = str(error), place_of(error)
     with suppress(Exception):
         packed = pickle.dumps(error)
         again = pickle.loads(packed)
         if type(again) is type(error) and isinstance(again, Exception) and str(again) == text:
-            return packed, type(error).__name__, text, "".join(traceback.format_exception(error))
-    return None, type(error).__name__, text, "".join(traceback.format_exception(error))
+            return packed, type(error).__name__, text, "".join(traceback.format_exception(error)), place
+    return None, type(error).__name__, text, "".join(traceback.format_exception(error)), place
 
 
-def _error(packed: bytes | None, name: str, text: str, trace: str) -> Exception:
+def _error(packed: bytes | None, name: str, text: str, trace: str, place: tuple[str, int, str] | None) -> Exception:
     error: Exception = RunError(f"{name}: {text}") if packed is None else pickle.loads(packed)
+    note_place(error, place)
     error.add_note(f"in a worker process:\n{trace}")
     return error
 

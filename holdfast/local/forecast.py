@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.blame import in_brackets
 from holdfast.core.device import Precision, counting
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.keys import Key
@@ -126,7 +127,8 @@ class _Trial:
             raise
         except Exception as error:  # the first time that a user's module and loss are run at all
             reason = (str(error).strip() or "no reason given").splitlines()[0]
-            raise RunError(f"model: a first step on plan {plan.name} failed: {type(error).__name__}: {reason}") from error
+            said = f"{type(error).__name__}: {reason}{in_brackets(error)}"
+            raise RunError(f"model: a first step on plan {plan.name} failed: {said}") from error
         if model.is_cuda:
             torch.cuda.synchronize(model.device)
         return (time.perf_counter() - started) / (rows * steps)

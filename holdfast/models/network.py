@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.blame import in_brackets
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
@@ -38,6 +39,7 @@ class Model:
             raise ConfigError(f"Model: weights_head is \"file\" or \"fresh\", not {weights_head!r}")
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
+        self.source = module
         self.head, self.weights, self.weights_head = head, weights, weights_head
         self.serial = next(_serial)
         """Tells it from every other one of this process; an address may be given again to a younger one."""
@@ -49,6 +51,25 @@ def with_head(module: nn.Module, head: str | None) -> nn.Module:
     if head and not any(name == head for name, _ in module.named_modules()):
         raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in module.named_children()])}")
     return module
+
+
+def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data: str) -> None:
+    """That a module which is not Holdfast's own reads such samples and has an output for each class, said before anything runs. A copy of
+    it is tried on two blank samples, and nobody's random numbers are used up."""
+    batch = torch.stack([sample, sample])
+    wants = f"a batch of shape {list(batch.shape)}"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        tried = copy.deepcopy(module).eval()
+        try:
+            answer = (tried.to(sample.dtype) if sample.is_floating_point() else tried)(batch)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(f"model '{name}': cannot read {wants}: {type(error).__name__}: {said}{in_brackets(error)}") from error
+    if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != 2:
+        given = f"shape {list(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        raise ConfigError(f"model '{name}': gives {given} for {wants}; it must give a tensor [2, {classes}], one row for each sample")
+    if answer.shape[1] < classes:
+        raise ConfigError(f"model '{name}': has {answer.shape[1]} outputs, but '{data}' has {classes} classes; it needs {classes} or more")
 
 
 class Network:

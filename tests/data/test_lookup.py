@@ -37,16 +37,29 @@ def test_the_order_of_the_four_places(tmp_path: Path, own_cache: Path, monkeypat
     hub = put(tmp_path / "hub")
     monkeypatch.setattr(lookup, "fetch", lambda repository, downloads: hub)
     here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
     monkeypatch.setenv("HOLDFAST_DATA", str(there))
     assert found(["a-set"], here) == hub
     cache = put(own_cache / "datasets" / "a-set")
     assert found(["a-set"], here) == cache
     environment = put(there / "a_set")
     assert found(["a-set"], here) == environment
-    (here / "a_set").mkdir(parents=True)  # is there, but holds nothing
+    (here / "a_set").mkdir()  # is there, but holds nothing
     assert found(["a-set"], here) == environment
     dir = put(here / "a-set")
     assert found(["a-set"], here) == dir
+
+
+def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's data.dir may be another machine's, where the data lies elsewhere, so that is only said."""
+    here = put(tmp_path / "here" / "a-set")
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "here"))
+    with pytest.warns(UserWarning, match=f"data.dir: there is no folder {tmp_path / 'gone'}; other places are searched"):
+        assert found(["a-set"], tmp_path / "gone") == here
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "gone"))
+    assert found(["a-set"], tmp_path / "here") == here, "it is not looked at"
+    with pytest.raises(DataError, match=f"HOLDFAST_DATA: there is no folder {tmp_path / 'gone'}; correct it or unset it"):
+        find_files(["another-set"], tmp_path / "here", NOWHERE)
 
 
 def test_names_that_a_folder_may_have(tmp_path: Path) -> None:
@@ -81,13 +94,14 @@ def test_a_home_of_nobody_and_a_name_too_long_are_one_line(tmp_path: Path, monke
 
 def test_one_error_names_all_four_places_and_the_layout(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "fashion_mnist").mkdir(parents=True)
-    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "gone"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "empty"))
     with pytest.raises(DataError) as error:
         build("source", "fashion-mnist").load(tmp_path / "data")
     text = str(error.value)
     assert text.startswith("data 'fashion-mnist' not found: looked in ") and "\n" not in text
     assert f"data.dir ({tmp_path / 'data'}: no train split in fashion_mnist/)" in text
-    assert f"HOLDFAST_DATA ({tmp_path / 'gone'}: no such folder)" in text
+    assert f"HOLDFAST_DATA ({tmp_path / 'empty'}: no folder fashion_mnist/)" in text
     assert f"the cache ({own_cache / 'datasets'}: no such folder)" in text
     assert "the Hub (HF_HUB_OFFLINE is set)" in text
     assert "fashion_mnist/ with train.parquet and test.parquet, or train-00000-of-00002.parquet" in text
