@@ -94,5 +94,5 @@ def name_of(thing: Any) -> str:
 
 def described(settings: Mapping[str, Any]) -> str:
     """Settings as text that is equal only where they are: an object's own text may not say in what it differs from another."""
-    plain = (bool, int, float, str, bytes, type(None), list, tuple)
+    plain = (bool, int, float, str, bytes, type(None), list, tuple, BaseModel)
     return ", ".join(f"{name}={value!r}" + ("" if isinstance(value, plain) else f"@{id(value):x}") for name, value in settings.items())

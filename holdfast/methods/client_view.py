@@ -72,7 +72,6 @@ def _refusal(method: Method, name: str) -> str:
     if name in method.row_settings():
         return (
             f"{where()}: self.method.{name} cannot be read in a client half, because experiments that differ in it are trained together; "
-            f"read local.settings.{name}, a tensor with one value per client. Where one number is needed (a shape, what travels, a loop), "
-            "declare it with holdfast.setting(..., static=True): experiments that differ in it are then trained apart"
+            f"read local.settings.{name}, one value per client, or declare it with setting(..., static=True) to train them apart"
         )
     return f"{where()}: self.method.{name} is declared as the server's (server=True) and cannot be read in a client half"
