@@ -11,8 +11,8 @@ from tests.checks.test_aggregators import context_of
 def test_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 1.0]])
     w = torch.tensor([0.5, 0.25, 0.25])
-    value, weights, state, fallback = Mean()(x, w, {}, context_of(x))
-    assert value.tolist() == [2.5, 2.75] and weights is w and state == {} and not fallback
+    out = Mean()(x, w, {}, context_of(x))
+    assert out.value.tolist() == [2.5, 2.75] and out.weights is w and out.state == {} and not out.fallback and not out.partial
 
 
 @pytest.mark.parametrize(
