@@ -303,13 +303,15 @@ def _rename(table: dict[str, Any], section: str, name: Any) -> None:
 
 
 def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. A part's name alone, and an
-    object, stand for the whole part."""
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An object stands for the
+    whole part."""
     out = dict(table)
     for key, given in sections.items():
         there = out.get(key)
         if isinstance(there, str) and key in PART_SECTIONS:
             there = {"name": there}
+        if isinstance(given, str) and key in PART_SECTIONS and isinstance(there, Mapping):
+            given = {"name": given}
         if not isinstance(given, Mapping) or not isinstance(there, Mapping):
             if isinstance(given, Mapping) and "name" not in given and key in PART_SECTIONS and there is not None:
                 raise ConfigError(f"{key}: the config has a Python object there, which has no single settings to change; give it anew")

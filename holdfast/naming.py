@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from holdfast.core.registry import Part, parts
+from holdfast.local.same import identity
 from holdfast.models.network import Model
 from holdfast.wrappers.base import Wrapped
 
@@ -55,7 +56,7 @@ def is_named(part: Part) -> bool:
 
 def spelt(value: Any, numbers: Numbers) -> str:
     """A value of a sweep as its label has it; what holds no objects is written as Python writes it."""
-    return str(_spelt(value, numbers)) if any(_objects(value)) else str(value)
+    return str(_spelt(value, numbers)) if _holds_objects(value) else str(value)
 
 
 def numbered(values: Iterable[Any]) -> dict[int, int]:
@@ -122,9 +123,13 @@ def _spelt(value: Any, numbers: Numbers) -> Any:
         return {key: _spelt(inner, numbers) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_spelt(inner, numbers) for inner in value)
-    if not any(_objects(value)):
+    if not _holds_objects(value):
         return value
     return _Word(f"{words(value)}-{numbers[id(value)]}" if id(value) in numbers else words(value))
+
+
+def _holds_objects(value: Any) -> bool:
+    return next((True for _ in _objects(value)), False)
 
 
 def _objects(value: Any) -> Iterator[Any]:
@@ -156,7 +161,7 @@ def _settings(value: Any) -> str:
     found: Mapping[str, Any]
     if isinstance(value, Part):
         usual = {name: field.get_default(call_default_factory=True) for name, field in type(value).model_fields.items()}
-        found = {name: given for name, given in value.settings().items() if given != usual[name]}
+        found = {name: given for name, given in value.settings().items() if identity(given) != identity(usual[name])}
     elif isinstance(value, FunctionType):
         found = _simple(_bound(value))
     elif isinstance(value, type):

@@ -227,7 +227,9 @@ def test_sections_are_laid_over_a_config_key_by_key() -> None:
     assert merge(base, {"aggregator": {"f": 0.1}})["aggregator"] == {"name": "krum", "f": 0.1}
     assert merge(base, {"data": {"name": "mnist"}})["data"] == base["data"]
     assert merge(base, {"data": {"name": "cifar10"}})["data"] == {"clients": 4, "name": "cifar10"}, "options are the dataset's own"
-    assert merge(base, {"method": "fedavg", "attack": None}) == {**base, "method": "fedavg", "attack": None}, "a name is a whole part"
+    assert merge(base, {"method": "fedavg", "attack": None}) == {**base, "method": {"name": "fedavg"}, "attack": None}
+    assert merge(base, {"attack": "lie"})["attack"] == {"name": "lie", "fraction": 0.4}, "a name alone is as a table with that name"
+    assert merge(base, {"method": "ditto"})["method"] == base["method"]
     assert merge({"sweep": {"seed": [0], "method": {"name": ["a"], "lam": [1]}}}, {"sweep": {"method": {"name": ["b"]}}})["sweep"] == {
         "seed": [0], "method": {"name": ["b"], "lam": [1]}
     }  # fmt: skip

@@ -16,7 +16,7 @@ from holdfast.data.table import Padded, either
 from holdfast.engine.cell import Measure
 from holdfast.evaluate import score
 from holdfast.local.client import Local, Received, rows_of, stack_states
-from holdfast.local.per_client import plain
+from holdfast.local.per_client import plain, rows_of_number
 from holdfast.methods.base import ClientRule
 from holdfast.tally import UNDEFINED, Score
 
@@ -180,8 +180,8 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
 def pick(local: Local, rows: Tensor) -> Local:
     """The same world for fewer clients; `rows` is a mask."""
     data, validation = (Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation))
-    settings = type(local.settings)(**{k: v[rows] for k, v in vars(local.settings).items()})
-    numbers: dict[str, Any] = {k: v[rows] for k, v in vars(local.recipe).items() if isinstance(v, Tensor)}
+    settings = type(local.settings)(**{k: rows_of_number(v, rows) for k, v in vars(local.settings).items()})
+    numbers: dict[str, Any] = {k: rows_of_number(v, rows) for k, v in vars(local.recipe).items() if isinstance(v, Tensor)}
     recipe = replace(local.recipe, **numbers)
     return replace(
         local, ids=local.ids[rows], key=local.key[rows], initial=local.initial[rows], settings=settings, recipe=recipe,

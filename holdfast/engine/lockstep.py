@@ -16,6 +16,7 @@ from holdfast.engine.client import EVALUATE
 from holdfast.engine.hands import each
 from holdfast.engine.simulator import Call
 from holdfast.engine.workers import WorkerLost
+from holdfast.local.per_client import TrainedApart
 from holdfast.store import Ready, seal_all
 
 
@@ -115,6 +116,8 @@ def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
         if len(now) == 1:
             now[0].fail(error)
             return [None]
+        if isinstance(error, TrainedApart):
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     return [answer for player in now for answer in _exchange(engine, [player])]
 
 

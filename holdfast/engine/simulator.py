@@ -33,7 +33,7 @@ from holdfast.engine.staff import Call, Done, Staff
 from holdfast.engine.workers import can_fork
 from holdfast.files import readable
 from holdfast.local.client import Local, Received
-from holdfast.local.per_client import PerClient, Settings
+from holdfast.local.per_client import Settings, handed
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
 from holdfast.rows import RowStore
@@ -195,9 +195,9 @@ class Simulator:
             lr=spread([c.lr() for c in cells]), epochs=spread([float(c.recipe.epochs) for c in cells]).long(), steps=steps,
             momentum=spread([float(c.recipe.momentum) for c in cells]), weight_decay=spread([float(c.recipe.weight_decay) for c in cells]),
         )  # fmt: skip
-        recipe = replace(first.recipe, **PerClient.named("recipe", numbers))
+        recipe = replace(first.recipe, **handed("recipe", numbers))
         rows = [c.method.row_settings() for c in cells]
-        settings = {name: self._put(spread([row[name] for row in rows]).to(first.network.dtype)) for name in rows[0]}
+        settings = {name: spread([row[name] for row in rows]).to(first.network.dtype) for name in rows[0]}
         selected = [p.exchange.extra.get("selected", torch.ones(n, dtype=torch.bool)) for p, n in zip(parts, sizes, strict=True)]
         return Local(
             network=first.network, wire=first.wire(), ids=torch.cat([p.exchange.to for p in parts]),
@@ -205,7 +205,7 @@ class Simulator:
             samples=first.federation.samples.on(self.device), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
             validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
             initial=self._initial([c.initial for c in cells], sizes),
-            recipe=recipe, plan=self.plans[first.plan_key], settings=Settings(**PerClient.named("settings", settings)),
+            recipe=recipe, plan=self.plans[first.plan_key], settings=Settings(**handed("settings", settings, self._put)),
             selected=torch.cat(selected), round=first.round,
             facts={name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts])) for name in sorted(first.rule.knows)},
         )  # fmt: skip

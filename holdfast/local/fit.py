@@ -13,6 +13,7 @@ from torch import Tensor
 from holdfast.core.device import Precision, put
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
+from holdfast.local.per_client import plain, training
 from holdfast.local.plan import REPLAYED, STACKED, Plan
 from holdfast.local.programs import CannotReplay, replay
 from holdfast.local.schedule import schedule
@@ -53,10 +54,18 @@ def fit(
     the rest, `aux` are tensors with one row per client (or per model) that the loss finds in `batch.aux`."""
     if step is not None and pull is not None:
         raise TypeError("fit: a step function does its own pulling; give `pull` or `step`, not both")
-    rows, clients = model.shape[0], len(data.count)
-    if not rows:
+    model = plain(model)
+    if not len(model):
         return Fitted(model.clone(), torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-    count = data.count.cpu().numpy()
+    with training():
+        return _fitted(network, model, samples, data, key, recipe, plan, pull, trainable, aux, step)
+
+
+def _fitted(
+    network: Network, model: Tensor, samples: Samples, data: Padded, key: Key, recipe: Recipe, plan: Plan,
+    pull: tuple[Tensor, PerRow] | None, trainable: Tensor | None, aux: Mapping[str, Tensor] | None, step: Step | None,
+) -> Fitted:  # fmt: skip
+    rows, clients, count = model.shape[0], len(data.count), data.count.cpu().numpy()
     order = schedule(
         key, count, recipe.batch_size, _host(recipe.epochs, clients), None if recipe.steps is None else _host(recipe.steps, clients),
         recipe.shuffle, recipe.drop_last,
@@ -163,5 +172,5 @@ def _write(old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str
 
 def _host(value: int | Tensor, clients: int) -> np.ndarray:
     if isinstance(value, Tensor):
-        return value.cpu().numpy().astype(np.int64)
+        return plain(value).cpu().numpy().astype(np.int64)
     return np.full(clients, value, dtype=np.int64)

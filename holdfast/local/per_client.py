@@ -1,13 +1,16 @@
-"""Numbers with one value per client, in which the experiments of a stack may differ.
+"""Numbers in which the experiments of a stack differ: one value per client.
 
-Clients of several experiments are trained as one stack, so a setting such as `lam` is a tensor [n]. Taking one entry of it, or their mean,
-for all clients would give every experiment the value of another one, without a sign that something is wrong. `PerClient` refuses that; what
-keeps one value per client, and what is computed together with the clients' own tensors, works as with any tensor."""
+Clients of several experiments are trained as one stack, so a setting such as `lam` is a tensor [n]. Where all clients of a stack agree, it
+is an ordinary tensor. Where they differ it is a `PerClient`, with which one can compute as long as each result keeps a row for each client.
+Taking one entry, or a mean, or the numbers themselves (`tolist`) could give every experiment the value of another one, without a sign that
+something is wrong: that raises `TrainedApart`, and whoever drives the experiments has each trained by itself, where its clients agree."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,56 +18,105 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import SettingError
+from holdfast.core.errors import RunError
 
-_ONE_FOR_ALL = {
-    "item", "__float__", "__int__", "__bool__", "__index__", "__complex__", "__contains__", "mean", "nanmean", "median", "nanmedian", "sum",
-    "nansum", "mode", "select", "take", "squeeze",
-}  # fmt: skip
 _TORCH = str(Path(torch.__file__).parent)
+_GUARDS = {__name__, "holdfast.methods.client_view", "holdfast.methods.base", "holdfast.core.registry"}
+# what says nothing about the numbers themselves
+_ABOUT = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "is_floating_point", "is_complex",
+    "is_signed", "is_contiguous", "is_pinned", "is_shared", "get_device", "type", "data_ptr", "__len__", "__hash__", "__repr__",
+    "__format__",
+}  # fmt: skip
+_training = threading.local()
+
+
+class TrainedApart(RunError):
+    """A number in which the experiments of a stack differ was read as one for all: they are to be trained one by one."""
 
 
 class PerClient(Tensor):
-    """One value per client [n]. What is computed from such tensors alone and still has one value per client is one again."""
+    """One row per client, not all equal. What is computed from it has one too, or `TrainedApart` is raised."""
 
     what: str
+    clients: int
 
     @classmethod
-    def of(cls, values: Tensor, what: str) -> PerClient:
-        """`what` names it in an error: "settings.lam"."""
+    def of(cls, values: Tensor, what: str, clients: int | None = None) -> PerClient:
+        """`what` names it in the error: "settings.lam"."""
         named = plain(values).as_subclass(cls)
-        named.what = what
+        named.what, named.clients = what, len(values) if clients is None else clients
         return named
 
     @classmethod
-    def named(cls, owner: str, numbers: Mapping[str, Tensor | None]) -> dict[str, Any]:
-        """All of them, each under the name by which a client half reads it."""
-        return {name: None if values is None else cls.of(values, f"{owner}.{name}") for name, values in numbers.items()}
-
-    @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        mine = [value for value in args if isinstance(value, PerClient)]
-        if mine and args[0] is mine[0] and (name in _ONE_FOR_ALL or name == "__getitem__" and _picks_some(args[1])):
-            raise SettingError(
-                f"{where()}: local.{getattr(mine[0], 'what', 'settings')} has one value per client, because experiments that differ in it "
-                "are trained together; compute with the whole tensor (x[:, None] multiplies models [n, size]), or go through its .tolist()"
-            )
+        tensors = list(_tensors((args, kwargs or {})))
+        first = next((tensor for tensor in tensors if isinstance(tensor, PerClient)), None)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
-        alone = all(isinstance(value, PerClient) for value in args if isinstance(value, Tensor))
-        if mine and alone and type(out) is Tensor and out.ndim == 1 and (name == "__getitem__" or out.shape == mine[0].shape):
-            return cls.of(out, getattr(mine[0], "what", "settings"))
-        return out
+        if first is None:
+            return out
+        if getattr(_training, "on", False):  # a loss that closes over it would meet samples in place of clients
+            raise first.apart()
+        alone = all(isinstance(tensor, PerClient) or tensor.numel() == 1 for tensor in tensors)
+        return first._kept(out, alone, getattr(func, "__name__", ""))
+
+    def _kept(self, out: Any, alone: bool, name: str) -> Any:
+        if isinstance(out, Tensor):
+            if not out.ndim or not len(out) or len(out) % self.clients:
+                raise self.apart()
+            return PerClient.of(out, self.what, self.clients) if alone or out.ndim == 1 else out
+        if isinstance(out, (tuple, list)) and out and all(isinstance(one, Tensor) for one in out):
+            return type(out)([self._kept(one, alone, name) for one in out])
+        if out is None or name in _ABOUT or name == "__get__":  # the last is how a tensor's properties are read
+            return out
+        raise self.apart()
+
+    def apart(self) -> TrainedApart:
+        return TrainedApart(
+            f"{where()}: local.{self.what} is read as one value for all clients, so experiments that differ in it are trained one by one; "
+            "to train them together, compute with the whole tensor (x[:, None] multiplies models [n, size]), and hand it to a loss by aux"
+        )
+
+    def __deepcopy__(self, memo: Any) -> PerClient:
+        return PerClient.of(plain(self).clone(), self.what, self.clients)
 
 
 def plain(value: Any) -> Any:
-    """The same numbers as an ordinary tensor; anything else as it is."""
-    return value.as_subclass(Tensor) if isinstance(value, PerClient) else value
+    """The same numbers as an ordinary tensor; anything else as it is. For code that keeps clients apart itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(Tensor) if isinstance(value, PerClient) else value
+
+
+def handed(owner: str, numbers: Mapping[str, Tensor | None], put: Callable[[Tensor], Tensor] = lambda value: value) -> dict[str, Any]:
+    """Numbers on the host as a client half reads them, each under its name and where `put` brings it."""
+    out: dict[str, Any] = {}
+    for name, values in numbers.items():
+        differ = values is not None and len(values) > 1 and bool((values != values[0]).any())
+        there = None if values is None else put(values)
+        out[name] = PerClient.of(there, f"{owner}.{name}") if differ and there is not None else there
+    return out
+
+
+def rows_of_number(values: Tensor, rows: Tensor) -> Tensor:
+    """The same number for fewer clients; `rows` is a mask."""
+    fewer = plain(values)[rows]
+    return PerClient.of(fewer, values.what) if isinstance(values, PerClient) and len(fewer) > 1 else fewer
+
+
+@contextmanager
+def training() -> Iterator[None]:
+    """Around training steps, in which a batch has samples where these numbers have clients."""
+    before = getattr(_training, "on", False)
+    _training.on = True
+    try:
+        yield
+    finally:
+        _training.on = before
 
 
 class Settings(SimpleNamespace):
-    """The method's real-valued settings, each a `PerClient`."""
+    """The method's real-valued settings, each a tensor [n]."""
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(vars(self))) or "none"
@@ -81,12 +133,11 @@ def where() -> str:
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
 
-_GUARDS = {__name__, "holdfast.methods.client_view", "holdfast.methods.base", "holdfast.core.registry"}
-
-
-def _picks_some(index: Any) -> bool:
-    """Whether an index leaves out clients by their place: x[0], x[:1]. A mask or a list of places is how stacks are cut."""
-    first = index[0] if isinstance(index, tuple) and index else index
-    if isinstance(first, slice):
-        return first != slice(None)
-    return isinstance(first, int) and not isinstance(first, bool) or isinstance(first, Tensor) and first.ndim == 0
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for one in given:
+            yield from _tensors(one)
+    elif isinstance(given, dict):
+        yield from _tensors(list(given.values()))

@@ -9,8 +9,12 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+import torch
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -50,12 +54,19 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
     if isinstance(thing, types.FunctionType):
         return _function(thing, deeper)
     if hasattr(type(thing), "stands_for"):  # it says itself what of it counts
-        return same(type(thing).stands_for(thing), deeper)
+        return same(_as_tuples(type(thing).stands_for(thing)), deeper)
     if isinstance(thing, BaseModel):  # a part chosen by name: every experiment has its own, and equal settings mean the same
-        return type(thing), str(thing.model_dump())
+        return Same(type(thing)), same(_as_tuples(held_by(thing)), deeper)
     if isinstance(thing, (Tensor, dict, list, set)) or not hasattr(thing, "__dict__"):
         raise HoldsTensors(f"a {type(thing).__name__}")
     return Same(type(thing)), same(_sorted(vars(thing)), deeper)  # an object is what it holds now
+
+
+def _as_tuples(data: Any) -> Any:
+    """Lists and tables of settings, which nobody changes, as tuples."""
+    if isinstance(data, Mapping):
+        return tuple((str(key), _as_tuples(value)) for key, value in sorted(data.items(), key=lambda pair: str(pair[0])))
+    return tuple(_as_tuples(value) for value in data) if isinstance(data, (list, tuple)) else data
 
 
 def _sorted(table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -71,20 +82,30 @@ def _function(function: types.FunctionType, inside: tuple[int, ...]) -> Any:
     return function.__code__, Same(function.__globals__), held
 
 
+_PLAIN = (bool, int, float, complex, str, bytes, type, Enum, PurePath, np.generic, torch.dtype, torch.device)
+
+
 def identity(thing: Any) -> Any:
     """Something hashable that is equal for two settings only where they are the same: plain data and parts by value, with their types,
-    since True == 1 == 1.0; any other object as its class defines equality, or by itself where that makes it unhashable."""
+    since True == 1 == 1.0; any other object only to itself, whatever its class calls equal."""
+    if thing is None or isinstance(thing, _PLAIN):
+        return type(thing), thing
     if isinstance(thing, (list, tuple)):
         return type(thing), tuple(identity(part) for part in thing)
-    if isinstance(thing, dict):
-        return dict, tuple(sorted(((repr(key), identity(value)) for key, value in thing.items()), key=lambda pair: pair[0]))
+    if isinstance(thing, (set, frozenset)):
+        return type(thing), frozenset(identity(part) for part in thing)
+    if isinstance(thing, Mapping):
+        return type(thing), frozenset((identity(key), identity(value)) for key, value in thing.items())
     if isinstance(thing, BaseModel):
-        return type(thing), identity(dict(thing))
-    try:
-        hash(thing)
-    except TypeError:
-        return Same(thing)
-    return type(thing), thing
+        return type(thing), identity(held_by(thing))
+    if isinstance(thing, types.MethodType):  # made anew whenever it is asked for
+        return Same(thing.__self__), Same(thing.__func__)
+    return Same(thing)
+
+
+def held_by(thing: BaseModel) -> dict[str, Any]:
+    """All that a part holds: its settings, and what its class keeps beside them."""
+    return {**dict(thing), **(thing.__pydantic_private__ or {})}
 
 
 def name_of(thing: Any) -> str:
@@ -93,6 +114,9 @@ def name_of(thing: Any) -> str:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings as text that is equal only where they are: an object's own text may not say in what it differs from another."""
-    plain = (bool, int, float, str, bytes, type(None), list, tuple, BaseModel)
-    return ", ".join(f"{name}={value!r}" + ("" if isinstance(value, plain) else f"@{id(value):x}") for name, value in settings.items())
+    """Settings as a text that is equal only where they are, whatever an object says of itself: they are numbered in the order of their
+    coming. The number keeps them alive, so that no younger object is taken for an older one."""
+    return f"settings {_numbers.setdefault(identity(settings), len(_numbers))}"
+
+
+_numbers: dict[Any, int] = {}

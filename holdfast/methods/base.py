@@ -142,17 +142,21 @@ class Method(Part):
 
     def row_settings(self) -> dict[str, float]:
         """Settings that may differ between fused experiments, and that a client half finds in `local.settings`: the real numbers."""
-        return {k: float(v) for k, v in self.settings().items() if type(v) is float and not self._declared(k)}
+        return {k: float(v) for k, v in self.settings().items() if self._real(k, v) and not self._declared(k)}
 
     def static_settings(self) -> dict[str, Any]:
         """Settings that are equal in all experiments of a stack, and that a client half may read from its method: all that are neither
         real numbers, unless declared `static`, nor the server's."""
         own = {k: v for k, v in self.settings().items() if not self._declared(k, "server")}
-        return {k: v for k, v in own.items() if type(v) is not float or self._declared(k, "static")}
+        return {k: v for k, v in own.items() if not self._real(k, v) or self._declared(k, "static")}
 
     def structure(self) -> tuple[Any, ...]:
         """Everything that must be equal for two experiments to be fused."""
-        return type(self), identity(self.static_settings())
+        return type(self), identity(self.static_settings()), identity(self.__pydantic_private__ or {})
+
+    def _real(self, name: str, value: Any) -> bool:
+        """Whether it is a real number; pydantic does not turn a default of 1 into 1.0."""
+        return type(value) is float or type(value) is int and self.__class__.model_fields[name].annotation is float
 
     def _declared(self, name: str, *words: str) -> bool:
         return any(declared(self.__class__.model_fields[name], word) for word in words or ("static", "server"))

@@ -5,7 +5,6 @@ is equal in all of them; the real-valued settings, in which they may differ, are
 
 from __future__ import annotations
 
-import types
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +35,16 @@ class ClientView:
             if name in method.static_settings():
                 return getattr(method, name)
             raise SettingError(_refusal(method, name))
-        if hasattr(BaseModel, name) or not hasattr(kind, name):
-            if name.startswith("__") or not hasattr(method, name):
-                raise AttributeError(f"{kind.__name__} has no attribute '{name}'")
+        if name in (method.__pydantic_private__ or {}):  # experiments that differ in it are trained apart
+            return getattr(method, name)
+        if hasattr(BaseModel, name) and not name.startswith("__"):
             raise SettingError(f"{where()}: a client half reads its method's settings one by one, by their names, and not '{name}'")
-        found = next(vars(base)[name] for base in kind.__mro__ if name in vars(base))
-        if isinstance(found, property) and found.fget is not None:
-            return found.fget(self)
+        found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if found is None:
+            raise AttributeError(f"{kind.__name__} has no attribute '{name}'")
         if isinstance(found, cached_property):
             return found.func(self)
-        if isinstance(found, types.FunctionType):
-            return types.MethodType(found, self)
-        return getattr(kind, name)
+        return found.__get__(self, kind) if hasattr(found, "__get__") else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise SettingError(f"{where()}: a method's settings are fixed; '{name}' cannot be set")
@@ -65,7 +62,10 @@ class ClientView:
     def stands_for(self) -> tuple[Any, ...]:
         """All that can be read from it: two views that are equal in this are the same for a program made from a loss."""
         method = object.__getattribute__(self, "_method")
-        return type(method), *sorted(method.static_settings().items())
+        return type(method), *sorted({**method.static_settings(), **(method.__pydantic_private__ or {})}.items())
+
+    def __reduce__(self) -> Any:
+        return ClientView, (object.__getattribute__(self, "_method"),)
 
 
 def _refusal(method: Method, name: str) -> str:

@@ -19,6 +19,7 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch
+from holdfast.local.per_client import plain
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.models.network import Network
@@ -99,7 +100,7 @@ class FedAlaClient(ClientRule):
     def _learner(self, local: Local) -> Local:
         """The same clients on `share` per cent of their samples, drawn anew in every round; one at least."""
         count = local.data.count
-        some = (count * local.settings.share.cpu().double() / 100).floor().long().clamp(min=1).minimum(count)
+        some = (count * plain(local.settings.share).cpu().double() / 100).floor().long().clamp(min=1).minimum(count)
         luck = put(local.key.fold("share").hash(local.data.rows.shape[1]), local.data.rows.device)
         return replace(local, data=local.data.drawn(luck, torch.zeros_like(some), some))
 
@@ -107,7 +108,7 @@ class FedAlaClient(ClientRule):
         """bool[n]: whose mean loss per epoch has hardly changed for a while."""
         if len(losses) <= self.method.window:
             return torch.zeros_like(losses[0], dtype=torch.bool)
-        return torch.stack(losses[-self.method.window :]).std(0, correction=0) < local.settings.threshold
+        return torch.stack(losses[-self.method.window :]).std(0, correction=0) < plain(local.settings.threshold)
 
 
 @register("method", "fedala", paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023")

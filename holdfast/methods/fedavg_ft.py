@@ -11,6 +11,7 @@ from holdfast.aggregators.mean import PAPER
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.local.client import Local, Received
+from holdfast.local.per_client import plain
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 
@@ -23,7 +24,8 @@ class FedAvgFtClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         mu = local.settings.mu
-        fitted = local.fit(received.model, pull=(received.model, mu) if bool((mu != 0).any()) else None)
+        pulled = bool((plain(mu) != 0).any())  # a client whose mu is 0 is pulled by nothing
+        fitted = local.fit(received.model, pull=(received.model, mu) if pulled else None)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

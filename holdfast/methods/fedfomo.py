@@ -21,6 +21,7 @@ from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
 from holdfast.data.table import Padded, either
 from holdfast.evaluate import score
 from holdfast.local.client import Local, Received
+from holdfast.local.per_client import plain
 from holdfast.methods import kept
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
@@ -87,8 +88,8 @@ class FedFomoClient(ClientRule):
     def _held_back(self, local: Local) -> tuple[Local, Padded]:
         """Validation samples. A client that has none holds back a part of its training samples, the same in every round and for every
         model; one with a single sample has nothing to hold back."""
-        count = local.data.count
-        wanted = (count * local.settings.held_back.cpu().double() + 1e-9).floor().long().clamp(min=1).minimum((count - 1).clamp(min=0))
+        count, share = local.data.count, plain(local.settings.held_back)
+        wanted = (count * share.cpu().double() + 1e-9).floor().long().clamp(min=1).minimum((count - 1).clamp(min=0))
         back = torch.where((local.validation.count > 0) | (self.method.others == 0), 0, wanted)
         if not bool((back > 0).any()):
             return local, local.validation

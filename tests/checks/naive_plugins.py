@@ -3,13 +3,14 @@ take the one right way, some the natural wrong ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
+from pydantic import PrivateAttr
 from torch import Tensor, nn
 
-from holdfast.core.registry import setting
+from holdfast.core.registry import Part, setting
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Method
 from holdfast.models.base import NetworkPart
@@ -37,10 +38,27 @@ class ByArithmetic(Naive):
 
 
 class ByList(Naive):
-    """One client after the other, by hand."""
+    """One client after the other, by hand: right, and read on the host."""
 
     def strength(self, local: Any) -> Any:
         return local.initial.new_tensor([2 * lam for lam in local.settings.lam.tolist()])
+
+
+class FirstOfList(Naive):
+    def strength(self, local: Any) -> Any:
+        return local.settings.lam.tolist()[0]
+
+
+class Largest(Naive):
+    def strength(self, local: Any) -> Any:
+        return float(local.settings.lam.max())
+
+
+class WhereAny(Naive):
+    """What some clients want is done to all."""
+
+    def strength(self, local: Any) -> Any:
+        return 3.0 if bool((local.settings.lam > 1).any()) else 0.0
 
 
 class FromMethod(Naive):
@@ -113,8 +131,22 @@ class Remembers(ByRow):
         return {"lam": state["lam"] + local.settings.lam}, fields
 
 
-RIGHT = [ByRow, ByArithmetic, ByList, ThroughAux, Remembers]
-WRONG = [FromMethod, FromInit, FirstEntry, Mean, FromProperty, FromTable, InTheLoss]
+class Enclosed(ClientRule):
+    """The loss closes over the setting. With as many clients as samples in a batch, the shapes fit."""
+
+    def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
+        lam = local.settings.lam
+
+        def loss(net: nn.Module, batch: Any) -> Tensor:
+            return F.cross_entropy(net(batch.x), batch.y, reduction="none") + lam * net.head.weight.square().sum()
+
+        fitted = local.fit(received.model, loss=loss)
+        return state, local.report(fitted.model, received, fitted)
+
+
+RIGHT = [ByRow, ByArithmetic, ThroughAux, Remembers]
+APART = [ByList, FirstEntry, Mean, FirstOfList, Largest, WhereAny]
+WRONG = [FromMethod, FromInit, FromProperty, FromTable, InTheLoss]
 
 
 def method_of(client: type[ClientRule], **declared: Any) -> type[Method]:
@@ -130,6 +162,46 @@ def method_of(client: type[ClientRule], **declared: Any) -> type[Method]:
             return 2 * self.lam
 
     return Made
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """A loss that calls itself equal to any other of its kind."""
+
+    smoothing: float = field(compare=False)
+
+    def __call__(self, net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch.x), batch.y, reduction="none", label_smoothing=self.smoothing)
+
+    def __repr__(self) -> str:
+        return "Unequal"
+
+
+class LossPart(Part):
+    """A user's loss with a number beside its settings, and an object that does not say what it is."""
+
+    inner: Any = None
+    _smoothing: float = PrivateAttr(0.0)
+
+    def __call__(self, net: nn.Module, batch: Any) -> Tensor:
+        if self.inner is not None:
+            return self.inner(net, batch)
+        return F.cross_entropy(net(batch.x), batch.y, reduction="none", label_smoothing=self._smoothing)
+
+
+def private(smoothing: float) -> LossPart:
+    made = LossPart()
+    made._smoothing = smoothing
+    return made
+
+
+class Scaling(NetworkPart):
+    """A user's network whose setting hides in a list."""
+
+    scales: list[Any] = []
+
+    def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return Scaled(self.scales[0].smoothing)
 
 
 @dataclass

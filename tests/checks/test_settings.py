@@ -18,6 +18,8 @@ from holdfast.results import Run
 from tests.checks import naive_plugins as naive
 from tests.helpers import assert_same, built_in, everything
 
+# our own methods keep a row for each client in all they do
+pytestmark = pytest.mark.filterwarnings("error:.*trained one by one:RuntimeWarning")
 All = Callable[..., list[Run]]
 One = Callable[..., Run]
 SMALL: dict[str, Any] = {"train": {"rounds": 2, "local_epochs": 1, "participation": 0.8}, "data": {"clients": 4}}
@@ -29,7 +31,9 @@ def other_values(method: str) -> list[dict[str, Any]]:
     out = []
     for name, field in find("method", method).model_fields.items():
         usual, choices = field.get_default(), _choices(field.annotation)
-        if isinstance(usual, bool):
+        if usual is None and "float" in str(field.annotation):
+            out += [{name: 1.0}, {name: 3.0}]
+        elif isinstance(usual, bool):
             out.append({name: not usual})
         elif choices:
             out += [{name: choice} for choice in choices if choice != usual]
@@ -65,6 +69,29 @@ def test_a_users_method_that_reads_rows_is_swept_rightly(client: Any, simulate: 
     assert not torch.allclose(low.vector(), high.vector())
 
 
+@pytest.mark.parametrize("client", naive.APART, ids=lambda client: client.__name__)
+def test_a_users_method_that_reads_one_value_for_all_is_trained_apart(client: Any, simulate: One, simulate_all: All) -> None:
+    method = naive.method_of(client)
+    tables = [{**SMALL, "method": method(lam=lam)} for lam in (0.0, 5.0)]
+    with pytest.warns(RuntimeWarning, match=r"naive_plugins.py, line \d+: local.settings.lam is read as one value for all clients"):
+        low, high = simulate_all(tables)
+    for table, swept in zip(tables, (low, high), strict=True):
+        assert_same(everything(swept), everything(simulate(**table)), 0)
+    assert not torch.allclose(low.vector(), high.vector())
+
+
+@pytest.mark.parametrize("plan", ["vmap", "loop", "captured-loop"])
+def test_a_loss_that_closes_over_a_setting_is_trained_apart(plan: str, simulate: One, simulate_all: All) -> None:
+    """One client in each of two cells, and batches of two."""
+    method, engine = naive.method_of(naive.Enclosed), {"plan": plan, "threads": 1}
+    one = {"data": {"clients": 1, "partition": {"name": "iid", "samples_per_client": 8}}, "train": {"rounds": 1, "batch_size": 2}}
+    tables = [{**one, "engine": engine, "method": method(lam=lam)} for lam in (0.0, 5.0)]
+    with pytest.warns(RuntimeWarning, match="hand it to a loss by aux"):
+        swept = simulate_all(tables)
+    for table, run in zip(tables, swept, strict=True):
+        assert_same(everything(run), everything(simulate(**table)), 0)
+
+
 @pytest.mark.parametrize("client", naive.WRONG, ids=lambda client: client.__name__)
 def test_a_users_method_that_reads_one_value_for_all_is_refused(client: Any, simulate: One, simulate_all: All) -> None:
     method = naive.method_of(client)
@@ -90,11 +117,16 @@ def test_a_static_setting_is_one_number_and_separates(client: Any, simulate: One
         {"train": [{"loss": functools.partial(naive.Smoothed(s))} for s in (0.0, 0.6)]},
         {"model": [holdfast.Model(lambda: naive.Scaled(1.0)), holdfast.Model(lambda: naive.Scaled(3.0))]},
         {"model": [naive.part_of(1.0), naive.part_of(3.0)]},
+        {"model": [naive.Scaling(scales=[naive.Unequal(1.0)]), naive.Scaling(scales=[naive.Unequal(3.0)])]},
+        {"train": [{"loss": naive.Unequal(0.0)}, {"loss": naive.Unequal(0.6)}]},
+        {"train": [{"loss": naive.LossPart(inner=naive.Unequal(0.0))}, {"loss": naive.LossPart(inner=naive.Unequal(0.6))}]},
+        {"train": [{"loss": naive.private(0.0)}, {"loss": naive.private(0.6)}]},
         {"model": [{"name": "mlp", "dropout": 0.1}, {"name": "mlp", "dropout": 0.7}]},
         {"method": [naive.method_of(naive.ByRow)(lam=1.0), naive.method_of(naive.ByArithmetic)(lam=1.0)]},
         {"aggregator": ["mean", "median"]},
     ],
-    ids=["dataclass loss", "bound loss", "closure loss", "partial loss", "models", "networks", "dropout", "methods", "aggregators"],
+    ids=["dataclass loss", "bound loss", "closure loss", "partial loss", "models", "networks",
+         "hidden setting", "equal loss", "part of a part", "private number", "dropout", "methods", "aggregators"],
 )
 @pytest.mark.parametrize("plan", ["vmap", "captured-loop"])
 def test_objects_and_closures_are_used_by_their_own_cell(values: dict[str, list[Any]], plan: str, simulate: One, simulate_all: All) -> None:

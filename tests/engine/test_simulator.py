@@ -17,6 +17,7 @@ from holdfast.engine.cell import join, take
 from holdfast.engine.lockstep import Player, drive
 from holdfast.engine.simulator import Call, Simulator, client_key
 from holdfast.experiment import Experiment, shared_samples
+from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
 from holdfast.results import Run
 from tests.helpers import RAGGED, assert_same, everything, play, tiny
@@ -147,8 +148,8 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
         [Call(e.cell, broadcast("train", model, torch.tensor(ids))) for e, ids in zip(experiments, ([0, 3], [1]), strict=True)]
     )
     assert local.ids.tolist() == [0, 3, 1] and local.n == 3
-    assert local.settings.lam.tolist() == [1, 1, 2]
-    torch.testing.assert_close(local.recipe.lr, torch.tensor([0.025, 0.025, 0.05], dtype=torch.float64))
+    assert plain(local.settings.lam).tolist() == [1, 1, 2]
+    torch.testing.assert_close(plain(local.recipe.lr), torch.tensor([0.025, 0.025, 0.05], dtype=torch.float64))
     assert torch.equal(local.initial[0], experiments[0].initial) and torch.equal(local.initial[2], experiments[1].initial)
     assert local.count.tolist() == [
         *experiments[0].federation.train.counts[[0, 3]].tolist(),
