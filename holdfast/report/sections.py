@@ -177,6 +177,8 @@ def _best(ranked: Sequence[Line], crossing: Crossing) -> tuple[str, str]:
     doubt = " The gap is within the spread over seeds, so the order may be luck." if first.seeds > 1 and gap <= noise else ""
     if first.seeds == 1:
         doubt = " One seed each: the order may be luck."
+    if not gap:
+        return first.label, f"{said}, exactly as {second.label} does.{tenth}"
     return first.label, f"{said}, {100 * gap:.1f} points more than {second.label}.{tenth}{doubt}"
 
 
