@@ -23,7 +23,7 @@ def test_a_setting_that_changes_nothing_is_named_once_with_its_runs(tmp_path: Pa
     first = f"{cells[0].label}, {cells[4].label}"
     assert said.startswith(f"method.rho made no difference: {first} (and 3 more such groups) differ in it, but all their figures")
     page = render(cells)
-    assert "method.rho made no difference" in page and ", exactly as rho=0.75" in page
+    assert "method.rho made no difference" in page and ", exactly as " in page
 
 
 def test_a_setting_with_an_effect_is_not(grid: Path, duel: Path) -> None:
