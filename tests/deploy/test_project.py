@@ -23,7 +23,7 @@ from holdfast.cli import main  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
 from holdfast.deploy import keys  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
-from holdfast.deploy.inspect import examine  # noqa: E402
+from holdfast.deploy.inspect import Check, examine  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
 from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
@@ -282,3 +282,30 @@ def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., t
     assert code == 2 and "played by the simulator only" in err and not (tmp_path / "ward").exists()
     file.write_text("[data]\nclients = 5\n")
     assert "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]
+
+
+HOSTILE = "records [/x], \x1b]8;;https://evil.example\x07[link=https://evil.example]click[/link]\x1b[2J \u202e:smile:\ud800"
+
+
+def test_text_from_outside_is_shown_as_it_is_and_never_obeyed(
+    ask: Callable[..., tuple[int, str, str]], project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: None
+) -> None:
+    """A node names its fields as it likes, and the names end up in strikes, bans and logs: no markup, no link, no terminal sequence."""
+    ward, ledger = project.path, project.ledger()
+    ledger.append("strike", 0, 1, reason=HOSTILE)
+    ledger.append("ban", 1, reason=HOSTILE, by="strikes")
+    ledger.append("missing", None, 1, task="train", clients={"2": HOSTILE})
+    ledger.append("round", None, 1, took_part=[0])
+    project.logs.mkdir(parents=True, exist_ok=True)
+    (project.logs / "node0.log").write_text(f"\x1b[92mINFO\x1b[0m : {HOSTILE[:-1]}\n")
+    monkeypatch.setattr("holdfast.deploy.inspect._disk", lambda project: Check("disk", False, HOSTILE))
+    for args, code in {
+        ("clients", ward): 0, ("logs", ward, "node0"): 0, ("doctor", ward): 1, ("status", ward): 0, ("ban", ward, 1): 2,
+        ("leave", ward, 1): 2, ("enrol", ward, 1): 0,
+    }.items():  # fmt: skip
+        found, out, err = ask(*args)
+        said = out + err
+        assert found == code and all(letter.isprintable() for letter in said.replace("\n", "")), (args, said)
+        told = "".join(said.split())  # a narrow column is folded
+        assert args[0] == "status" or "[/x],[link=https://evil.example]click[/link]:smile:" in told, (args, said)
+    assert ask("logs", ward, "node0")[1].startswith("INFO : records")
