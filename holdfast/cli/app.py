@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from holdfast import __version__
+from holdfast.core.errors import in_print
 
 app = typer.Typer(
     name="holdfast",
@@ -46,6 +49,7 @@ Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable.")
 ]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours and moves of the cursor; titles and links
 
 
 def _print_version(asked: bool) -> None:
@@ -63,18 +67,33 @@ def root(
 
 def complain(text: str) -> int:
     """One line on stderr; the exit code that goes with it."""
-    print("error: " + " ".join(text.split()), file=sys.stderr)
+    print("error: " + " ".join(shown(text).split()), file=sys.stderr)
     return 2
+
+
+def shown(said: str) -> str:
+    """Words that may come from a node, a ledger or any other file, on one line, without what a terminal would obey."""
+    return in_print(_SEQUENCE.sub("", said))
+
+
+def cell(said: str) -> Text:
+    """The same for Rich's tables, which read a bare string as markup: one from outside could plant links, or end in a traceback."""
+    return Text(shown(said))
+
+
+def print_line(console: Console, said: str) -> None:
+    """The same for a whole line."""
+    console.print(cell(said), soft_wrap=True)
 
 
 def to_stdout() -> Console:
     """Tables; wide enough when nobody is looking, so that a pipe gets whole lines."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    return Console(width=wide, highlight=False)
+    return Console(width=wide, highlight=False, emoji=False)
 
 
 def to_stderr() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_json(content: Any) -> None:

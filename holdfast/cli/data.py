@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Changes, DataDir, Opened, Plugins, app, only_json, open_page, print_json, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Changes, DataDir, Opened, Plugins, app, cell, only_json, open_page, print_json, to_stderr, to_stdout
 from holdfast.cli.runs import absolute, is_grid, read_cells
 from holdfast.core.errors import ConfigError
 
@@ -101,7 +101,7 @@ def _print(holdings: Holdings, everybody: bool) -> None:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for word, text in holdings.described():
-        facts.add_row(word, text.replace("[", r"\["))
+        facts.add_row(word, cell(text))
     console.print(facts)
     console.print()
     for line in heat_lines(holdings, console.width, everybody):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stdout
+from holdfast.cli.app import AsJson, Opened, Plugins, app, cell, load_plugins, only_json, open_page, print_json, to_stdout
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _list(run: Run, as_json: bool) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, about in there.items():
-        table.add_row(name, about)
+        table.add_row(cell(name), cell(about))
     console = to_stdout()
     console.print(table)
     first = next(iter(there))
@@ -127,7 +127,7 @@ def _print(found: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, column in enumerate(found.short.columns):
         numeric = found.short[column].dtype.kind in "if"
-        table.add_column(str(column).replace("[", r"\["), justify="right" if numeric else "left", no_wrap=not place)
+        table.add_column(cell(str(column)), justify="right" if numeric else "left", no_wrap=not place)
     for row in found.short.itertuples(index=False):
-        table.add_row(*(number(value).replace("[", r"\[") for value in row))
+        table.add_row(*(cell(number(value)) for value in row))
     console.print(table)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, Plugins, app, print_json, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, cell, print_json, print_line, shown, to_stderr, to_stdout
 from holdfast.cli.runs import diverged
 from holdfast.core.errors import ConfigError, suggest
 
@@ -69,9 +69,9 @@ def init(
         raise ConfigError(f"--experiment: there is no file {experiment}")
     project = write(folder, clients, host or [], port, experiment, plugin or [])
     console = to_stdout()
-    console.print(f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}", markup=False)
-    console.print(f"next            holdfast federation up {folder}", markup=False, soft_wrap=True)
-    console.print(f"what is what    {folder / 'README.md'}", markup=False, soft_wrap=True)
+    print_line(console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}")
+    print_line(console, f"next            holdfast federation up {folder}")
+    print_line(console, f"what is what    {folder / 'README.md'}")
 
 
 @federation.command()
@@ -106,7 +106,7 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
     console = to_stderr()
 
     def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        print_line(console, line)
 
     if (project.run / "result.json").exists():
         say("this run is finished already, and nothing is started; for another one move its folder away, or init a new federation")
@@ -119,8 +119,8 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
         return diverged(project.run)
     accuracy, out = result["final"].get("accuracy"), to_stdout()
     measured = "" if accuracy is None else f": accuracy {accuracy:.3f}"
-    out.print(f"finished{measured}; ledger head {project.ledger().head}", markup=False, soft_wrap=True)
-    out.print(f"page      holdfast report {project.run}", markup=False, soft_wrap=True)
+    print_line(out, f"finished{measured}; ledger head {project.ledger().head}")
+    print_line(out, f"page      holdfast report {project.run}")
     return diverged(project.run)
 
 
@@ -158,7 +158,7 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     console = to_stderr()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in `up`
     try:
-        keep_node(folder, lambda line: console.print(line, markup=False))
+        keep_node(folder, lambda line: print_line(console, line))
     except KeyboardInterrupt:
         return 130
     return 0
@@ -224,7 +224,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         "clients": f"{found['clients']}, {len(found['banned'])} banned", "ledger": f"{found['entries']} entries, head {found['head']}",
         "run": found["run"],
     }.items():  # fmt: skip
-        console.print(f"{name:<15} {said}", markup=False, soft_wrap=True)
+        print_line(console, f"{name:<15} {said}")
 
 
 @federation.command()
@@ -248,11 +248,11 @@ def clients(folder: Folder, as_json: AsJson = False) -> None:
     for name in rows[0] if rows else []:
         table.add_column(name, justify="left" if name in ("state", "key", "why") else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(cell(_words(value)) for value in row.values()))
     to_stdout().print(table)
 
 
-def _cell(value: Any) -> str:
+def _words(value: Any) -> str:
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -275,11 +275,11 @@ def logs(
     found = files(project)
     if name is None:
         for known, file in found.items():
-            print(f"{known:<24} {file.stat().st_size:>10,} bytes")
+            print(f"{shown(known):<24} {file.stat().st_size:>10,} bytes")
         return
     if name not in found:
         raise ConfigError(f"there is no log '{name}'{suggest(name, found)}")
-    print("\n".join(found[name].read_text(errors="replace").splitlines()[-lines:]))
+    print("\n".join(shown(line) for line in found[name].read_text(errors="replace").splitlines()[-lines:]))
 
 
 @federation.command()
@@ -315,7 +315,7 @@ def _judge(project: Project, client: int, kind: str, reason: str) -> None:
         raise ConfigError(f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}")
     ledger.append(kind, client, reason=reason, by="operator")
     done = "banned" if kind == "ban" else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
-    to_stdout().print(f"client {client} is {done}; ledger head {ledger.head}", markup=False, soft_wrap=True)
+    print_line(to_stdout(), f"client {client} is {done}; ledger head {ledger.head}")
 
 
 @federation.command()
@@ -334,13 +334,13 @@ def enrol(folder: Folder, client: Client) -> None:
     clients = expected(federated(project.experiment))
     write(project, client)
     said = f"client {client} has a key in {project.node(client)}; bring that folder to its machine"
-    to_stdout().print(said, markup=False, soft_wrap=True)
+    print_line(to_stdout(), said)
     banned = Enrolment.of(project.ledger().entries).banned
     if client in banned:
-        to_stderr().print(f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`", markup=False, soft_wrap=True)
+        print_line(to_stderr(), f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`")
     if client >= clients:
         said = f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is raised, for a new run"
-        to_stderr().print(said, markup=False, soft_wrap=True)
+        print_line(to_stderr(), said)
 
 
 @federation.command()
@@ -361,7 +361,7 @@ def leave(folder: Folder, client: Client) -> None:
     if client not in who.welcome:
         raise ConfigError(f"client {client} is not in the federation")
     ledger.append("leave", client)
-    to_stdout().print(f"client {client} has left; ledger head {ledger.head}", markup=False, soft_wrap=True)
+    print_line(to_stdout(), f"client {client} has left; ledger head {ledger.head}")
 
 
 @federation.command()
@@ -384,7 +384,7 @@ def export(
     from holdfast.deploy.export import export_model
 
     written = export_model(_opened(folder) if node_folder is None else None, out, client, model, node_folder)
-    to_stdout().print(written, markup=False, soft_wrap=True)
+    print_line(to_stdout(), written)
 
 
 @federation.command()
@@ -406,5 +406,5 @@ def _show(checks: list[Check], as_json: bool) -> int:
         print_json([{"what": c.what, "good": c.good, "said": c.said} for c in checks])
     else:
         for check in checks:
-            to_stdout().print(f"{'ok ' if check.good else 'BAD'}  {check.what:<12} {check.said}", markup=False, soft_wrap=True)
+            print_line(to_stdout(), f"{'ok ' if check.good else 'BAD'}  {check.what:<12} {check.said}")
     return 0 if all(check.good for check in checks) else 1

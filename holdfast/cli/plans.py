@@ -20,6 +20,7 @@ from holdfast.cli.app import (
     PrecisionName,
     Workers,
     app,
+    cell,
     only_json,
     print_json,
     to_stderr,
@@ -98,7 +99,7 @@ class _Follow:
 
     def say(self, line: str) -> None:
         if self.status is not None:
-            self.status.update(line.replace("[", r"\["))
+            self.status.update(cell(line))
         elif time.monotonic() - self.said > _SILENT:
             self.said = time.monotonic()
             self.console.print(line, markup=False, style="dim")
@@ -126,7 +127,7 @@ def _groups(found: Prediction) -> Table:
         name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"
         micro = "-" if group.microseconds is None else f"{group.microseconds:,.0f}"
         table.add_row(
-            name.replace("[", r"\["), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", f"{group.plan} {group.precision}",
+            cell(name), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", f"{group.plan} {group.precision}",
             f"{group.workers} x {group.threads}", f"{group.client_steps:,.0f}", micro,
         )  # fmt: skip
     return table

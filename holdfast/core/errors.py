@@ -45,3 +45,8 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def in_print(said: str) -> str:
+    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
+    return "".join(letter if letter.isprintable() else " " for letter in said)

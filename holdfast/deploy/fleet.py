@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
@@ -17,7 +17,7 @@ from flwr.common import log
 
 from holdfast.config import Config
 from holdfast.core.errors import RunError
-from holdfast.core.screen import FEDERATION_NORM_CAP, screen
+from holdfast.core.screen import FEDERATION_NORM_CAP, NOT_FINITE, screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
 from holdfast.deploy.door import Door
@@ -26,6 +26,7 @@ from holdfast.deploy.post import Malformed, Post
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE, schema_of
 from holdfast.engine.simulator import Call, Simulator, nobody
+from holdfast.local.losses import CrossEntropy
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,15 @@ class Fleet:
         cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
         in_order = [rows[c] for c in sorted(rows) if self.door.admits(c)]  # somebody may have been banned while we waited
         up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
+        if exchange.task == EVALUATE:
+            endless = _endless(up)
+            up, missing = _without(up, endless), missing | endless
         self._tell(header, up, missing)
         return up
 
     def _counted(self, schema: Schema, cell: Cell) -> Schema:
         """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or
-        than the largest share dealt."""
+        than the largest share dealt. The usual loss, with what our methods add to it, is never below 0; one of somebody's own may be."""
         dealt, common = cell.federation, cell.measure.test == "global"
         if self.declared is None:
             least, shares = 0, {"train": dealt.train, "validation": dealt.validation, "test": dealt.global_test if common else dealt.test}
@@ -133,9 +137,12 @@ class Fleet:
             least, most = self.declared.least, dict.fromkeys(("train", "validation", "test"), self.declared.most)
         bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
         bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
-        return {
+        counted = {
             name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field for name, field in schema.items()
         }
+        if "loss" in schema and isinstance(cell.recipe.loss, CrossEntropy) and type(cell.method).__module__.startswith("holdfast."):
+            counted["loss"] = replace(schema["loss"], low=0)
+        return counted
 
     def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
         if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait
@@ -169,16 +176,43 @@ class Fleet:
 
 def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
     """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened, counts and metrics,
-    which enter means; and what contradicts itself."""
+    which enter means; and what contradicts itself. That a count is whole is checked here and not in `screen`, since in a simulation an
+    attack or a plug-in may say what it likes."""
     if task != EVALUATE:
         checked = screen(up, schema, norm_cap)
-        return Uplink(checked.ids, checked.fields, {**refused, **checked.refused})
+        parts = _parts_of_samples(checked, schema)
+        return _without(Uplink(checked.ids, checked.fields, {**refused, **checked.refused, **parts}), parts)
     bounded = {name: field for name, field in schema.items() if field.low is not None}
     checked = screen(Uplink(up.ids, {name: up[name] for name in bounded}), bounded)
     kept = up.only(torch.isin(up.ids, checked.ids))
     wrong = _contradictions(kept)
-    kept = kept.only(~torch.isin(kept.ids, torch.tensor(list(wrong), dtype=torch.int64)))
-    return Uplink(kept.ids, kept.fields, {**refused, **checked.refused, **wrong})
+    return _without(Uplink(kept.ids, kept.fields, {**refused, **checked.refused, **wrong}), wrong)
+
+
+def _without(up: Uplink, clients: Collection[int]) -> Uplink:
+    return up.only(~torch.isin(up.ids, torch.tensor(list(clients), dtype=torch.int64)))
+
+
+def _parts_of_samples(up: Uplink, schema: Schema) -> dict[int, str]:
+    """A count is a weight, of whole things."""
+    out: dict[int, str] = {}
+    for name in (name for name, field in schema.items() if field.kind == "count"):
+        bad = (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)  # also when there are no rows
+        out |= {client: f"{name} is no whole number" for client in up.ids[bad].tolist()}
+    return out
+
+
+def _endless(up: Uplink) -> dict[int, str]:
+    """Measured losses that are infinite, or so large that their sum may be. Such a loss may be honest (a logit of -inf), so it is no fault;
+    but as long as fewer than half of the clients say so, it is left out, with all that its client has measured: one client must not
+    blank the loss of a round. If more say so, it is the model, and then the round has diverged."""
+    out: dict[int, str] = {}
+    for name in (name for name in up.fields if name.endswith("/loss")):
+        total = up[f"{name.partition('/')[0]}/total"]
+        bad = (total > 0) & ~torch.isfinite((up[name] / total).float())
+        if 2 * int(bad.sum()) < int((total > 0).sum()):
+            out |= {client: f"{name} {NOT_FINITE}" for client in up.ids[bad].tolist()}
+    return out
 
 
 def _contradictions(up: Uplink) -> dict[int, str]:

@@ -18,6 +18,8 @@ import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 
+from holdfast.core.errors import in_print
+
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
@@ -160,11 +162,6 @@ def expect_names(what: str, sent: set[str], expected: set[str]) -> None:
 def _few(names: set[str]) -> str:
     """A sender may write anything into a name: keep what goes into logs short."""
     return ", ".join(in_print(name[:40]) for name in sorted(names)[:8]) or "none"
-
-
-def in_print(said: str) -> str:
-    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
-    return "".join(letter if letter.isprintable() else " " for letter in said)
 
 
 def config_record(content: RecordDict, name: str) -> ConfigRecord:

@@ -20,6 +20,7 @@ from typing import Any
 
 import holdfast
 from holdfast.core.errors import RunError
+from holdfast.files import lock, unlock
 
 HOST = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::", "")
@@ -40,6 +41,23 @@ class Processes:
         self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.extra: dict[str, dict[str, str]] = {}
+        self.held: int | None = None
+
+    def claim(self, taken: str) -> None:
+        """Until `stop`, nobody else gets this folder: of two that begin in the same instant neither sees a process of the other yet, and
+        each would end those of both. `taken` is what the second is told."""
+        self.flower.mkdir(parents=True, exist_ok=True)
+        self.held = lock(self.flower / "up.lock")
+        if self.held is None:
+            raise RunError(taken)
+        if self.alive():  # left by one that was killed and could not stop them; they may be on their way out
+            self._release()
+            raise RunError(taken)
+
+    def _release(self) -> None:
+        if self.held is not None:
+            unlock(self.held)
+            self.held = None
 
     def start(self, name: str, command: str, *arguments: str, module: bool = False) -> subprocess.Popen[bytes]:
         """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment."""
@@ -68,6 +86,7 @@ class Processes:
         more, because it takes seconds, must not leave half of them behind."""
         with _undisturbed():
             self._stop()
+            self._release()
 
     def _stop(self) -> None:
         for process in reversed(self.started.values()):

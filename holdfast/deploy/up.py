@@ -42,15 +42,13 @@ class Up:
 
     def __enter__(self) -> Up:
         server, flower = self.project.server, self.processes.flower
-        if self.processes.alive():
-            raise RunError(f"this federation is up already; see `holdfast federation status {self.project.path}`")
-        ready_certificates(server, [self.project.settings.host])
-        flower.mkdir(parents=True, exist_ok=True)
-        link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
-        (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
-        if not (server / "superlink.db").exists():  # then what was noted of its nodes is of another one
-            (server / "registered.json").unlink(missing_ok=True)
+        self.processes.claim(f"this federation is up already; see `holdfast federation status {self.project.path}`")
         try:
+            ready_certificates(server, [self.project.settings.host])
+            link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
+            (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
+            if not (server / "superlink.db").exists():  # then what was noted of its nodes is of another one
+                (server / "registered.json").unlink(missing_ok=True)
             self._start_superlink()
             self._start_superexec()
             self._start_proxy()
@@ -287,13 +285,11 @@ def keep_node(folder: Path, say: Say) -> None:
     refuses it, so it is tried again."""
     node = open_node(folder)
     processes = Processes(folder / "flower", folder / "logs")
-    if processes.alive():
-        raise RunError(f"client {node.client} is up already: another process runs {folder}")
-    processes.flower.mkdir(parents=True, exist_ok=True)
+    processes.claim(f"client {node.client} is up already: another process runs {folder}")
     say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
-    start_node(processes, folder)
     pause = 5.0
     try:
+        start_node(processes, folder)
         while True:
             began = time.monotonic()
             name, code = _first_to_stop(processes)

@@ -157,12 +157,14 @@ def narrowed(table: Table, width: int) -> Table:
 
 
 def to_rich(table: Table, title: str | None = None) -> RichTable:
-    out = RichTable(title=title, title_style="bold", title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    """All of it as words: Rich reads a bare string as markup."""
+    out = RichTable(title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    out.title = None if title is None else Text(title, style="bold")
     for place, name in enumerate(table.titles):
         words = place == 0 or name in WORDS
         longest = max((len(row[place].text) for row in table.rows), default=0)
         least = min(12 if name == CHOSEN else 24, longest) if words else None  # a row without its name says nothing
-        out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold", min_width=least)
+        out.add_column(Text(name), justify="left" if words else "right", no_wrap=not words, overflow="fold", min_width=least)
     for row in table.rows:
         out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
     return out

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
@@ -20,17 +21,18 @@ from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced  #
 from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.keys import Key  # noqa: E402
-from holdfast.core.registry import register  # noqa: E402
-from holdfast.core.types import Exchange, State, Uplink, broadcast  # noqa: E402
+from holdfast.core.registry import Part, register  # noqa: E402
+from holdfast.core.types import Exchange, Field, State, Uplink, broadcast  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.client_app import app  # noqa: E402
-from holdfast.deploy.fleet import Fleet  # noqa: E402
+from holdfast.deploy.fleet import Fleet, _screened  # noqa: E402
 from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.engine.simulator import Call, Simulator  # noqa: E402
+from holdfast.engine.simulator import Call, Simulator, nobody  # noqa: E402
 from holdfast.experiment import Experiment  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
+from holdfast.local.losses import Batch  # noqa: E402
 from holdfast.methods.averaging import Averaging  # noqa: E402
 from holdfast.methods.base import ClientRule, Method  # noqa: E402
 from holdfast.results import Run  # noqa: E402
@@ -308,6 +310,7 @@ def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> 
     ("field", "value", "reason"),
     [
         ("update", float("nan"), "update is not finite"), ("count", -1.0, "count is below 0"), ("update", 1e9, "update is longer than 100"),
+        ("count", 10.5, "count is no whole number"), ("loss", -1.0, "loss is below 0"), ("loss", float("inf"), "loss is not finite"),
         ("update", None, "update has shape"), ("extra", 0.0, "expected buffers, count, loss, update"),
     ],
 )  # fmt: skip
@@ -357,6 +360,50 @@ def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, t
     most = int(build_federation(make_config(read_config(config)).data, Key(3).fold("data")).test.counts.max())
     assert part["refused"] == {"0": f"test/{field} {reason}".format(most=most)} and part["metrics"]["accuracy"] is not None
     assert part["metrics"]["auc/clients"] == 2
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e308])
+def test_a_measured_loss_without_end_is_left_out_of_the_rounds_mean(value: float, tmp_path: Path) -> None:
+    """It may be honest (a logit of -inf), so it is no fault, but one client must not blank what all have measured."""
+    config, out = write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed"
+    liars = {1001}
+
+    def lie(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate" and request.metadata.dst_node_id in liars:
+            reply.content["fields"]["test/global/loss"] = wire._array(torch.tensor(value, dtype=torch.float64))
+        return reply
+
+    federate(config, out, tamper=lie)
+    part, arrays = part_of(out, 1), Store(out).arrays(1)
+    assert arrays["evaluate/ids"].tolist() == [0, 2] and part["refused"] == {} and not part.get("diverged")
+    loss, total = arrays["evaluate/test/global/loss"], arrays["evaluate/test/total"]
+    assert part["metrics"]["loss"] == float((loss[0] + loss[1]) / (total[0] + total[1]))
+    liars.add(1000)  # then it is the model, and the last one cannot hide it
+    federate(config, tmp_path / "all", tamper=lie)
+    assert Store(tmp_path / "all").arrays(1)["evaluate/ids"].tolist() == [0, 1, 2]
+    assert value < float("inf") or part_of(tmp_path / "all", 1)["diverged"] == "loss/global is not finite"
+
+
+def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> None:
+    schema = {"count": Field("count", low=0), "held": Field("count", (2,), low=0)}
+    up = Uplink(torch.tensor([4, 7]), {"count": torch.tensor([3.0, 3.0]), "held": torch.tensor([[1.0, 2.0], [2.5, 0.5]])})
+    found = _screened(up, schema, {1: "silent"}, "train", None)
+    assert found.ids.tolist() == [4] and found.refused == {1: "silent", 7: "held is no whole number"}
+    assert len(_screened(nobody(schema, torch.float32), schema, {}, "train", None)) == 0
+
+
+@register("loss", "below-zero")
+class BelowZero(Part):
+    """A plug-in's loss: honest, and below 0."""
+
+    def __call__(self, net: Any, batch: Batch) -> torch.Tensor:
+        return F.cross_entropy(net(batch.x), batch.y, reduction="none") - 100
+
+
+def test_a_loss_of_ones_own_may_be_below_zero(tmp_path: Path) -> None:
+    federate(write_config(tmp_path, "fedavg", rounds=1, train='loss = "below-zero"'), tmp_path / "fed")
+    part = part_of(tmp_path / "fed", 1)
+    assert part["refused"] == {} and -100 < part["metrics"]["loss/train"] < -90
 
 
 def test_a_forged_reply_is_missing_not_refused(tmp_path: Path) -> None:

@@ -132,6 +132,52 @@ def test_a_node_runs_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
         keep_node(project.node(1), lambda line: None)
 
 
+def sleeper(processes: Processes) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env=processes.environment())
+    processes.started["superlink"] = process
+    return process
+
+
+def test_of_two_ups_in_the_same_instant_one_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second comes when the first has looked for processes and started none yet; it must not end those of the first."""
+    first, second, third = (Up(project, lambda line: None, nodes=False) for _ in range(3))
+
+    def start(self: Up) -> None:
+        if self is first:
+            with pytest.raises(RunError, match="this federation is up already"):
+                second.__enter__()
+        sleeper(self.processes)
+
+    monkeypatch.setattr(Up, "_start_superlink", start)
+    for step in ("_start_superexec", "_start_proxy", "register"):
+        monkeypatch.setattr(Up, step, lambda self: None)
+    with first:
+        assert first.processes.started["superlink"].poll() is None
+    with third:  # what was held is free again
+        pass
+    assert third.processes.alive() == []
+
+
+def test_of_two_nodes_in_the_same_instant_one_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, started = project.node(1), []
+
+    def start(processes: Processes, folder: Path) -> None:
+        started.append(processes)
+        if len(started) == 1:
+            sleeper(processes)
+            monkeypatch.setattr(Processes, "alive", lambda self: [])  # as if the other had looked a moment ago
+            with pytest.raises(RunError, match="client 1 is up already"):
+                keep_node(folder, lambda line: None)
+            assert processes.started["superlink"].poll() is None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.deploy.up.start_node", start)
+    for times in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            keep_node(folder, lambda line: None)
+        assert len(started) == times and started[-1].started == {}
+
+
 @pytest.mark.parametrize(
     ("runs", "outcome"),
     [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime
 import json
 import os
 import socket
 import ssl
+import string
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +21,17 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key  # noqa: E402
+
 from holdfast.cli import main  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
 from holdfast.deploy import keys  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
-from holdfast.deploy.inspect import examine  # noqa: E402
+from holdfast.deploy.inspect import Check, examine  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
 from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
+from tests.deploy.test_ledger import a_key  # noqa: E402
 
 
 @pytest.fixture
@@ -209,16 +214,43 @@ def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(tmp_path: 
     door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, head))
     door.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
 
+    a, b = (base64.b64encode(a_key()[1]).decode() for _ in range(2))
+
     def push(key: str, size: int, path: str = "push-object") -> int:
         return _ask(door, "POST", f"/v1/fleet/{path}", b"x" * size, **{"flwr-public-key": key, "flwr-signature": "good"}).status_code
 
-    assert [push("a", 900), push("a", 600), push("a", 1)] == [200, 200, 413]
+    assert [push(a, 900), push(a, 600), push(a, 1)] == [200, 200, 413]
     assert "federation.quota" in capsys.readouterr().err
-    assert push("a", 900, "send-node-heartbeat") == 200  # a node that has sent too much is still there
-    forged = _ask(door, "POST", "/v1/fleet/push-object", b"x" * 1000, **{"flwr-public-key": "b"})
-    assert forged.status_code == 401 and [push("b", 1000), push("b", 500)] == [200, 200]  # only what the SuperLink took is counted
+    assert push(a, 900, "send-node-heartbeat") == 200  # a node that has sent too much is still there
+    forged = _ask(door, "POST", "/v1/fleet/push-object", b"x" * 1000, **{"flwr-public-key": b})
+    assert forged.status_code == 401 and [push(b, 1000), push(b, 500)] == [200, 200]  # only what the SuperLink took is counted
     head.write_text("{}")  # a round is committed
-    assert push("a", 1000) == push("b", 1000) == 200
+    assert push(a, 1000) == push(b, 1000) == 200
+
+
+def pem_of(project: Project, client: int) -> bytes:
+    """A node's public key as Flower sends it."""
+    key = load_ssh_public_key((project.node(client) / "key.pub").read_bytes())
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_one_key_has_one_share_however_it_is_spelled(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last letter of base64 has two bits that nobody reads: four spellings, and the SuperLink takes them all."""
+    door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, None))
+    door.client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200)))
+    pem, letters = pem_of(project, 0), string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    plain = base64.b64encode(pem).decode()
+    assert plain[-1] == "=" != plain[-2]
+    spelled = [plain[:-2] + letters[letters.index(plain[-2]) + more] + "=" for more in range(4)]
+    assert all(base64.b64decode(key, validate=True) == pem for key in spelled)
+
+    def push(key: str, size: int) -> int:
+        return _ask(door, "POST", "/v1/fleet/push-object", b"x" * size, **{"flwr-public-key": key}).status_code
+
+    assert [push(key, 1000) for key in spelled] == [200, 413, 413, 413]
+    assert Enrolment.of(project.ledger().entries).members[0].fingerprint[:16] in capsys.readouterr().err
+    assert push(base64.b64encode(pem_of(project, 1)).decode(), 1000) == 200  # another key has its own share
+    assert [push(key, 500) for key in ("a", "b", "c", "d")] == [200, 200, 200, 413]  # what is no key has one name, so names do not pile up
 
 
 def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
@@ -282,3 +314,30 @@ def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., t
     assert code == 2 and "played by the simulator only" in err and not (tmp_path / "ward").exists()
     file.write_text("[data]\nclients = 5\n")
     assert "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]
+
+
+HOSTILE = "records [/x], \x1b]8;;https://evil.example\x07[link=https://evil.example]click[/link]\x1b[2J \u202e:smile:\ud800"
+
+
+def test_text_from_outside_is_shown_as_it_is_and_never_obeyed(
+    ask: Callable[..., tuple[int, str, str]], project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: None
+) -> None:
+    """A node names its fields as it likes, and the names end up in strikes, bans and logs: no markup, no link, no terminal sequence."""
+    ward, ledger = project.path, project.ledger()
+    ledger.append("strike", 0, 1, reason=HOSTILE)
+    ledger.append("ban", 1, reason=HOSTILE, by="strikes")
+    ledger.append("missing", None, 1, task="train", clients={"2": HOSTILE})
+    ledger.append("round", None, 1, took_part=[0])
+    project.logs.mkdir(parents=True, exist_ok=True)
+    (project.logs / "node0.log").write_text(f"\x1b[92mINFO\x1b[0m : {HOSTILE[:-1]}\n")
+    monkeypatch.setattr("holdfast.deploy.inspect._disk", lambda project: Check("disk", False, HOSTILE))
+    for args, code in {
+        ("clients", ward): 0, ("logs", ward, "node0"): 0, ("doctor", ward): 1, ("status", ward): 0, ("ban", ward, 1): 2,
+        ("leave", ward, 1): 2, ("enrol", ward, 1): 0,
+    }.items():  # fmt: skip
+        found, out, err = ask(*args)
+        said = out + err
+        assert found == code and all(letter.isprintable() for letter in said.replace("\n", "")), (args, said)
+        told = "".join(said.split())  # a narrow column is folded
+        assert args[0] == "status" or "[/x],[link=https://evil.example]click[/link]:smile:" in told, (args, said)
+    assert ask("logs", ward, "node0")[1].startswith("INFO : records")

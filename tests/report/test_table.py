@@ -162,3 +162,10 @@ def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Pa
     place = table.titles.index("matched")
     assert [row[place].text for row in table.rows][0] == "–" and table.rows[1][place].text.endswith(" %")
     assert "matched" not in tabulate(by_setting(read_cells(grid))).titles
+
+
+def test_titles_are_words_and_no_markup() -> None:
+    """They may be somebody's settings."""
+    console = Console(width=80, file=io.StringIO())
+    console.print(to_rich(Table(("[/x]", "[bold]"), ((Entry("[/y]"), Entry("1")),)), "of [/z]"))
+    assert isinstance(console.file, io.StringIO) and all(word in console.file.getvalue() for word in ("[/x]", "[bold]", "[/y]", "of [/z]"))
