@@ -105,6 +105,8 @@ class Up:
         between may leave one node that the SuperLink has and we do not."""
         file = self.project.server / "registered.json"
         known = read_json(file) or {}
+        if not all(isinstance(node, str) for node in known.values()):
+            raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
         who = Enrolment.of(self.ledger.entries)
         welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
         for fingerprint in [name for name, node in known.items() if node and name not in welcome]:
