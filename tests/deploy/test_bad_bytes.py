@@ -43,8 +43,10 @@ def one_line(error: HoldfastError, *said: str) -> None:
 # ---- federation.toml and node.toml ----
 
 
-@pytest.mark.parametrize("content", [b'name = "\xff"', b"a = " + b"[" * 100_000, b"port", b".".join([b"a"] * 5000) + b" = 1",
-                                     b"clients = 9", b"plugins = 3", b"[privacy]\nclip = nan", b"client = " + b"9" * 9999], ids=range(8))  # fmt: skip
+@pytest.mark.parametrize("content", [
+    b'name = "\xff"', b"a = " + b"[" * 100_000, b"port", b".".join([b"a"] * 5000) + b" = 1", b"clients = 9", b"plugins = 3",
+    b"[privacy]\nclip = nan", b"client = " + b"9" * 9999,
+], ids=range(8))  # fmt: skip
 @pytest.mark.parametrize("name, read", [("federation.toml", open_project), ("node.toml", open_node)])
 def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path, name: str, read: Callable[[Path], Any], content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
