@@ -184,6 +184,11 @@ def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
         return content
 
 
+def memory() -> int:
+    """Bytes that this machine has: the most that is read of a file of tensors, whatever length the file has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def parse_json(text: bytes | str) -> Any:
     """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError: what is nested deeper than
     functions can follow, numbers that are infinite, none at all, or too large for a float."""

@@ -39,6 +39,7 @@ from holdfast.files import (
     is_number,
     is_whole,
     lock,
+    memory,
     read_json,
     read_whole,
     readable,
@@ -296,15 +297,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     write_atomically(path, _pack(tensors))
 
 
-def _most() -> int:
-    """Bytes of a file of tensors: what memory there is, and not what the file says it has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def read_tensors(path: Path) -> State:
     """Into memory, not mapped: the file may be deleted or replaced."""
     try:
-        return load(read_whole(path, _most()))
+        return load(read_whole(path, memory()))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:

@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
+from holdfast import session
 from holdfast.config import make_config, read_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.files import read_json
-from holdfast.report.gather import by_setting, read_cells
+from holdfast.report.gather import by_setting, not_begun, read_cells
+from holdfast.report.live import Lookout
 from holdfast.results import Run
+from holdfast.roster import read_availability
 from holdfast.rows import RowStore
 from holdfast.standing import standing
-from holdfast.store import Store
+from holdfast.store import Store, read_tensors, write_tensors
+from holdfast.sweep_folder import read_sweep
 from tests.test_session import begin
 
 QUICK = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -158,6 +164,54 @@ def test_rows_of_an_impossible_layout_are_one_line(run: Path, fields: Any) -> No
         rows.read(head[1]["rows/index"][:, 0])
 
 
+@pytest.mark.parametrize("change", ["no index", "no roster", "floats", "a far record", "a negative one", "reasons"])
+def test_a_committed_state_that_cannot_be_gone_on_from_is_one_line(run: Path, change: str) -> None:
+    (run / "result.json").unlink()
+    file = run / "state" / "000002.safetensors"
+    state = read_tensors(file)
+    index = state["rows/index"]
+    if change.startswith("no "):
+        del state["rows/index" if change == "no index" else "roster/banned"]
+    elif change == "reasons":
+        state["roster/reasons"] = torch.frombuffer(bytearray(b"[" * 100_000), dtype=torch.uint8)
+    elif change == "floats":
+        state["rows/index"] = index.double()
+    else:
+        index[0, 1] = 10**12 if change == "a far record" else -1
+    write_tensors(file, state)
+    with pytest.raises(RunError) as error:
+        session.resume(run)
+    one_line(error.value, "damaged")
+
+
+@pytest.mark.parametrize("failure", [{"round": 1e308}, {"round": "2"}, {"round": 1, "reason": ["x"]}], ids=str)
+def test_a_failure_in_no_round_is_one_line(run: Path, failure: dict[str, Any]) -> None:
+    (run / "result.json").unlink()
+    (run / "failure.json").write_text(json.dumps(failure))
+    with pytest.raises(RunError, match="failure.json is damaged"):
+        standing(run, "x")
+
+
+@pytest.mark.parametrize("cell", [
+    3, {}, {"label": 1, "folder": "a", "config": {}}, {"label": "a", "folder": ["a"], "config": {}},
+    {"label": "a", "folder": "../a", "config": {}}, {"label": "a", "folder": "a", "config": []},
+], ids=str)  # fmt: skip
+def test_a_sweep_of_no_cells_is_one_line(run: Path, cell: Any) -> None:
+    (run.parent / "sweep.json").write_text(json.dumps({"cells": [cell]}))
+    for read in (lambda: read_sweep(run.parent), lambda: not_begun(read_cells(run)), Lookout(run.parent).look):
+        with pytest.raises(RunError, match="sweep.json is damaged: it does not list the cells"):
+            read()
+
+
+@pytest.mark.parametrize("content", [b"\xff", DEEP, b'{"1": [[0, 1e999]]}', b'{"1": [[0, Infinity]]}', b'{"1": 3}', b'{"a": []}', b"[]"],
+                         ids=range(7))  # fmt: skip
+def test_an_availability_that_cannot_be_used_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_availability(str(tmp_path / "a.json"), 4)
+    one_line(error.value, "train.availability")
+
+
 JUNK = st.one_of(
     st.none(), st.booleans(), st.sampled_from([-1, 0, 3, 10**9, 10**30, 10**299, 1e308, -1e308, 0.5, 2.0]), st.text(max_size=4),
     st.sampled_from([[], {}, [[]], {"a": {}}, [None], {"1": 2}, "state/000001.safetensors", "\ud800", "a\0b", "9" * 40]),
@@ -213,6 +267,20 @@ def test_no_bytes_are_a_traceback_as_json(tmp_path_factory: pytest.TempPathFacto
             read_json(file)
         except HoldfastError as error:
             one_line(error, "any.json")
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=4), st.integers(0, 300))
+def test_no_bytes_are_a_traceback_as_tensors(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], kept: int) -> None:
+    content = bytearray(save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([True])}))
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    file = tmp_path_factory.getbasetemp() / "any.safetensors"
+    file.write_bytes(content[:kept])
+    try:
+        read_tensors(file)
+    except HoldfastError as error:
+        one_line(error, "any.safetensors cannot be read")
 
 
 # ---- TOML ----
