@@ -18,6 +18,7 @@ from holdfast.core.registry import Part, build, explain, setting
 from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
+from holdfast.files import read_toml
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
@@ -238,13 +239,11 @@ def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[st
     if file is not None:
         path = Path(file)
         try:
-            table = tomllib.loads(path.read_text())
+            table = read_toml(path)
         except FileNotFoundError:
             raise ConfigError(f"config file not found: {file}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"config file {file} cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"config file {file} is not valid TOML: {error}") from None
     for key, value in sorted(parse_changes(changes), key=lambda pair: rank(pair[0])):
         assign(table, key, value)
     return table
@@ -270,7 +269,7 @@ def parse_value(text: str) -> Any:
     """A TOML value where it is one, else the text itself, so that quotes are not needed."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast import detection, metrics
 from holdfast.attacks.adversary import Adversary
 from holdfast.config import Config, Parts, check_cohort
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.types import QUIET, ROOT, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
@@ -80,7 +80,7 @@ class Experiment:
         (state, ready), cell, server = self._restore(), self.cell, self.server
         if ready is not None:
             yield ready
-        result = self.store.read_json("result.json")
+        result = self.store.result()
         if result is not None:
             self.finished = result | {"run_dir": str(self.out)}
             return self.finished
@@ -230,8 +230,11 @@ class Experiment:
         head = self.store.head()
         if head is not None:
             self.cell.round, saved = head
-            self.roster.restore(saved)
-            self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
+            try:
+                self.roster.restore(saved)
+                self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+                raise RunError(f"{self.out}: the committed state of round {self.cell.round} is damaged ({error})") from None
             return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}, None
         if self.weights is not None:
             self.store.write_start(self.initial)

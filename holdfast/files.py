@@ -9,6 +9,8 @@ import json
 import math
 import os
 import platform
+import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,12 @@ from holdfast.core.errors import ConfigError, RunError, StoreError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 HOST = platform.node().partition(".")[0]
+_JSON = 1 << 28  # bytes that are read of a JSON file: a sweep of a hundred thousand cells has fewer
+_TOML = 1 << 24
+_PIECE = 1 << 20  # bytes that are read at a time
+_TOO_DEEP = "it is nested too deeply"
+_DEPTH = 64  # lists and objects within each other: a config has about six
+_DIGITS = 300  # of a whole number: all such are finite as floats
 
 
 def expand(path: str | Path, setting: str) -> Path:
@@ -137,7 +145,7 @@ _LOCKS: set[int] = set()  # handles of all locks that this process holds
 def read_json(path: Path) -> dict[str, Any] | None:
     """An object from a file; None when there is no such file."""
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_whole(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -145,6 +153,81 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise RunError(f"{path} cannot be read: it holds no object")
     return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file. What is wrong with it is a ValueError in one line, or an OSError where there is no such file."""
+    text = read_whole(path, _TOML, pipe=True).decode()  # UnicodeDecodeError is a ValueError
+    try:
+        return _shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid TOML: {_TOO_DEEP if isinstance(error, RecursionError) else error}") from None
+
+
+def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
+    """A file's content, and never more than so many bytes. A pipe or a device in its place would be waited for or never end: only what
+    somebody names by hand may be one."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK))
+    with open(handle, "rb", buffering=0) as file:
+        about = os.fstat(handle)
+        if stat.S_ISDIR(about.st_mode) or not (pipe or stat.S_ISREG(about.st_mode)):
+            raise ValueError("it is no file")
+        if about.st_size > most:
+            raise ValueError(f"it is longer than the {most:,} bytes that are read")
+        if stat.S_ISREG(about.st_mode):
+            return file.read(about.st_size)
+        content = b""
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > most:
+                raise ValueError(f"it is longer than the {most:,} bytes that are read")
+        return content
+
+
+def memory() -> int:
+    """Bytes that this machine has: the most that is read of a file of tensors, whatever length the file has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def parse_json(text: bytes | str) -> Any:
+    """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError: what is nested deeper than
+    functions can follow, numbers that are infinite, none at all, or too large for a float."""
+    try:
+        return _shallow(json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _shallow(content: Any) -> Any:
+    """The same, unless it is nested deeper than anything that is written here: later functions follow it level by level."""
+    layer = [content]
+    for _ in range(_DEPTH):
+        inner = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, (dict, list))]
+        layer = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        if not layer:
+            return content
+    raise ValueError(_TOO_DEEP)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return number
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
+def is_whole(value: Any, least: int = 0, most: int = 10**9) -> bool:
+    """A whole number in this range; a truth value is none."""
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from holdfast import __version__
 from holdfast.config import Config, Parts, completed, make_config
@@ -19,7 +21,7 @@ from holdfast.core.errors import ConfigError, RunError, UnknownPart
 from holdfast.core.registry import plugin_of
 from holdfast.data.federation import DataSettings
 from holdfast.experiment import Experiment
-from holdfast.files import read_json
+from holdfast.files import is_whole, read_json
 from holdfast.local.plan import Plan
 from holdfast.naming import agree, is_word, unnamed
 
@@ -37,10 +39,39 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest is None:
         raise ConfigError(f"no run in {folder}: it has no manifest.json")
     expected = {"config": dict, "plan": dict, "threads": int, "device": str, "label": str, "group": list, "partition": str, "initial": str}
-    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)]
-    if broken or manifest["plan"].keys() - Plan.__dataclass_fields__.keys():
-        raise RunError(f"{folder / 'manifest.json'} is damaged: '{broken[0] if broken else 'plan'}' cannot be read")
+    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)] or _broken(manifest)
+    if broken:
+        raise RunError(f"{folder / 'manifest.json'} is damaged: '{broken[0]}' cannot be read")
     return manifest
+
+
+def _broken(manifest: Mapping[str, Any]) -> list[str]:
+    """Which values of a manifest are not what is written there, where all are of the right type."""
+    config, malicious = manifest["config"], manifest.get("malicious")
+    sections = [config.get(name) for name in ("data", "train", "evaluate", "engine")]
+    sound = all(isinstance(section, dict) for section in sections) and is_whole(config["train"].get("rounds"), least=1)
+    sound = sound and type(config.get("seed")) is int and all(isinstance(config.get(name), (str, dict)) for name in ("method", "model"))
+    sound = sound and all(name in config and isinstance(config[name], (str, dict, type(None))) for name in ("aggregator", "attack"))
+    good = {
+        "config": sound and _are_words(config["evaluate"].get("metrics", [])),
+        "plan": not manifest["plan"].keys() - Plan.__dataclass_fields__.keys() and _is_plan(manifest["plan"]),
+        "threads": is_whole(manifest["threads"], least=1), "group": _are_words(manifest["group"]),
+        "malicious": isinstance(malicious, str) or isinstance(malicious, list) and all(map(is_whole, malicious)),
+        "plugins": _are_words(manifest.get("plugins", [])),
+    }  # fmt: skip
+    return [name for name, fits in good.items() if not fits]
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _is_plan(table: Mapping[str, Any]) -> bool:
+    try:
+        TypeAdapter(Plan).validate_json(json.dumps(table), strict=True)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:

@@ -177,8 +177,9 @@ def _of_score(name: str) -> str:
 
 
 def _rounds(store: Store, last: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    with progress("reading rounds", last) as advance:
-        for round in range(1, last + 1):
+    rounds = store.rounds(last)
+    with progress("reading rounds", len(rounds)) as advance:
+        for round in rounds:
             arrays = store.arrays(round)
             if arrays:
                 yield round, arrays

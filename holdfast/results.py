@@ -53,12 +53,11 @@ class Run:
     @property
     def round(self) -> int:
         """The last committed round."""
-        head = self.store.read_json("head.json")
-        return int(head["round"]) if head else 0
+        return self.store.round() or 0
 
     @property
     def final(self) -> dict[str, Any]:
-        result = self.store.read_json("result.json")
+        result = self.store.result()
         if result is None:
             again = f"holdfast resume {self.path}{plugin_options(self.manifest.get('plugins', []))}"
             raise RunError(f"{self.path} has not finished; `{again}` continues it")
@@ -175,7 +174,7 @@ class Run:
         """What the server half would send these clients now; `answer` replies to what it asks them first."""
         experiment, ctx = self._experiment, self._experiment.context()
         ctx = replace(ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort))  # drawn before this round's bans
-        experiment.meter.steps = (self.store.read_json(f"parts/{round:06d}.json") or {}).get("exchanges", 0)
+        experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
         steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
         while True:
             try:

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.types import State
+from holdfast.files import parse_json, read_whole
 
 Intervals = dict[int, list[tuple[int, int]]]
 
@@ -76,7 +77,7 @@ class Roster:
         }
 
     def restore(self, state: State) -> None:
-        reasons = json.loads(bytes(state["roster/reasons"].tolist()))
+        reasons = parse_json(bytes(state["roster/reasons"].tolist()))
         restored = dict(zip(state["roster/banned"].tolist(), reasons, strict=True))
         self.banned = {c: reason for c, reason in restored.items() if c not in self.pardoned} | self.banned
 
@@ -93,7 +94,7 @@ def read_availability(given: float | str | dict[str, list[tuple[int, int]]], cli
     """A probability, or per client the rounds [from, to) in which it is there; clients that are not named are always there."""
     if isinstance(given, str):
         try:
-            table = json.loads(Path(given).read_text())
+            table = parse_json(read_whole(Path(given)))
         except (OSError, ValueError) as error:
             raise ConfigError(f"train.availability: {given} cannot be read as JSON: {error}") from None
         if not isinstance(table, dict):

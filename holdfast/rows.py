@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.core.device import PINNED
 from holdfast.core.errors import RunError
 from holdfast.core.types import State
-from holdfast.files import read_json, readable, write_json
+from holdfast.files import is_whole, read_json, readable, write_json
 
 
 class _Column(NamedTuple):
@@ -37,7 +37,7 @@ class RowStore:
 
     def __init__(self, path: Path, index: Tensor | None = None):
         self.path, self.file = path, path / "records"
-        self.place: dict[int, int] = {} if index is None else dict(index.tolist())
+        self.place: dict[int, int] = {} if index is None else self._places(index)
         """The committed record of each client."""
         self.staged: dict[int, int] = {}
         """Records written since; they are read first."""
@@ -46,6 +46,15 @@ class RowStore:
         self._end = max(self.place.values(), default=-1) + 1
         self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
         self._columns: dict[str, _Column] = {}
+
+    def _places(self, index: Tensor) -> dict[int, int]:
+        """From a committed index; a record that is far beyond all others would make a list of what is free that fills the memory."""
+        if index.dtype != torch.int64 or index.ndim != 2 or index.shape[1] != 2:
+            raise RunError(f"{self.path}: the committed index of private rows is damaged")
+        place: dict[int, int] = dict(index.tolist())
+        if len(place) < len(index) or place and (min(place.values()) < 0 or max(place.values()) > 1000 + 8 * len(place)):
+            raise RunError(f"{self.path}: the committed index of private rows is damaged")
+        return place
 
     def begin(self) -> None:
         """Start a round afresh: what an unfinished one wrote is forgotten."""
@@ -144,9 +153,16 @@ class RowStore:
         if not self._columns:
             written = read_json(self.path / "fields.json")
             try:
-                self._columns = _lay_out({n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()})
-            except (AttributeError, KeyError, TypeError):
-                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read") from None
+                fields = {n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()}
+                sound = all(isinstance(dtype, torch.dtype) and all(map(is_whole, shape)) for dtype, shape in fields.values())
+                columns = _lay_out(fields) if sound else {}
+                sound = bool(columns) and max(column.stop for column in columns.values()) <= self.file.stat().st_size
+            except (AttributeError, KeyError, TypeError, OSError):
+                sound = False
+            if sound:
+                self._columns = columns
+            else:
+                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read")
         return self._columns
 
     def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:

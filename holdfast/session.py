@@ -64,7 +64,7 @@ def resume(
     say_torch(manifest.get("torch"), watch)
     experiment = Experiment(config_of(out, manifest, config), out, manifest["label"])
     check_same(experiment, manifest)
-    if experiment.store.read_json("result.json") is None:
+    if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:
         watch.say("a cell of a sweep, played on alone: on plan vmap its last bits, and those of the cells it was played with, may differ; "

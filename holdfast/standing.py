@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.core.blame import in_brackets, place_of
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.files import read_json, write_atomically, write_json
+from holdfast.files import is_whole, read_json, write_atomically, write_json
 from holdfast.store import Store
 
 FAILURE = "failure.json"
@@ -57,20 +57,21 @@ class Standing:
 
 
 def standing(path: Path, label: str) -> Standing:
-    result = read_json(path / "result.json")
+    store = Store(path)
+    result = store.result()
     if result is not None:
-        if broken := [name for name in ("final", "protocol") if not isinstance(result.get(name), dict)]:
-            raise RunError(f"{path / 'result.json'} is damaged: '{broken[0]}' cannot be read")
         result |= {"run_dir": str(path)}
         diverged = result["final"].get("diverged")
         if diverged is None:
             return Standing(label, path, "finished", result.get("rounds", 0), result=result)
-        part = read_json(path / "parts" / f"{diverged:06d}.json") or {}
+        part = store.part(diverged) or {}
         return Standing(label, path, "diverged", diverged, part.get("diverged"), result)
     failure = read_json(path / FAILURE)
     if failure is not None:
+        if not is_whole(failure.get("round", 0)) or not isinstance(failure.get("reason"), (str, type(None))):
+            raise RunError(f"{path / FAILURE} is damaged: it does not say in which round and why the run failed")
         return Standing(label, path, "failed", failure.get("round", 0), failure.get("reason"))
-    round = Store(path).round()
+    round = store.round()
     return Standing(label, path, "not begun" if round is None else "begun", round or 0)
 
 

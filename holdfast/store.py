@@ -21,6 +21,7 @@ and CephFS do; where locks are refused, so is the run."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,12 @@ from holdfast.core.errors import InUse, RunError
 from holdfast.core.types import State
 from holdfast.files import (
     as_json,
+    is_number,
+    is_whole,
     lock,
+    memory,
     read_json,
+    read_whole,
     readable,
     replace_file,
     sync,
@@ -163,18 +168,21 @@ class Store:
     def round(self) -> int | None:
         """The committed round; None when nothing was ever committed."""
         head = self.read_json("head.json")
-        if head is not None and not isinstance(head.get("round"), int):
-            raise RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file")
+        if head is not None and not is_whole(head.get("round")):
+            raise self._no_head()
         return None if head is None else head["round"]
+
+    def _no_head(self) -> RunError:
+        return RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file")
 
     def head(self) -> tuple[int, State] | None:
         """The committed round and its state; None when nothing was ever committed."""
         head = self.read_json("head.json")
         while head is not None:
+            if not is_whole(head.get("round")) or not re.fullmatch(r"state/\d{6,10}\.safetensors", str(head.get("state"))):
+                raise self._no_head()
             try:
-                return int(head["round"]), read_tensors(self.path / head["state"])
-            except (KeyError, TypeError, ValueError):
-                raise RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file") from None
+                return head["round"], read_tensors(self.path / head["state"])
             except FileNotFoundError:
                 newer = self.read_json("head.json")  # a reader without the lock may meet a commit
                 if newer == head:
@@ -184,14 +192,68 @@ class Store:
 
     def parts(self, last: int) -> list[dict[str, Any]]:
         """The metrics of the committed rounds."""
-        found = [read_json(self.path / "parts" / f"{r:06d}.json") for r in range(1, last + 1)]
+        found = [self.part(round) for round in self.rounds(last)]
         return [part for part in found if part is not None]
+
+    def rounds(self, last: int) -> list[int]:
+        """Those up to this one of which there is anything; what a head says alone could be a billion."""
+        names = {file.stem for file in (self.path / "parts").glob("[0-9]*.*")}
+        return sorted(int(name) for name in names if re.fullmatch(r"\d{6,10}", name) and 1 <= int(name) <= last)
+
+    def part(self, round: int) -> dict[str, Any] | None:
+        """The metrics of one round; None where there are none."""
+        file = self.path / "parts" / f"{round:06d}.json"
+        part = read_json(file)
+        if part is not None and (broken := _broken(part, round)):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return part
+
+    def result(self) -> dict[str, Any] | None:
+        """The final figures; None where the run is not finished."""
+        file = self.path / "result.json"
+        result = read_json(file)
+        if result is not None and (broken := _broken_result(result)):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return result
 
     def arrays(self, round: int) -> State:
         try:
             return read_tensors(self.path / "parts" / f"{round:06d}.safetensors")
         except FileNotFoundError:
             return {}
+
+
+def _broken(part: Mapping[str, Any], round: int) -> str | None:
+    """Which value of a round's part is not what is written there, if any."""
+    good = {"round": is_whole(part.get("round")) and part["round"] == round, "metrics": is_figures(part.get("metrics"))}
+    seconds = part.get("seconds", {})
+    good["seconds"] = isinstance(seconds, dict) and all(map(is_number, seconds.values()))
+    for name in ("banned", "rejected", "refused"):
+        told = part.get(name, {})
+        good[name] = isinstance(told, dict) and all(re.fullmatch(r"-?\d{1,9}", client) for client in told)
+    good |= {name: isinstance(part.get(name, []), list) for name in ("notes", "attack")}
+    good["exchanges"] = is_whole(part.get("exchanges", 0))
+    good["diverged"] = isinstance(part.get("diverged"), (str, type(None)))
+    return next((name for name, fits in good.items() if not fits), None)
+
+
+def _broken_result(result: Mapping[str, Any]) -> str | None:
+    """The same for a result."""
+    final, protocol = result.get("final"), result.get("protocol")
+    good = {"final": is_figures(final), "protocol": isinstance(protocol, dict), "rounds": is_whole(result.get("rounds", 0))}
+    if isinstance(final, dict):
+        good["diverged"] = final.get("diverged") is None or is_whole(final["diverged"])
+    if isinstance(protocol, dict):
+        lists = [protocol.get(name, []) for name in ("models", "metrics")]
+        good["protocol"] = isinstance(protocol.get("deployed"), (str, type(None))) and all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
+        )
+    return next((name for name in ("diverged", *good) if not good.get(name, True)), None)
+
+
+def is_figures(value: Any) -> bool:
+    """Numbers by name; what could not be measured is null."""
+    return isinstance(value, dict) and all(figure is None or is_number(figure) for figure in value.values())
 
 
 @dataclass(frozen=True)
@@ -238,8 +300,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_tensors(path: Path) -> State:
     """Into memory, not mapped: the file may be deleted or replaced."""
     try:
-        return load(path.read_bytes())
+        return load(read_whole(path, memory()))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
-from holdfast.manifest import folder_name, run_folders, with_parts
+from holdfast.manifest import folder_name, read_manifest, run_folders, with_parts
 from holdfast.naming import agree, unnamed
 from holdfast.standing import Standing, standing
 
@@ -162,14 +163,24 @@ def read_sweep(path: Path) -> list[tuple[str, Config]]:
     return cells
 
 
+def listed(path: Path) -> list[dict[str, Any]]:
+    """The cells of a sweep as it began: label, folder and plain config; none where there is no sweep."""
+    content = read_json(Path(path) / "sweep.json")
+    return [] if content is None else _listed(path, content)
+
+
 def _plugins(path: Path) -> list[str]:
-    manifests = [read_json(folder / "manifest.json") or {} for folder in run_folders(path)]
+    manifests = [read_manifest(folder) for folder in run_folders(path)]
     return sorted({file for manifest in manifests for file in manifest.get("plugins", [])})
 
 
 def _listed(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     cells = content.get("cells")
-    if not isinstance(cells, list) or any(not isinstance(cell, dict) or not {"label", "folder", "config"} <= cell.keys() for cell in cells):
+    expected = {"label": str, "folder": str, "config": dict}
+    if not isinstance(cells, list) or any(
+        not isinstance(cell, dict) or any(not isinstance(cell.get(name), kind) for name, kind in expected.items())
+        or not re.fullmatch(r"[^/\0]{1,255}", cell["folder"]) for cell in cells
+    ):  # fmt: skip
         raise RunError(f"{Path(path) / 'sweep.json'} is damaged: it does not list the cells")
     return cells
 

@@ -101,7 +101,7 @@ def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = N
 
 
 def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
-    from holdfast.files import read_json
+    from holdfast.store import Store
 
     console = to_stderr()
 
@@ -112,7 +112,7 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
         say("this run is finished already, and nothing is started; for another one move its folder away, or init a new federation")
     else:
         _bring_up(project, server_only, timeout, say)
-    result = read_json(project.run / "result.json")
+    result = Store(project.run).result()
     assert result is not None
     if as_json:
         print_json(result)

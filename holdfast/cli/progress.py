@@ -69,7 +69,7 @@ class Follow:
         if committed <= before:
             return
         self.done[id(experiment)] = committed
-        part = experiment.store.read_json(f"parts/{committed:06d}.json") or {}
+        part = experiment.store.part(committed) or {}
         accuracy = part.get("metrics", {}).get(self.metric)
         if accuracy is not None:
             self.accuracy[id(experiment)] = accuracy

@@ -7,7 +7,6 @@ environment holds here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import DataError
 from holdfast.data.layout import arrange, choose_test
-from holdfast.files import write_json
+from holdfast.files import parse_json, read_whole, write_json
 
 CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of what is not Parquet
 PATIENCE = 10.0  # seconds to wait for an answer
@@ -106,7 +105,7 @@ def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
 
 def _is_whole(target: Path) -> bool:
     try:
-        about = json.loads((target / WHOLE).read_text())
+        about = parse_json(read_whole(target / WHOLE))
         return all((target / name).is_file() for name in about["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

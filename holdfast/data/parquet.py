@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import DataError, suggest
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import find_splits
+from holdfast.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rows", "find_splits", "read_labels"]
 
+DENSEST = 100  # rows for each byte of a file: real samples need far more room than equal labels
 BUFFER = 1 << 20  # read ahead this much of a column, not a whole row group, which may be all of the file
 
 
@@ -65,8 +66,13 @@ class Rows:
         for column in columns:
             self.need(column)
         for path, file in zip(self.paths, self._files, strict=True):
+            found = 0
             with _readable(path):
-                yield from file.iter_batches(batch_size=size, columns=list(columns))
+                for batch in file.iter_batches(batch_size=size, columns=list(columns)):
+                    _check_indices(batch.columns)
+                    found += len(batch)
+                    yield batch
+            _check_rows(path, found, file.metadata.num_rows)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column whole."""
@@ -76,7 +82,10 @@ class Rows:
         pieces = []
         for path, file in zip(self.paths, self._files, strict=True):
             with _readable(path):
-                pieces += file.read(columns=[name]).column(0).chunks
+                read = file.read(columns=[name]).column(0)
+                _check_indices(read.chunks)
+            _check_rows(path, len(read), file.metadata.num_rows)
+            pieces += read.chunks
         return pa.chunked_array(pieces, type=self._files[0].schema_arrow.field(name).type)
 
     def place(self, row: int) -> str:
@@ -94,6 +103,7 @@ class Rows:
         for path in self.paths:
             with _readable(path):
                 files.append(pq.ParquetFile(path, buffer_size=BUFFER))
+                _check_count(path, files[-1].metadata)
             _check_names(path, files[-1].schema_arrow.names)
             _check_same(self.paths[0], files[0].schema_arrow, path, files[-1].schema_arrow)
         if not sum(file.metadata.num_rows for file in files):
@@ -113,17 +123,42 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, OverflowError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path} cannot be read as Parquet, fetch it again: {why}") from None
 
 
 def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
     try:
-        about = json.loads((schema.metadata or {})[b"huggingface"])
+        about = parse_json((schema.metadata or {})[b"huggingface"])
         return tuple(str(name) for name in about["info"]["features"][column]["names"])
     except (KeyError, TypeError, ValueError):
         return ()
+
+
+def _check_count(path: Path, about: pq.FileMetaData) -> None:
+    """Before any memory is taken for so many rows: runs of equal values let a few bytes claim any number."""
+    size = path.stat().st_size
+    if about.num_rows > DENSEST * size:
+        raise DataError(f"{path} claims to hold {about.num_rows:,} rows in {size:,} bytes; fetch it again")
+    _check_rows(path, sum(about.row_group(group).num_rows for group in range(about.num_row_groups)), about.num_rows)
+
+
+def _check_rows(path: Path, found: int, claimed: int) -> None:
+    if found != claimed:
+        raise DataError(f"{path} is damaged: it claims to hold {claimed:,} rows and has {found:,}; fetch it again")
+
+
+def _check_indices(arrays: Sequence[pa.Array]) -> None:
+    """Words are stored as places in a list; a place beyond its end is found by nobody but who uses it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for array in arrays:
+        if pa.types.is_dictionary(array.type):
+            ends = pc.min_max(array.indices).as_py()
+            if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(array.dictionary):
+                raise pa.ArrowInvalid(f"a value is number {ends['max']} of a list of {len(array.dictionary)}")
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

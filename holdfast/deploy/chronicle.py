@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from holdfast.core.errors import RunError
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Ledger
 from holdfast.experiment import Experiment
@@ -46,8 +47,7 @@ class Chronicle:
             self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
 
     def _committed(self) -> int:
-        head = self.store.read_json("head.json")
-        return int(head["round"]) if head else 0
+        return self.store.round() or 0
 
     def _judge(self, experiment: Experiment) -> None:
         """A pardon must be told before the run restores its own bans; a ban holds from the next cohort on."""
@@ -61,7 +61,9 @@ class Chronicle:
     def _tell(self, committed: int) -> None:
         assert self.ledger is not None
         for round in range(self.told + 1, committed + 1):
-            part, arrays = self.store.read_json(f"parts/{round:06d}.json") or {}, self.store.arrays(round)
+            part, arrays = self.store.part(round), self.store.arrays(round)
+            if part is None:  # what a head says alone may be a billion rounds, and each would become a line for good
+                raise RunError(f"{self.store.path} is damaged: parts/{round:06d}.json is missing, of a round that is committed")
             told = {e.client for e in self.ledger.of("ban") if e.round == round and e.what.get("run") == self.run}  # and then it was killed
             for client, reason in part.get("banned", {}).items():
                 if int(client) not in told:

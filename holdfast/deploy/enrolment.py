@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key, load_ssh_public_key
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, RunError
 from holdfast.deploy.ledger import Entry
 
 
@@ -24,9 +25,11 @@ def fingerprint_of(key: bytes | str) -> str:
     data = key.encode() if isinstance(key, str) else key
     try:
         loaded = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data.strip())
+        if not isinstance(loaded, ec.EllipticCurvePublicKey):
+            raise ValueError("nodes have keys of elliptic curves (ECDSA)")
         return hashlib.sha256(loaded.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"not a public key that can be read: {str(error)[:100]}") from None
+        raise ConfigError(f"not a public key that can be read: {' '.join(str(error).split())[:100]}") from None
 
 
 @dataclass
@@ -57,7 +60,11 @@ class Enrolment:
         if entry.client is None:
             return
         if entry.kind in ("enrol", "rotate"):
-            self._bind(entry.client, str(entry.what["key"]))
+            try:
+                self._bind(entry.client, str(entry.what["key"]))
+            except ConfigError as error:
+                who = f"line {entry.number + 1} enrols client {entry.client}"
+                raise RunError(f"the ledger is damaged: {who} with a key that is {error}") from None
         member = self.members.get(entry.client)
         if member is None:
             return

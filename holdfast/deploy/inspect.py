@@ -17,14 +17,14 @@ from holdfast.deploy.keys import expires, hosts_of
 from holdfast.deploy.ledger import Entry
 from holdfast.deploy.processes import Processes, in_use
 from holdfast.deploy.project import Project
-from holdfast.files import read_json
+from holdfast.store import Store
 
 
 def standing(project: Project) -> dict[str, Any]:
     """How the federation stands, for `status`."""
     ledger, running = project.ledger(), Processes(project.server / "flower", project.logs).alive()
     rounds = ledger.of("round")
-    result = read_json(project.run / "result.json")
+    result = Store(project.run).result()
     last = rounds[-1] if rounds else None
     who = Enrolment.of(ledger.entries)
     return {

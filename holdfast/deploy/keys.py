@@ -7,10 +7,12 @@ import datetime
 import ipaddress
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -24,8 +26,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.core.errors import ConfigError
+from holdfast.files import read_whole
 
 _CURVE = ec.SECP384R1()  # what Flower's node authentication takes
+_LARGEST = 1 << 20  # bytes of a key or a certificate
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -60,9 +64,7 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> None:
 def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825) -> None:
     """server.key and server.pem for these names and addresses, signed by the authority in the same folder. 127.0.0.1 and localhost are
     always among them: the proxy and SuperExec reach the SuperLink there."""
-    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    authority, signer = _read_certificate(folder / "ca.pem"), _read_key(folder / "ca.key", load_pem_private_key)
     key = ec.generate_private_key(_CURVE)
     names = [_alternative(host) for host in dict.fromkeys(["localhost", "127.0.0.1", *hosts])]
     certificate = (
@@ -88,11 +90,7 @@ def make_node_key(folder: Path, comment: str) -> str:
 
 def public_of(private: Path) -> str:
     """The public half of a node's key."""
-    try:
-        key = load_ssh_private_key(private.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{private} is no private key that can be read: {str(error)[:100]}") from None
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return _read_key(private, load_ssh_private_key).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def make_secret(path: Path) -> None:
@@ -106,10 +104,7 @@ def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
                          "server.pem": "remove server.pem and server.key, and new ones are made"}.items():  # fmt: skip
         if name == "server.pem" and not (folder / name).exists() and not (folder / "server.key").exists():
             make_server_certificate(folder, hosts)
-        try:
-            found = x509.load_pem_x509_certificate((folder / name).read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder / name} is no certificate that can be read: {str(error)[:100]}") from None
+        found = _read_certificate(folder / name)
         now = datetime.datetime.now(datetime.UTC)
         if now < found.not_valid_before_utc:
             raise ConfigError(f"{folder / name} is good from {found.not_valid_before_utc:%Y-%m-%d} on only: this machine's clock is wrong")
@@ -118,13 +113,38 @@ def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def expires(certificate: Path) -> datetime.datetime:
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return _read_certificate(certificate).not_valid_after_utc
 
 
 def hosts_of(certificate: Path) -> list[str]:
     """The names and addresses that a certificate is good for."""
-    found = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        found = _read_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        raise ConfigError(f"{certificate} is no certificate of a server: it names no host") from None
     return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(read_whole(file, _LARGEST))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is no certificate that can be read: {_short(error)}") from None
+
+
+def _read_key(file: Path, load: Callable[[bytes, bytes | None], Any]) -> ec.EllipticCurvePrivateKey:
+    """A private key of the kind that is made here; one with a password has nobody to type it in."""
+    try:
+        key = load(read_whole(file, _LARGEST), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} is no private key that can be read: {_short(error)}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is no private key that can be used: it is not of an elliptic curve (ECDSA)")
+    return key
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:100]
 
 
 def _named(name: str) -> x509.Name:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
-from holdfast.files import clean, readable, sync
+from holdfast.files import clean, is_number, is_whole, parse_json, readable, sync
 
 _START = "0" * 64
+_PIECE = 1 << 20  # bytes that are read at a time
+_LINE = 1 << 26  # bytes of one line: a round in which a million clients take part has fewer
 
 
 @dataclass(frozen=True)
@@ -84,20 +86,45 @@ class Ledger:
         size = os.fstat(file).st_size
         if size < self._read_to:
             raise RunError(f"{self.path} has become shorter: lines that were there are gone")
-        data = os.pread(file, size - self._read_to, self._read_to)
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            self.entries.append(self._checked(line))
-            self.head = hashlib.sha256(line).hexdigest()
-            self._read_to += len(line)
+        at, rest = self._read_to, b""
+        while piece := os.pread(file, min(_PIECE, size - at), at):
+            at += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                self._add(line + b"\n")
+            if len(rest) > _LINE:
+                raise RunError(f"{self.path} is damaged: line {len(self.entries) + 1} is longer than {_LINE:,} bytes")
+
+    def _add(self, line: bytes) -> None:
+        self.entries.append(self._checked(line))
+        self.head = hashlib.sha256(line).hexdigest()
+        self._read_to += len(line)
 
     def _checked(self, line: bytes) -> Entry:
         number = len(self.entries)
         try:
-            content = json.loads(line)
+            content = parse_json(line)
             before = content.pop("before")
             entry = Entry(**content)
+            _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise RunError(f"{self.path} is damaged: line {number + 1} is no entry") from None
         if before != self.head or entry.number != number:
             raise RunError(f"{self.path} is damaged: line {number + 1} does not follow the line before it; lines were changed or taken out")
         return entry
+
+
+def _check(entry: Entry) -> None:
+    """A ValueError or TypeError where it holds what nobody writes: the chain tells of changes only to who has written its head down."""
+    datetime.datetime.fromisoformat(entry.at)
+    numbers = all(value is None or is_whole(value) for value in (entry.client, entry.round))
+    if not numbers or not isinstance(entry.kind, str) or not isinstance(entry.what, dict):
+        raise ValueError("of another type")
+    if entry.kind in ("enrol", "rotate") and not isinstance(entry.what.get("key"), str):
+        raise ValueError("no key")
+    if any(not isinstance(entry.what.get(name, []), list) for name in ("took_part", "ids")):
+        raise ValueError("no list of clients")
+    if entry.kind == "missing" and not isinstance(entry.what.get("clients"), dict):
+        raise ValueError("nobody is missing")
+    if entry.kind == "round" and not (entry.what.get("accuracy") is None or is_number(entry.what["accuracy"])):
+        raise ValueError("no accuracy")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -109,7 +110,7 @@ class Node:
     def _note_data(self, digest: str) -> None:
         """More rows than before are welcome, but what was for testing may be for training now: that is said."""
         mark = self.folder / "data"
-        before = mark.read_text() if mark.exists() else digest
+        before = mark.read_text(errors="replace") if mark.exists() else digest
         if before != digest:
             print("this client's data has changed since the run began: rows may have moved from testing to training", file=sys.stderr)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -167,14 +168,14 @@ class Node:
         """The starts of the server that have asked, in order. A letter of one that was replaced may come late; it must not undo what
         was done since."""
         mark = self.folder / "attempt"
-        seen = mark.read_text().split() if mark.exists() else []
+        seen = mark.read_text(errors="replace").split() if mark.exists() else []
         if attempt in seen[:-1]:
             raise RunError("this request is of a server that was started again since; nothing is done")
         return seen
 
     def _versions(self) -> list[Version]:
-        rounds_and_steps = (file.stem.split("-") for file in self.folder.glob("[0-9]*-*.safetensors"))
-        return sorted((int(round), int(step)) for round, step in rounds_and_steps)
+        names = (re.fullmatch(r"(\d{6,10})-(\d{2,9})", file.stem) for file in self.folder.glob("[0-9]*-*.safetensors"))
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
 
     def _file(self, version: Version) -> Path:
         return self.folder / f"{version[0]:06d}-{version[1]:02d}.safetensors"

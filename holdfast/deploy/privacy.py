@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import setting
 from holdfast.core.types import UNDEFINED, Field, Schema
 from holdfast.engine.client import EVALUATE
-from holdfast.files import lock, read_json, unlock, write_json
+from holdfast.files import is_number, is_whole, lock, read_json, unlock, write_json
 
 _ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
 Releases = list[tuple[float, int]]
@@ -69,7 +69,12 @@ class Account:
     @property
     def releases(self) -> Releases:
         content = read_json(self.file)
-        return [] if content is None else [(float(multiplier), int(times)) for multiplier, times in content["releases"]]
+        if content is None:
+            return []
+        told = content.get("releases")
+        if not isinstance(told, list) or not all(isinstance(one, list) and len(one) == 2 and _is_release(*one) for one in told):
+            raise RunError(f"{self.file} is damaged: it does not say what was spent, and nothing leaves; bring it back from a copy")
+        return [(float(multiplier), times) for multiplier, times in told]
 
     def with_one(self, multiplier: float) -> Releases:
         before = self.releases
@@ -100,6 +105,10 @@ class Account:
             "participations": sum(times for _, times in releases), "delta": delta,
             "epsilon/participation": epsilon_of(last, delta), "epsilon/client": epsilon_of(releases, delta),
         }  # fmt: skip
+
+
+def _is_release(multiplier: Any, times: Any) -> bool:
+    return is_number(multiplier) and multiplier >= 0 and is_whole(times, least=1)
 
 
 class Guard:

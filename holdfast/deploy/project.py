@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,7 +24,7 @@ from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.privacy import PrivacySettings
-from holdfast.files import expand, write_atomically
+from holdfast.files import expand, read_toml, read_whole, write_atomically
 from holdfast.report.toml import to_toml
 
 _PRIVATE = 0o700
@@ -132,14 +131,14 @@ _WRITTEN_BY = {
 
 def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        table = read_toml(file)
         kind(**table)
     except FileNotFoundError:
         raise ConfigError(f"no {file.name} in {file.parent}; {_WRITTEN_BY[file.name]}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError(explain(error, kind, file.stem)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
     return table
 
 
@@ -152,10 +151,13 @@ def init(
     path = Path(path).absolute()
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; choose a new folder")
+    try:
+        text = _template("experiment.toml").replace("CLIENTS", str(clients)).encode() if experiment is None else read_whole(experiment)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{experiment} cannot be read: {error}") from None
     for folder in (path / "server", *(path / "nodes" / str(client) for client in range(clients))):
         folder.mkdir(parents=True, mode=_PRIVATE)
-    text = experiment.read_text() if experiment is not None else _template("experiment.toml").replace("CLIENTS", str(clients))
-    write_atomically(path / "experiment.toml", text.encode())
+    write_atomically(path / "experiment.toml", text)
     try:
         for plugin in plugins:
             _copy(plugin, path)

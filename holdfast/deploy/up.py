@@ -21,6 +21,7 @@ from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_
 from holdfast.deploy.project import Project, open_node
 from holdfast.deploy.trainer import socket_of
 from holdfast.files import read_json, write_json
+from holdfast.store import Store
 
 Say = Callable[[str], None]
 _LINK = "link"
@@ -102,6 +103,8 @@ class Up:
         between may leave one node that the SuperLink has and we do not."""
         file = self.project.server / "registered.json"
         known = read_json(file) or {}
+        if not all(isinstance(node, str) for node in known.values()):
+            raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
         who = Enrolment.of(self.ledger.entries)
         welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
         for fingerprint in [name for name, node in known.items() if node and name not in welcome]:
@@ -150,7 +153,7 @@ class Up:
                 raise RunError(f"the run stopped ({reason or why or status}); `holdfast federation {command} {self.project.path}` goes on")
             self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
         self._tell()
-        content = read_json(result)
+        content = Store(self.project.run).result()
         assert content is not None
         return content
 
@@ -241,11 +244,12 @@ class Up:
                 self.start_node(client)
 
     def _committed(self) -> int:
-        return int((read_json(self.project.run / "head.json") or {}).get("round", 0))
+        return Store(self.project.run).round() or 0
 
     def _reason(self) -> str | None:
         """What the ServerApp itself said why it stopped; nothing where it was killed."""
-        return (read_json(self.project.server / "stopped.json") or {}).get("reason")
+        reason = (read_json(self.project.server / "stopped.json") or {}).get("reason")
+        return None if reason is None else str(reason)
 
 
 def _client_of(name: str) -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
+from holdfast.files import memory, read_whole
 
 
 class Weights:
@@ -48,7 +49,7 @@ class Weights:
 
     def _read(self) -> dict[str, Tensor]:
         try:
-            content = Path(self.file).expanduser().read_bytes()
+            content = read_whole(Path(self.file).expanduser(), memory())
             self.digest = hashlib.sha256(content).hexdigest()
             return load(content)
         except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home

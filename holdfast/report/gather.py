@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.files import read_json
 from holdfast.manifest import run_folders
 from holdfast.results import Run, name_of
 from holdfast.standing import standing
+from holdfast.sweep_folder import listed
 from holdfast.tally import METRICS
 
 Points = list[tuple[int, float]]  # round, value
@@ -104,7 +104,7 @@ class Cell:
         return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
 
     def dots(self) -> list[Dot]:
-        deployed = f"accuracy/{self.protocol['deployed']}"
+        deployed = f"accuracy/{self.protocol.get('deployed')}"
         for part in reversed(self.parts):
             if part["metrics"].get("accuracy") is not None:
                 frame = self.run.clients(part["round"])
@@ -202,8 +202,7 @@ def _but_for_the_attack(cell: Cell) -> str:
 def not_begun(cells: Sequence[Cell]) -> int:
     """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed before their first round."""
     folder = cells[0].path.parent
-    content = read_json(folder / "sweep.json") or {}
-    return len([c for c in content.get("cells", []) if not (folder / c["folder"] / "manifest.json").exists()])
+    return len([c for c in listed(folder) if not (folder / c["folder"] / "manifest.json").exists()])
 
 
 def one_each(cells: Iterable[Cell]) -> list[Line]:

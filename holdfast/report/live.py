@@ -24,11 +24,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.files import read_json
 from holdfast.manifest import read_manifest, run_folders
 from holdfast.report.gather import read_cells
 from holdfast.report.page import MOST_TOGETHER, document, header, render, render_one
 from holdfast.standing import FAILURE, standing
+from holdfast.sweep_folder import listed
 
 HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
 _FRESH = 1.0  # seconds for which a look at the disk is good enough
@@ -102,8 +102,7 @@ class Lookout:
     def look(self) -> State:
         """From the small files that name what is committed; no tensors are read."""
         runs = {path: self._run(path) for path in run_folders(self.folder)}
-        cells = (read_json(self.folder / "sweep.json") or {}).get("cells", [])
-        unbegun = [path for cell in cells if (path := self.folder / cell["folder"]) not in runs]
+        unbegun = [path for cell in listed(self.folder) if (path := self.folder / cell["folder"]) not in runs]
         lost = sum((path / FAILURE).exists() for path in unbegun)
         told = [[path.name, run.status, run.round] for path, run in runs.items()]
         return State(

@@ -72,7 +72,10 @@ class Outcome:
     @cached_property
     def data(self) -> list[dict[str, Any]]:
         """What was used of each dataset; empty where nothing was played to the end."""
-        return list((read_json(self.path / "data.json") or {}).get("data", []))
+        found = (read_json(self.path / "data.json") or {}).get("data", [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise RunError(f"{self.path / 'data.json'} is damaged: 'data' cannot be read")
+        return found
 
     @property
     def missing(self) -> int:

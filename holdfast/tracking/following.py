@@ -159,7 +159,7 @@ class Tracking:
             self._later(told, name, partial(self._tell_end, told, name, final))
 
     def _tell_round(self, told: _Told, name: str, round: int) -> None:
-        part = told.experiment.store.read_json(f"parts/{round:06d}.json") or {}
+        part = told.experiment.store.part(round) or {}
         seconds = {f"seconds/{of}": value for of, value in part.get("seconds", {}).items()}
         told.trackers[name].round(round, numbers({**part.get("metrics", {}), **seconds}))
         self._note(told, name, round=round)
