@@ -392,15 +392,14 @@ def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> No
     assert len(_screened(nobody(schema, torch.float32), schema, {}, "train", None)) == 0
 
 
-@register("loss", "below-zero")
-class BelowZero(Part):
-    """A plug-in's loss: honest, and below 0."""
+def test_a_loss_of_ones_own_may_be_below_zero(tmp_path: Path, forget: None) -> None:
+    @register("loss", "below-zero")
+    class BelowZero(Part):
+        """A plug-in's loss: honest, and below 0."""
 
-    def __call__(self, net: Any, batch: Batch) -> torch.Tensor:
-        return F.cross_entropy(net(batch.x), batch.y, reduction="none") - 100
+        def __call__(self, net: Any, batch: Batch) -> torch.Tensor:
+            return F.cross_entropy(net(batch.x), batch.y, reduction="none") - 100
 
-
-def test_a_loss_of_ones_own_may_be_below_zero(tmp_path: Path) -> None:
     federate(write_config(tmp_path, "fedavg", rounds=1, train='loss = "below-zero"'), tmp_path / "fed")
     part = part_of(tmp_path / "fed", 1)
     assert part["refused"] == {} and -100 < part["metrics"]["loss/train"] < -90

@@ -192,13 +192,13 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
     runs: list[object], outcome: str, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it stops."""
-    up, left = Up(project, lambda line: None), list(runs)
+    up, left, finished = Up(project, lambda line: None), list(runs), {"final": {}, "protocol": {}}
     project.run.mkdir(parents=True, exist_ok=True)
 
     def one_run(end: float | None) -> tuple[str, str]:
         now = left.pop(0)
         if now == "done":
-            write_json(project.run / "result.json", {"said": now})
+            write_json(project.run / "result.json", finished)
         elif isinstance(now, int):
             write_json(project.run / "head.json", {"round": now})
         elif now is not None:
@@ -208,7 +208,7 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
     monkeypatch.setattr(up, "_one_run", one_run)
     monkeypatch.setattr(up, "_tell", lambda: None)
     if outcome == "done":
-        assert up.play() == {"said": "done"}
+        assert up.play() == finished
     else:
         with pytest.raises(RunError, match=outcome):
             up.play()
