@@ -178,7 +178,7 @@ def _best(ranked: Sequence[Line], crossing: Crossing) -> tuple[str, str]:
     if first.seeds == 1:
         doubt = " One seed each: the order may be luck."
     if not gap:
-        return first.label, f"{said}, exactly as {second.label} does.{tenth}"
+        return first.label, f"{said}, exactly as {second.label} does.{tenth}{doubt}"
     return first.label, f"{said}, {100 * gap:.1f} points more than {second.label}.{tenth}{doubt}"
 
 
