@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow lint bench browser clean
+.PHONY: demo test test-slow lint bench soak browser clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
@@ -29,6 +29,12 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/holdfast bench
+
+# Kills, freezes, cut connections, full disks and restarts of a run, a sweep and a federation: docs/reliability.md. Under an hour on two
+# quiet cores. SOAK="--seed 3 --kills 20 --only run" changes what is done; full disks need root, and are left out otherwise.
+SOAK ?=
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.soak $(SOAK)
 
 # For PNG figures of reports and for the tests that drive them; without it those tests are skipped.
 browser:

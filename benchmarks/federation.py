@@ -27,7 +27,7 @@ EXPERIMENT = """
 [data]
 name = "declared"
 clients = {nodes}
-options = {{ shape = [3, 32, 32], classes = 10, samples = "numbers", mean = [0.0], std = [1.0] }}
+options = {{ shape = [3, 32, 32], classes = 10, samples = "numbers", mean = [0.0], std = [1.0], most = 40 }}
 [model]
 name = "{model}"
 [method]

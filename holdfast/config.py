@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Part, build, explain, setting
+from holdfast.core.registry import INVALID, Part, build, explain, setting
 from holdfast.core.screen import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
-from holdfast.files import read_toml
+from holdfast.files import read_toml, shallow
 from holdfast.local.augment import Augment
 from holdfast.methods.base import Method
 from holdfast.models.network import Model
@@ -28,6 +28,8 @@ from holdfast.tally import Metric
 
 Chosen = Any
 """A part by name, by a table with a name, or the object itself."""
+
+_DEEPEST = 16  # sections within each other that a key may name
 
 Availability = float | str | dict[str, list[tuple[int, int]]]
 
@@ -195,7 +197,7 @@ class Parts(Section):
         )  # fmt: skip
         try:
             return cls(**found)
-        except ValidationError as error:  # an object of the wrong kind
+        except INVALID as error:  # an object of the wrong kind
             raise ConfigError(explain(error, cls, "")) from None
 
 
@@ -229,7 +231,7 @@ def make_config(table: Mapping[str, Any]) -> Config:
     """A config from plain tables; the first mistake is a one-line error that names the key."""
     try:
         return Config(**table)
-    except ValidationError as error:
+    except INVALID as error:
         raise ConfigError(explain(error, Config, "")) from None
 
 
@@ -268,7 +270,8 @@ def rank(path: str) -> tuple[int, bool]:
 def parse_value(text: str) -> Any:
     """A TOML value where it is one, else the text itself, so that quotes are not needed."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = shallow(tomllib.loads(f"value = {text}"))
+        return table["value"] if len(table) == 1 else text
     except (ValueError, RecursionError):
         return text
 
@@ -276,6 +279,8 @@ def parse_value(text: str) -> Any:
 def assign(table: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted key; a part given by its name alone becomes a table when one of its settings is set."""
     *folders, last = path.split(".")
+    if len(folders) > _DEEPEST:
+        raise ConfigError(f"--set {path[:60]}...: no setting lies so deep")
     for folder in folders:
         inner = table.get(folder)
         if isinstance(inner, str) and folder in PART_SECTIONS:

@@ -235,6 +235,7 @@ class Experiment:
                 self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
                 raise RunError(f"{self.out}: the committed state of round {self.cell.round} is damaged ({error})") from None
+            self.store.tidy(self.cell.round)  # a kill after the last commit may have left the state before it
             return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}, None
         if self.weights is not None:
             self.store.write_start(self.initial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -16,16 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import ConfigError, RunError, StoreError
+from holdfast.core.errors import ConfigError, RunError, StoreError, in_print
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 HOST = platform.node().partition(".")[0]
 _JSON = 1 << 28  # bytes that are read of a JSON file: a sweep of a hundred thousand cells has fewer
 _TOML = 1 << 24
+_LOG = 1 << 24  # bytes that are read of the end of a log
 _PIECE = 1 << 20  # bytes that are read at a time
 _TOO_DEEP = "it is nested too deeply"
 _DEPTH = 64  # lists and objects within each other: a config has about six
 _DIGITS = 300  # of a whole number: all such are finite as floats
+_LARGEST = 10**_DIGITS
 
 
 def expand(path: str | Path, setting: str) -> Path:
@@ -90,6 +93,24 @@ def write_beside(path: Path, content: bytes, durably: bool = False) -> Path:
             temporary.unlink(missing_ok=True)
             raise
     return temporary
+
+
+def remove_left_over(folder: Path) -> None:
+    """Temporary files of processes of this machine that were killed before they could rename them."""
+    for file in folder.glob(f".*.{HOST}.*.writing"):
+        pid = file.name.split(".")[-2]
+        if pid.isdecimal() and not _lives(int(pid)):
+            file.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def sync(path: Path) -> None:
@@ -159,9 +180,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a file. What is wrong with it is a ValueError in one line, or an OSError where there is no such file."""
     text = read_whole(path, _TOML, pipe=True).decode()  # UnicodeDecodeError is a ValueError
     try:
-        return _shallow(tomllib.loads(text))
+        return shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid TOML: {_TOO_DEEP if isinstance(error, RecursionError) else error}") from None
+        raise ValueError(f"not valid TOML: {_TOO_DEEP if isinstance(error, RecursionError) else in_print(str(error))[:200]}") from None
 
 
 def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
@@ -184,6 +205,22 @@ def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
         return content
 
 
+def digest_of_file(path: Path) -> str:
+    """The SHA-256 of a file, of which a piece at a time is in memory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise RunError(f"{path} cannot be read: it is no file")
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def last_lines(path: Path, lines: int) -> list[str]:
+    """The end of a log, which may have any length: not more of it is read than its last bytes."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG))
+        return file.read(_LOG).decode(errors="replace").splitlines()[-lines:]
+
+
 def memory() -> int:
     """Bytes that this machine has: the most that is read of a file of tensors, whatever length the file has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -193,17 +230,20 @@ def parse_json(text: bytes | str) -> Any:
     """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError: what is nested deeper than
     functions can follow, numbers that are infinite, none at all, or too large for a float."""
     try:
-        return _shallow(json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float))
+        return shallow(json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float))
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
-def _shallow(content: Any) -> Any:
-    """The same, unless it is nested deeper than anything that is written here: later functions follow it level by level."""
+def shallow(content: Any) -> Any:
+    """The same, unless it is nested deeper than anything that is written here, since later functions follow it level by level, or holds a
+    whole number that no float comes near."""
     layer = [content]
     for _ in range(_DEPTH):
+        if any(type(value) is int and abs(value) >= _LARGEST for value in layer):
+            raise ValueError(f"a number has more than {_DIGITS} digits")
         inner = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, (dict, list))]
-        layer = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        layer = [value for values in inner for value in values if isinstance(value, (dict, list, int))]
         if not layer:
             return content
     raise ValueError(_TOO_DEEP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.core.registry import parts
 from holdfast.naming import Numbers, numbered, spelt
 
 Table = dict[str, Any]
+MOST_CELLS = 100_000  # of a grid: a few lines of a file may ask for any number
 
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
@@ -46,6 +48,8 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
             raise ConfigError(f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}")
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
+    if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise ConfigError(f"sweep: {many:,} cells are more than the {MOST_CELLS:,} that one sweep may have; shorten its lists")
     cells = []
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))

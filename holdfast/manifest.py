@@ -6,11 +6,12 @@ import datetime
 import hashlib
 import json
 import platform
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from pydantic import TypeAdapter
@@ -24,6 +25,8 @@ from holdfast.experiment import Experiment
 from holdfast.files import is_whole, read_json
 from holdfast.local.plan import Plan
 from holdfast.naming import agree, is_word, unnamed
+
+_MANY = 4096  # threads or processes: more are a mistake of whoever wrote the number
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -53,25 +56,39 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
     sound = sound and type(config.get("seed")) is int and all(isinstance(config.get(name), (str, dict)) for name in ("method", "model"))
     sound = sound and all(name in config and isinstance(config[name], (str, dict, type(None))) for name in ("aggregator", "attack"))
     good = {
-        "config": sound and _are_words(config["evaluate"].get("metrics", [])),
-        "plan": not manifest["plan"].keys() - Plan.__dataclass_fields__.keys() and _is_plan(manifest["plan"]),
-        "threads": is_whole(manifest["threads"], least=1), "group": _are_words(manifest["group"]),
+        "config": sound and are_words(config["evaluate"].get("metrics", [])),
+        "plan": is_plan(manifest["plan"]), "threads": is_whole(manifest["threads"], least=1, most=_MANY),
+        "device": is_device(manifest["device"]), "group": are_words(manifest["group"]),
         "malicious": isinstance(malicious, str) or isinstance(malicious, list) and all(map(is_whole, malicious)),
-        "plugins": _are_words(manifest.get("plugins", [])),
+        "plugins": are_words(manifest.get("plugins", [])),
     }  # fmt: skip
     return [name for name, fits in good.items() if not fits]
 
 
-def _are_words(value: Any) -> bool:
+def are_words(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def _is_plan(table: Mapping[str, Any]) -> bool:
+def is_device(value: Any) -> bool:
+    """The name of one, whether it is here or not."""
+    return isinstance(value, str) and re.fullmatch(r"[\w:.-]{1,40}", value) is not None
+
+
+def are_terms(threads: Any, device: Any, torch: Any) -> bool:
+    """What the bits of experiments that are played together depend on besides their plans."""
+    return is_whole(threads, least=1, most=_MANY) and is_device(device) and isinstance(torch, str)
+
+
+def is_plan(table: Any) -> bool:
+    """Whether a table from a file is a plan that can be followed: so many rows and processes are asked of the machine."""
+    if not isinstance(table, Mapping) or table.keys() - Plan.__dataclass_fields__.keys():
+        return False
     try:
-        TypeAdapter(Plan).validate_json(json.dumps(table), strict=True)
+        plan = TypeAdapter(Plan).validate_json(json.dumps(table), strict=True)
     except (ValueError, TypeError):
         return False
-    return True
+    counts = [plan.rows, *plan.sizes, *([] if plan.stack is None else [plan.stack])]
+    return all(is_whole(count, least=1, most=2**40) for count in counts) and is_whole(plan.workers, least=1, most=_MANY)
 
 
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:

@@ -18,6 +18,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import plugin_options
 from holdfast.core.screen import screen
 from holdfast.core.types import Exchange, State, Uplink
+from holdfast.damage import using_committed
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import Job, perform_personal
 from holdfast.engine.simulator import Call, Simulator
@@ -72,23 +73,14 @@ class Run:
     def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
         """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
         samples, whether it was in the cohort. `late`: the clients that `data.held_out` keeps out of training."""
-        arrays, of = self.store.arrays(self.round if round is None else round), "late" if late else "evaluate"
+        round = self.round if round is None else round
+        arrays, of = self.store.arrays(round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
-            raise ConfigError(f"{self.path}: round {self.round if round is None else round} was not evaluated")
+            raise ConfigError(f"{self.path}: round {round} was not evaluated")
         if f"{of}/ids" not in arrays:
             raise ConfigError(f"{self.path}: no client was held out; set data.held_out")
-        frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
-        total = arrays[f"{of}/test/total"]
-        frame["samples"] = total.long().tolist()
-        for name, value in arrays.items():
-            model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
-            if not name.startswith(f"{of}/test/"):
-                continue
-            if figure == "correct":
-                frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()
-            elif figure in METRICS:
-                frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
-        return frame
+        with using_committed(self.path, round):
+            return _clients_of(arrays, of)
 
     @property
     def tables(self) -> dict[str, str]:
@@ -97,7 +89,8 @@ class Run:
 
     def table(self, name: str) -> pd.DataFrame:
         """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also `other`, the column's client."""
-        return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
+        with using_committed(self.path, self.round):
+            return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
 
     def malicious(self, round: int | None = None) -> list[int]:
         """Who attacked; where the set is redrawn, in a round, by default the last."""
@@ -134,7 +127,8 @@ class Run:
             raise ConfigError(f"client: there are clients 0 to {clients - 1}, got {client}")
         while True:
             round, saved = self._head()
-            vector = self._vector(round, saved, client, kind)
+            with using_committed(self.path, round):
+                vector = self._vector(round, saved, client, kind)
             if self.round == round:  # else a commit came between, and a row that was read may be newer than the state
                 return vector
 
@@ -207,16 +201,35 @@ class Run:
                 raise ConfigError(f"customise: {next(iter(up.refused.values()))}")
             return up
 
-        sent = self._delivered(round, state, newcomer, reply)
-        return experiment.network.load(cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)).eval()
+        with using_committed(self.path, round):
+            sent = self._delivered(round, state, newcomer, reply)
+            return experiment.network.load(cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)).eval()
 
     def pooled(self) -> State:
         """The server's state, which must hold the pools that a late joiner's model is made of."""
-        state = self._restored(*self._head())
+        round, saved = self._head()
+        with using_committed(self.path, round):
+            state = self._restored(round, saved)
         if "pool/ids" not in state:
             raise ConfigError(f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
                               "a run of fedcap with customise = true does")  # fmt: skip
         return state
+
+
+def _clients_of(arrays: State, of: str) -> pd.DataFrame:
+    """One row for each evaluated client of a round's arrays."""
+    frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
+    total = arrays[f"{of}/test/total"]
+    frame["samples"] = total.long().tolist()
+    for name, value in arrays.items():
+        model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
+        if not name.startswith(f"{of}/test/"):
+            continue
+        if figure == "correct":
+            frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()
+        elif figure in METRICS:
+            frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
+    return frame
 
 
 def load(pattern: str | Path) -> pd.DataFrame:

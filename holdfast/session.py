@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.config import Config
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import load_plugin
+from holdfast.damage import damage
 from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
 from holdfast.experiment import Experiment
 from holdfast.local.plan import Plan
@@ -75,10 +76,14 @@ def resume(
 
 
 def _play_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: Watch) -> dict[str, Any]:
+    before = experiment.store.round()
     (player,) = play_together([experiment], terms, engine, watch, contain=False)
-    if player.error is not None:
+    if player.error is None:
+        return player.result
+    damaged = None if before is None or experiment.store.round() != before else damage(experiment.out, before, player.error)
+    if damaged is None:
         raise player.error
-    return player.result
+    raise damaged from player.error  # before anything else was committed: what it was resumed from is at fault
 
 
 def _refuse_taken(out: Path) -> None:

@@ -6,7 +6,8 @@ loses its power may lose or garble what was prepared and not yet sealed, and no 
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
     start.safetensors            the start model, where it came from a file: nothing says that the file will still be there
-    head.json                    the committed round and its state file: the rename of this file is the commit
+    head.json                    the committed round and its state file: the rename of this file is the commit; in a federation also how
+                                 long its ledger was then, and its head
     state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
     rows/records                 private client rows, one record each; rows/fields.json says what a record holds
     parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from holdfast.core.errors import InUse, RunError
+from holdfast.core.errors import InUse, RunError, in_print
 from holdfast.core.types import State
 from holdfast.files import (
     as_json,
+    digest_of_file,
     is_number,
     is_whole,
     lock,
@@ -65,6 +67,8 @@ class Store:
         self._lock: int | None = None
         self._unsynced: set[Path] = set()
         self._next: Path | None = None  # the head that is about to be
+        self.also: Callable[[], Mapping[str, Any]] = dict
+        """What the head file says besides, when it is written: a federation names its ledger there."""
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
@@ -117,7 +121,7 @@ class Store:
         content = {
             f"parts/{name}.safetensors": _pack(arrays),
             f"parts/{name}.json": as_json(part),
-            f"state/{name}.safetensors": _pack({**state, "rows/index": rows.index()}),
+            self.state_file(round): _pack({**state, "rows/index": rows.index()}),
         }
         for file, written in content.items():
             path = self.path / file
@@ -141,8 +145,20 @@ class Store:
         self._unsynced = set()
 
     def write_head(self, round: int) -> None:
-        self._next = write_beside(self.path / "head.json", as_json({"round": round, "state": f"state/{round:06d}.safetensors"}))
+        head = {"round": round, "state": self.state_file(round), **self.also()}
+        self._next = write_beside(self.path / "head.json", as_json(head))
         self._unsynced.add(self._next)
+
+    @staticmethod
+    def state_file(round: int) -> str:
+        return f"state/{round:06d}.safetensors"
+
+    def digest(self, round: int) -> str | None:
+        """The SHA-256 of the state file of a round, as `sha256sum` prints it; None where it is gone, as those of earlier rounds are."""
+        try:
+            return digest_of_file(self.path / self.state_file(round))
+        except FileNotFoundError:
+            return None
 
     def seal(self, round: int) -> None:
         """Until this rename the previous round is the truth; after it, this one."""
@@ -217,10 +233,14 @@ class Store:
         return result
 
     def arrays(self, round: int) -> State:
+        file = self.path / "parts" / f"{round:06d}.safetensors"
         try:
-            return read_tensors(self.path / "parts" / f"{round:06d}.safetensors")
+            arrays = read_tensors(file)
         except FileNotFoundError:
             return {}
+        if broken := _broken_arrays(arrays):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return arrays
 
 
 def _broken(part: Mapping[str, Any], round: int) -> str | None:
@@ -235,6 +255,17 @@ def _broken(part: Mapping[str, Any], round: int) -> str | None:
     good["exchanges"] = is_whole(part.get("exchanges", 0))
     good["diverged"] = isinstance(part.get("diverged"), (str, type(None)))
     return next((name for name, fits in good.items() if not fits), None)
+
+
+def _broken_arrays(arrays: State) -> str | None:
+    """The same for its arrays: ids are ids, and of evaluated clients each array has a row for every one."""
+    for name, value in arrays.items():
+        of, _, _ = name.partition("/")
+        ids = arrays.get(f"{of}/ids", value) if of in ("evaluate", "late") else value
+        listed = name in ("cohort", "took_part", "malicious", "verdict/ids", "evaluate/ids", "late/ids")
+        if value.is_complex() or listed and (value.dtype != torch.int64 or value.ndim != 1) or value.shape[:1] != ids.shape[:1]:
+            return name
+    return None
 
 
 def _broken_result(result: Mapping[str, Any]) -> str | None:
@@ -304,4 +335,4 @@ def read_tensors(path: Path) -> State:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
+        raise RunError(f"{path} cannot be read: {in_print(str(error))[:300]}") from None

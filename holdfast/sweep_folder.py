@@ -23,7 +23,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.grid import flatten
 from holdfast.local.plan import Plan
-from holdfast.manifest import folder_name, read_manifest, run_folders, with_parts
+from holdfast.manifest import are_terms, are_words, folder_name, is_plan, read_manifest, run_folders, with_parts
 from holdfast.naming import agree, unnamed
 from holdfast.standing import Standing, standing
 
@@ -94,13 +94,18 @@ class SweepFolder:
         found = []
         for file in sorted((self.path / "groups").glob("*.json")):
             content = read_json(file) or {}
-            try:
-                plans = tuple(Plan(**plan) for plan in content["plans"])
-                group = Group(tuple(content["cells"]), plans, int(content["threads"]), str(content["device"]), str(content["torch"]))
-            except (KeyError, TypeError, ValueError):
-                raise RunError(f"{file} is damaged: it does not say on what terms its cells began") from None
-            found.append(group)
+            if not self._is_group(content):
+                raise RunError(f"{file} is damaged: it does not say on what terms cells of this sweep began")
+            plans = tuple(Plan(**plan) for plan in content["plans"])
+            found.append(Group(tuple(content["cells"]), plans, content["threads"], content["device"], content["torch"]))
         return found
+
+    def _is_group(self, content: dict[str, Any]) -> bool:
+        cells, plans = content.get("cells"), content.get("plans")
+        if not are_words(cells) or not isinstance(plans, list) or not 0 < len(plans) == len(cells):
+            return False
+        known = {place.path.name for place in self.cells}.issuperset(cells)
+        return known and all(map(is_plan, plans)) and are_terms(content.get("threads"), content.get("device"), content.get("torch"))
 
     def write_group(self, group: Group) -> None:
         with self.claim(), readable(self.path):

@@ -205,13 +205,13 @@ def _write_trials(
             figures = [accuracy, loss] if accuracy >= 0 else ["", ""]
             tried = [settings.get(path, "") for path in paths]
             out.writerow([contender.label, *tried, *figures, int(place == best), standing.words, f"trials/{standing.path.name}"])
-    write_atomically(file, text.getvalue().encode())
+    write_atomically(file, text.getvalue().encode(errors="replace"))
 
 
 def _write_config(file: Path, table: Settings) -> None:
     """Nothing where the config holds objects of the Python program that has called this: TOML has no word for them."""
     try:
-        write_atomically(file, as_text(table).encode())
+        write_atomically(file, as_text(table).encode(errors="replace"))
     except TypeError:
         return
 

@@ -4,17 +4,15 @@ Kept cases first; then what Hypothesis makes of the files of a real run, one of 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -30,21 +28,16 @@ from holdfast.rows import RowStore
 from holdfast.standing import standing
 from holdfast.store import Store, read_tensors, write_tensors
 from holdfast.sweep_folder import read_sweep
+from tests.bad_bytes import DEEP, broken, budget, one_line
 from tests.test_session import begin
 
-QUICK = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+QUICK = budget(60)
 NO_JSON = {
     "nothing": b"", "a list": b"[]", "not UTF-8": b"\xff\xfe{}", "deep": DEEP, "deep lists": b"[" * 500 + b"]" * 500,
     "within what json follows": b'{"a":' * 200 + b"1" + b"}" * 200, "NaN": b'{"round": NaN}', "infinity": b'{"round": -Infinity}',
     "an infinite exponent": b'{"round": 1e999}', "many digits": b'{"round": ' + b"9" * 1000 + b"}", "too many digits": b"9" * 10_000,
     "a zero byte": b'{"round"\0: 1}', "half": b'{"round": 1, "sta',
 }  # fmt: skip
-
-
-def one_line(error: HoldfastError, *said: str) -> None:
-    assert "\n" not in str(error) and len(str(error)) < 1000
-    assert all(word in str(error) for word in said), str(error)
 
 
 @pytest.mark.parametrize("content", NO_JSON.values(), ids=NO_JSON)
@@ -212,35 +205,6 @@ def test_an_availability_that_cannot_be_used_is_one_line(tmp_path: Path, content
     one_line(error.value, "train.availability")
 
 
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.sampled_from([-1, 0, 3, 10**9, 10**30, 10**299, 1e308, -1e308, 0.5, 2.0]), st.text(max_size=4),
-    st.sampled_from([[], {}, [[]], {"a": {}}, [None], {"1": 2}, "state/000001.safetensors", "\ud800", "a\0b", "9" * 40]),
-)  # fmt: skip
-
-
-def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where there is a value, at any depth."""
-    yield before
-    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in inner:
-        yield from places(value, (*before, key))
-
-
-@st.composite
-def broken(draw: st.DrawFn, content: Any) -> Any:
-    """The same with one value replaced or taken out."""
-    place = draw(st.sampled_from(list(places(content))[1:]))
-    content = copy.deepcopy(content)
-    inner = content
-    for key in place[:-1]:
-        inner = inner[key]
-    if isinstance(inner, dict) and draw(st.integers(0, 3)) == 0:
-        del inner[place[-1]]
-    else:
-        inner[place[-1]] = draw(JUNK)
-    return content
-
-
 @pytest.mark.parametrize("name", ["head.json", "parts/000002.json", "result.json", "manifest.json", "rows/fields.json"])
 def test_no_single_broken_value_of_a_run_directory_is_a_traceback(run: Path, name: str) -> None:
     good = json.loads((run / name).read_text())
@@ -288,7 +252,7 @@ def test_no_bytes_are_a_traceback_as_tensors(tmp_path_factory: pytest.TempPathFa
 NO_TOML = {
     "not UTF-8": b'seed = 1\nname = "\xff"\n', "deep": b"a = " + b"[" * 100_000, "deep by dots": b".".join([b"a"] * 5000) + b" = 1",
     "deep tables": b"a = " + b"{a = " * 300 + b"1" + b"}" * 300, "many digits": b"seed = " + b"9" * 10_000, "half": b'name = "x',
-    "a zero byte": b"a = 1\0", "a date that is none": b"a = 2020-13-45",
+    "a number of 361 digits": b"[data]\nclients = 0x" + b"f" * 300, "a zero byte": b"a = 1\0", "a date that is none": b"a = 2020-13-45",
 }  # fmt: skip
 
 

@@ -197,6 +197,26 @@ def test_killed_in_the_middle_of_writing_rows(tmp_path: Path, monkeypatch: pytes
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
+def test_killed_after_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the state of the round before was removed: no later commit does it."""
+
+    def work() -> None:
+        tidy = Store.tidy
+
+        def strike(self: Store, round: int) -> None:
+            if round == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            tidy(self, round)
+
+        monkeypatch.setattr(Store, "tidy", strike)
+        begin(config(), tmp_path / "cut")
+
+    assert was_killed(in_child(work)) and Run(tmp_path / "cut").round == 3
+    resume(tmp_path / "cut", monkeypatch)
+    assert (tmp_path / "cut" / "result.json").exists()
+    assert [file.name for file in (tmp_path / "cut" / "state").iterdir()] == ["000003.safetensors"]
+
+
 def test_killed_twice_in_the_same_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = config(plan="vmap")
     begin(given, tmp_path / "whole")

@@ -1,5 +1,5 @@
 """The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, plans.py, data.py, diagnose.py,
-compare.py, tune.py, parts.py, reproduce.py, federation.py, late.py and more.py.
+compare.py, tune.py, parts.py, reproduce.py, federation.py, federation_clients.py, late.py and more.py.
 
 Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
 
@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 
 import typer
 
-from holdfast.cli import compare, data, diagnose, federation, late, more, parts, plans, reproduce, runs, sweeps, tune
+from holdfast.cli import compare, data, diagnose, federation, federation_clients, late, more, parts, plans, reproduce, runs, sweeps, tune
 from holdfast.cli.app import app, complain
 from holdfast.core.errors import HoldfastError, RunError
 
 __all__ = [
-    "app", "compare", "data", "diagnose", "federation", "late", "main", "more", "parts", "plans", "reproduce", "runs", "sweeps", "tune",
+    "app", "compare", "data", "diagnose", "federation", "federation_clients", "late", "main", "more", "parts", "plans", "reproduce",
+    "runs", "sweeps", "tune",
 ]  # fmt: skip
 
 
@@ -30,6 +31,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(args: Sequence[str] | None) -> int:
+    for name in ("COLUMNS", "LINES"):  # Rich reads any digit of Unicode as a number, and then stumbles
+        if not os.environ.get(name, "").isascii():
+            del os.environ[name]
     try:
         answer = app(args=None if args is None else list(args), prog_name="holdfast", standalone_mode=False)
         return answer if isinstance(answer, int) else 0

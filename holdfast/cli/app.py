@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +48,6 @@ Track = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable.")
 ]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours and moves of the cursor; titles and links
 
 
 def _print_version(asked: bool) -> None:
@@ -67,18 +65,13 @@ def root(
 
 def complain(text: str) -> int:
     """One line on stderr; the exit code that goes with it."""
-    print("error: " + " ".join(shown(text).split()), file=sys.stderr)
+    print("error: " + " ".join(in_print(text).split()), file=sys.stderr)
     return 2
-
-
-def shown(said: str) -> str:
-    """Words that may come from a node, a ledger or any other file, on one line, without what a terminal would obey."""
-    return in_print(_SEQUENCE.sub("", said))
 
 
 def cell(said: str) -> Text:
     """The same for Rich's tables, which read a bare string as markup: one from outside could plant links, or end in a traceback."""
-    return Text(shown(said))
+    return Text(in_print(said))
 
 
 def print_line(console: Console, said: str) -> None:

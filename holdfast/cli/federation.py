@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, Plugins, app, cell, print_json, print_line, shown, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, cell, print_json, print_line, to_stderr, to_stdout
 from holdfast.cli.runs import diverged
-from holdfast.core.errors import ConfigError, suggest
+from holdfast.core.errors import ConfigError, in_print, suggest
 
 if TYPE_CHECKING:
-    from holdfast.deploy.inspect import Check
+    from holdfast.deploy.check import Check
     from holdfast.deploy.project import Project
 
 federation = typer.Typer(
@@ -26,24 +26,22 @@ federation = typer.Typer(
 app.add_typer(federation)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
-Client = Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", show_default=False)]
-Reason = Annotated[str, typer.Option("--reason", help="Written into the ledger.", show_default=False)]
 Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds until it stops; `resume` goes on.", show_default=False)]
 ServerOnly = Annotated[bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")]
 
 
-def _opened(folder: Path) -> Project:
-    _need_flower()
+def opened(folder: Path) -> Project:
+    need_flower()
     from holdfast.deploy.project import open_project
 
     return open_project(folder)
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
     """First of all in a command: most of holdfast.deploy cannot even be imported without it."""
-    from holdfast.deploy import need_flower
+    from holdfast import deploy
 
-    need_flower()
+    deploy.need_flower()
 
 
 @federation.command()
@@ -54,22 +52,27 @@ def init(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")] = 8443,
     experiment: Annotated[Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")] = None,
     plugin: Plugins = None,
+    no_node_keys: Annotated[bool, typer.Option("--no-node-keys", help="Make no private keys here: every node makes its own.")] = False,
 ) -> None:
     """Write a ready federation: config, certificates, node keys, and a README with the operator's commands.
 
     \b
     Examples:
       holdfast federation init ward --clients 4
+      holdfast federation init ward --clients 4 --no-node-keys
       holdfast federation init ward --clients 12 --host fl.example.org --experiment experiment.toml
     """
-    _need_flower()
+    need_flower()
     from holdfast.deploy.project import init as write
 
     if experiment is not None and not experiment.exists():
         raise ConfigError(f"--experiment: there is no file {experiment}")
-    project = write(folder, clients, host or [], port, experiment, plugin or [])
+    project = write(folder, clients, host or [], port, experiment, plugin or [], node_keys=not no_node_keys)
     console = to_stdout()
     print_line(console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}")
+    if no_node_keys:
+        print_line(console, "on each node    holdfast federation key FOLDER --client CLIENT")
+        print_line(console, f"then, here      holdfast federation enrol {folder} CLIENT --key FILE.pub")
     print_line(console, f"next            holdfast federation up {folder}")
     print_line(console, f"what is what    {folder / 'README.md'}")
 
@@ -83,7 +86,7 @@ def up(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None,
       holdfast federation up ward
       holdfast federation up ward --server-only
     """
-    return _play(_opened(folder), server_only, timeout, as_json)
+    return _play(opened(folder), server_only, timeout, as_json)
 
 
 @federation.command()
@@ -94,15 +97,17 @@ def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = N
     Example:
       holdfast federation resume ward
     """
-    project = _opened(folder)
+    project = opened(folder)
     if not (project.run / "head.json").exists():
         raise ConfigError(f"{folder} has no run to continue yet; `holdfast federation up {folder}` begins one")
     return _play(project, server_only, timeout, as_json)
 
 
 def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
+    from holdfast.deploy.inspect import examined
     from holdfast.store import Store
 
+    examined(project).require()
     console = to_stderr()
 
     def say(line: str) -> None:
@@ -128,6 +133,7 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
     from holdfast.deploy.enrolment import Enrolment
     from holdfast.deploy.up import Up
 
+    project.check_experiment()
     console, many = to_stderr(), len(Enrolment.of(project.ledger().entries).welcome)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
@@ -152,8 +158,8 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
     Example:
       holdfast federation node nodes/3
     """
-    _need_flower()
-    from holdfast.deploy.up import keep_node
+    need_flower()
+    from holdfast.deploy.node_processes import keep_node
 
     console = to_stderr()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in `up`
@@ -172,10 +178,10 @@ def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The 
     Example:
       holdfast federation check-node nodes/3
     """
-    _need_flower()
+    need_flower()
     from holdfast.deploy.node_check import examine_node
 
-    return _show(list(examine_node(folder)), as_json)
+    return show_checks(list(examine_node(folder)), as_json)
 
 
 @federation.command()
@@ -187,7 +193,7 @@ def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The nod
       holdfast federation privacy nodes/3
       holdfast federation privacy nodes/3 --json
     """
-    _need_flower()
+    need_flower()
     from holdfast.deploy.privacy import Account
     from holdfast.deploy.project import open_node
 
@@ -209,7 +215,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example:
       holdfast federation status ward
     """
-    project = _opened(folder)
+    project = opened(folder)
     from holdfast.deploy.inspect import standing
 
     found = standing(project)
@@ -219,10 +225,11 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     console = to_stdout()
     state = "finished" if found["finished"] else "up" if found["up"] else "stopped"
     accuracy = "" if found["accuracy"] is None else f", accuracy {found['accuracy']:.3f}"
+    paused = "".join(f"; client {client} does not answer and is paused until round {until}" for client, until in found["paused"].items())
     for name, said in {
         "state": f"{state} ({found['processes']} processes)", "round": f"{found['round']}{accuracy}", "nodes join at": found["address"],
-        "clients": f"{found['clients']}, {len(found['banned'])} banned", "ledger": f"{found['entries']} entries, head {found['head']}",
-        "run": found["run"],
+        "clients": f"{found['clients']}, {len(found['banned'])} banned{paused}",
+        "ledger": f"{found['entries']} entries, head {found['head']}", "run": found["run"],
     }.items():  # fmt: skip
         print_line(console, f"{name:<15} {said}")
 
@@ -237,7 +244,7 @@ def clients(folder: Folder, as_json: AsJson = False) -> None:
     """
     from rich.table import Table
 
-    project = _opened(folder)
+    project = opened(folder)
     from holdfast.deploy.inspect import clients as everybody
 
     rows = everybody(project)
@@ -269,99 +276,18 @@ def logs(
       holdfast federation logs ward
       holdfast federation logs ward node3 --lines 100
     """
-    project = _opened(folder)
+    project = opened(folder)
     from holdfast.deploy.inspect import logs as files
+    from holdfast.files import last_lines
 
     found = files(project)
     if name is None:
         for known, file in found.items():
-            print(f"{shown(known):<24} {file.stat().st_size:>10,} bytes")
+            print(f"{in_print(known):<24} {file.stat().st_size:>10,} bytes")
         return
     if name not in found:
         raise ConfigError(f"there is no log '{name}'{suggest(name, found)}")
-    print("\n".join(shown(line) for line in found[name].read_text(errors="replace").splitlines()[-lines:]))
-
-
-@federation.command()
-def ban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
-    """Ban a client for good: from now on it is sent nothing, and its key is worth nothing.
-
-    \b
-    Example:
-      holdfast federation ban ward 3 --reason "its disk was stolen"
-    """
-    _judge(_opened(folder), client, "ban", reason)
-
-
-@federation.command()
-def unban(folder: Folder, client: Client, reason: Reason = "by the operator") -> None:
-    """Let a banned client in again; it needs a new key (`enrol`), because a SuperLink takes no key twice.
-
-    \b
-    Example:
-      holdfast federation unban ward 3 --reason "it was our mistake"
-    """
-    _judge(_opened(folder), client, "unban", reason)
-
-
-def _judge(project: Project, client: int, kind: str, reason: str) -> None:
-    from holdfast.deploy.enrolment import Enrolment
-
-    ledger = project.ledger()
-    who = Enrolment.of(ledger.entries)
-    if client not in who.members:
-        raise ConfigError(f"there is no client {client}; there are {', '.join(map(str, sorted(who.members)))}")
-    if (kind == "ban") == (client in who.banned):
-        raise ConfigError(f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}")
-    ledger.append(kind, client, reason=reason, by="operator")
-    done = "banned" if kind == "ban" else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
-    print_line(to_stdout(), f"client {client} is {done}; ledger head {ledger.head}")
-
-
-@federation.command()
-def enrol(folder: Folder, client: Client) -> None:
-    """Enrol a client that was not foreseen in init, or give one a new key; its old key is worth nothing from then on.
-
-    \b
-    Example:
-      holdfast federation enrol ward 3
-    """
-    project = _opened(folder)
-    from holdfast.deploy.enrolment import Enrolment
-    from holdfast.deploy.node import expected, federated
-    from holdfast.deploy.project import enrol as write
-
-    clients = expected(federated(project.experiment))
-    write(project, client)
-    said = f"client {client} has a key in {project.node(client)}; bring that folder to its machine"
-    print_line(to_stdout(), said)
-    banned = Enrolment.of(project.ledger().entries).banned
-    if client in banned:
-        print_line(to_stderr(), f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`")
-    if client >= clients:
-        said = f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is raised, for a new run"
-        print_line(to_stderr(), said)
-
-
-@federation.command()
-def leave(folder: Folder, client: Client) -> None:
-    """A client leaves in peace: it is asked nothing more; `enrol` brings it back.
-
-    \b
-    Example:
-      holdfast federation leave ward 3
-    """
-    project = _opened(folder)
-    from holdfast.deploy.enrolment import Enrolment
-
-    ledger = project.ledger()
-    who = Enrolment.of(ledger.entries)
-    if client in who.banned:
-        raise ConfigError(f"client {client} is banned ({who.banned[client]}): it is asked nothing anyway")
-    if client not in who.welcome:
-        raise ConfigError(f"client {client} is not in the federation")
-    ledger.append("leave", client)
-    print_line(to_stdout(), f"client {client} has left; ledger head {ledger.head}")
+    print("\n".join(in_print(line) for line in last_lines(found[name], lines)))
 
 
 @federation.command()
@@ -380,11 +306,58 @@ def export(
       holdfast federation export ward mine.safetensors --client 3 --model customised
       holdfast federation export ward mine.safetensors --node nodes/3
     """
-    _need_flower()
+    need_flower()
     from holdfast.deploy.export import export_model
 
-    written = export_model(_opened(folder) if node_folder is None else None, out, client, model, node_folder)
+    written = export_model(opened(folder) if node_folder is None else None, out, client, model, node_folder)
     print_line(to_stdout(), written)
+
+
+@federation.command()
+def verify(
+    folder: Folder,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="HEX|FILE", help="A head that was written down elsewhere.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check the ledger against all that speaks of it: its own chain, the run, the SHA-256 of the model, the signed head, and --head.
+
+    HEX is a head as `status` prints it, FILE a signed one, such as the ledger.head that every node keeps.
+
+    \b
+    Examples:
+      holdfast federation verify ward
+      holdfast federation verify ward --head nodes/3/state/ledger.head
+    """
+    project = opened(folder)
+    from holdfast.deploy.inspect import examined
+
+    return show_checks(list(examined(project).examine(head)), as_json)
+
+
+@federation.command("accept-ledger")
+def accept_ledger(
+    folder: Folder, reason: Annotated[str, typer.Option("--reason", help="Written into the ledger, for good.", show_default=False)]
+) -> None:
+    """Go on with a ledger that `verify` refuses, when its newest copy is lost: what is gone, and why, becomes an entry of it.
+
+    \b
+    Example:
+      holdfast federation accept-ledger ward --reason "the disk failed; this is the backup of Monday"
+    """
+    project = opened(folder)
+    from holdfast.deploy.enrolment import Enrolment
+    from holdfast.deploy.ledger_keeping import accept_ledger as accept
+    from holdfast.deploy.processes import Processes
+
+    if Processes(project.server / "flower", project.logs).alive():
+        raise ConfigError(f"{folder} is up; stop it first")
+    ledger = accept(project.ledger_file, project.run, reason)
+    project.share_server_key()
+    who = Enrolment.of(ledger.entries)
+    here = f"{len(who.members)} clients are enrolled, {len(who.banned)} of them banned; enrol and ban again what is missing"
+    print_line(to_stdout(), f"accepted; {here}; ledger head {ledger.head}")
 
 
 @federation.command()
@@ -395,13 +368,13 @@ def doctor(folder: Folder, as_json: AsJson = False) -> int:
     Example:
       holdfast federation doctor ward
     """
-    project = _opened(folder)
+    project = opened(folder)
     from holdfast.deploy.inspect import examine
 
-    return _show(list(examine(project)), as_json)
+    return show_checks(list(examine(project)), as_json)
 
 
-def _show(checks: list[Check], as_json: bool) -> int:
+def show_checks(checks: list[Check], as_json: bool) -> int:
     if as_json:
         print_json([{"what": c.what, "good": c.good, "said": c.said} for c in checks])
     else:

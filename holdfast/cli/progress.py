@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from holdfast.cli.app import shown
+from holdfast.core.errors import in_print
 
 if TYPE_CHECKING:
     from holdfast.experiment import Experiment
@@ -56,7 +56,7 @@ class Follow:
         if len(experiments) <= MOST_BARS:
             for experiment in experiments:
                 name = experiment.label if len(experiments) > 1 else experiment.method.name
-                self.bars[id(experiment)] = self.progress.add_task(escape(shown(name)), total=experiment.rounds, figure="")
+                self.bars[id(experiment)] = self.progress.add_task(escape(in_print(name)), total=experiment.rounds, figure="")
         else:
             together = self.progress.add_task(f"{len(experiments)} experiments", total=sum(e.rounds for e in experiments), figure="")
             self.bars |= {id(e): together for e in experiments}

@@ -175,7 +175,7 @@ def report(
         if out is None:
             print(text, end="")
         else:
-            write_atomically(out, text.encode())
+            write_atomically(out, text.encode(errors="replace"))
             print(out)
     if figures is not None:
         for path in write_figures(render(read_cells(folder)), figures, form):

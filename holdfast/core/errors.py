@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST = 8000  # letters of an error; one word of it may have an eighth of them
+_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours and moves of the cursor; titles and links
+
 
 class HoldfastError(Exception):
-    """Something the user can mend; never shown as a traceback by the command line."""
+    """Something the user can mend; never shown as a traceback by the command line. Always one line that can be printed: it may repeat what
+    stands in a file, and that may be anything."""
+
+    def __init__(self, said: object = ""):
+        words = " ".join(_shortened(word, _LONGEST // 8) for word in str(said).split(" "))
+        super().__init__(in_print(_shortened(words, _LONGEST)))
 
 
 class ConfigError(HoldfastError):
@@ -47,6 +56,11 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
+def _shortened(text: str, most: int) -> str:
+    """Beginning and end of what is too long."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
 def in_print(said: str) -> str:
     """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
-    return "".join(letter if letter.isprintable() else " " for letter in said)
+    return "".join(letter if letter.isprintable() else " " for letter in _SEQUENCE.sub("", said))

@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from holdfast.core.errors import ConfigError, UnknownPart, suggest
+from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
 
 KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
 
@@ -46,6 +46,9 @@ _HOMES = {
 _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
 PLUGIN = "holdfast_plugin_"
+INVALID = (ValidationError, UnicodeEncodeError)
+"""What pydantic raises where values do not fit; the second where a complaint would repeat half a surrogate pair, which JSON can hold."""
+_PLUGIN_BYTES = 1 << 24  # of a plug-in file: more is no Python code that anybody has written
 """How the modules of plug-in files are called."""
 
 
@@ -139,12 +142,14 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
     cls = find(kind, name)
     try:
         return cls(**table)
-    except ValidationError as error:
+    except INVALID as error:
         raise ConfigError(explain(error, cls, where)) from None
 
 
-def explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
+def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], where: str) -> str:
     """pydantic's first complaint as one line with the full path, and the nearest known key when one was misspelt."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"{where or 'config'}: holds text that is not Unicode"
     first = error.errors()[0]
     steps, field = _plain_steps(cls, first["loc"])
     path = ".".join(str(step) for step in (where, *steps) if str(step))
@@ -245,8 +250,8 @@ def load_plugin(file: str | Path) -> None:
     name = f"{PLUGIN}{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path) if path.suffix == ".py" else None  # compiled code can end the process
+    if spec is None or spec.loader is None or path.stat().st_size > _PLUGIN_BYTES:
         raise ConfigError(f"plugin is not a Python file: {file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -255,11 +260,11 @@ def load_plugin(file: str | Path) -> None:
     except ConfigError:
         del sys.modules[name]
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
         where = f" ({path.name}, line {line})" if line else ""
-        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {error}{where}") from error
+        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {in_print(str(error))[:500]}{where}") from error
 
 
 def plugin_of(part: object) -> str | None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import DataError, StoreError
-from holdfast.files import HOST, as_json, sync, write_json
+from holdfast.files import HOST, as_json, parse_json, read_whole, sync, write_json
 
 ENVIRONMENT = "HOLDFAST_CACHE"
 FORMAT = 3  # raise when what is made from the same files changes
@@ -116,9 +116,9 @@ def _folder(name: str, inputs: Sequence[Path]) -> Path | None:
 def _read(folder: Path) -> Entry | None:
     """None unless all is there, and as it was written as far as that is quickly seen."""
     try:
-        said = json.loads((folder / FACTS).read_text())
+        said = parse_json(read_whole(folder / FACTS))
         facts, about = said["facts"], said["arrays"]
-        arrays = {name: _load(folder / f"{name}.npy", one["mapped"]) for name, one in about.items()}
+        arrays = {name: _load(folder / f"{name}.npy", one) for name, one in about.items()}
         found = {name: _about(array, about[name]["mapped"]) for name, array in arrays.items()}
         sound = found == about and said["sum"] == _sum(facts, about)
     except Exception:  # whatever damaged files can make of JSON and NumPy
@@ -136,11 +136,16 @@ def _sum(facts: Mapping[str, Any], about: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps([facts, about], sort_keys=True).encode())
 
 
-def _load(path: Path, mapped: bool) -> np.ndarray:
+def _load(path: Path, about: Mapping[str, Any]) -> np.ndarray:
     """Small arrays as private pages: what a plug-in writes there by mistake can be noticed, and never reaches the file. Large ones to be
     read only, where such a mistake ends the process: the system refuses private pages for more than memory holds."""
-    mode: Any = ("r" if path.stat().st_size > _PRIVATE else "c") if mapped else None
-    return np.load(path, mmap_mode=mode, allow_pickle=False)
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path} is no file")
+    if about["mapped"]:
+        return np.load(path, mmap_mode="r" if path.stat().st_size > _PRIVATE else "c", allow_pickle=False)
+    if 0 not in about["shape"]:  # only what is empty is not mapped; to read it would ask for as much memory as the file claims
+        raise ValueError(f"{path} is not empty")
+    return np.empty(about["shape"], about["dtype"])
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ _NAMES = dict.fromkeys(("train", "training"), "train")  # as the Hub's own libra
 _NAMES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 _NAMES |= dict.fromkeys(("valid", "validation", "val", "dev"), "validation")
 _BETWEEN = re.compile(r"[-._ 0-9]+")  # what separates words of a name
-_SHARD = re.compile(r"(?P<split>.+?)[-_](?P<index>\d+)[-_]of[-_](?P<total>\d+)([-.]\w+)*")
+_SHARD = re.compile(r"(?P<split>.+?)[-_](?P<index>\d{1,9})[-_]of[-_](?P<total>\d{1,9})([-.]\w+)*")
+
+_DEEPEST = 50  # folders within each other that are looked into
 
 Splits = dict[str, list[PurePosixPath]]
 
@@ -42,7 +44,7 @@ def find_splits(folder: Path, subset: str | None = None) -> dict[str, list[Path]
 def _below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
     """Links are followed, but not back into a folder that we are in. One that leads nowhere counts too: whoever reads it says so."""
     real = os.path.realpath(folder)
-    if real in inside:
+    if real in inside or len(inside) > _DEEPEST:
         return
     for name in sorted(os.listdir(folder)):
         if name.startswith("."):
@@ -144,13 +146,13 @@ def _whole(paths: list[PurePosixPath], split: str, where: str) -> list[PurePosix
     totals = {int(shard["total"]) if shard else None for shard in (_SHARD.fullmatch(path.stem) for path in paths)}
     if len(folders) > 1 or len(totals) > 1:
         raise DataError(f"{where}: split '{split}' is there more than once ({', '.join(sorted(map(str, paths))[:4])}); keep one")
-    ordered = sorted(paths, key=lambda path: ([int(number) for number in re.findall(r"\d+", path.stem)], path.name))
+    ordered = sorted(paths, key=lambda path: ([int(number) for number in re.findall(r"\d{1,99}", path.stem)], path.name))
     total = totals.pop()
     if total is not None:
         there = [int(_SHARD.fullmatch(path.stem)["index"]) for path in ordered]  # type: ignore[index]
-        if there != list(range(total)):
-            missing = sorted(set(range(total)) - set(there))
-            if not missing:
+        if there != list(range(len(there))) or len(there) != total:
+            missing = next(number for number in range(len(there) + 1) if number not in there)  # a name may claim any total
+            if missing >= total:
                 raise DataError(f"{where}: split '{split}' has files with the same number, {ordered[0]} and others; keep one")
-            raise DataError(f"{where}: split '{split}' has {len(there)} of {total} files, number {missing[0]} is missing; fetch it again")
+            raise DataError(f"{where}: split '{split}' has {len(there)} of {total} files, number {missing} is missing; fetch it again")
     return ordered

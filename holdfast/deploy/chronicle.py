@@ -1,7 +1,8 @@
 """Every decision of a run, written into the federation's ledger; and the ledger's bans, brought into the run.
 
-A round is told once it is committed. A server that was killed in between tells it when it starts again, so that no round is missing and
-none is told twice."""
+A round is told once it is committed, with the SHA-256 of its state file. A server that was killed in between tells it when it starts again,
+so that no round is missing and none is told twice. In the other direction the run's head file names the ledger as of each commit, so that
+run and ledger prove each other (ledger_check.py); after every exchange that has added entries, the head of the ledger is signed."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from holdfast.core.errors import RunError
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Ledger
+from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.experiment import Experiment
 from holdfast.store import Store
 
@@ -28,11 +30,13 @@ class Chronicle:
         """Before the first exchange: what the last server left untold, and who the operator has pardoned or banned since."""
         if self.ledger is None:
             return
+        LedgerCheck(self.ledger.path, self.store.path).require()
         committed, self.run = self._committed(), experiments[0].label  # which a ledger may have several of
-        self.told = max((entry.round or 0 for entry in self.ledger.of("round") if entry.what.get("run") == self.run), default=0)
+        self.told = self.ledger.told(self.run)
         self.ledger.append("resume" if committed else "start", round=committed, run=self.run)
         self._tell(committed)
         for experiment in experiments:
+            experiment.store.also = self._as_of_now
             self._judge(experiment)
 
     def follow(self, experiment: Experiment) -> None:
@@ -45,6 +49,13 @@ class Chronicle:
         if self.ledger is not None and not any(entry.what.get("run") == self.run for entry in self.ledger.of("finish")):
             self._tell(self._committed())
             self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
+            self.ledger.sign()
+
+    def _as_of_now(self) -> dict[str, Any]:
+        """What a commit says of the ledger."""
+        assert self.ledger is not None
+        self.ledger.refresh()
+        return {"ledger": {"entries": len(self.ledger.entries), "head": self.ledger.head}}
 
     def _committed(self) -> int:
         return self.store.round() or 0
@@ -68,8 +79,11 @@ class Chronicle:
             for client, reason in part.get("banned", {}).items():
                 if int(client) not in told:
                     self.ledger.append("ban", int(client), round, reason=reason, by="method", run=self.run)
-            self.ledger.append("round", None, round, run=self.run, **_decisions(part, arrays))
+            digest = self.store.digest(round)  # of the last round at least: the next is committed only after this one was told
+            model = {} if digest is None else {"model": digest}
+            self.ledger.append("round", None, round, run=self.run, **model, **_decisions(part, arrays))
         self.told = max(self.told, committed)
+        self.ledger.sign()
 
 
 def _decisions(part: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ has a resident trainer it passes the request on and imports no torch, and privat
     state-dir   where its private state lies
     config      its own copy of the experiment's config; default: the path that the run was started with
     home        its own folder, whose node.toml says what data it brings and what may leave it
-    trainer     the socket of its resident trainer, if it has one"""
+    trainer     the socket of its resident trainer, if it has one
+    key         its private key, and
+    server-key  the server's public key; without these two, in a trial, nothing is signed or checked"""
 
 from __future__ import annotations
 
@@ -30,14 +32,23 @@ def enrol(message: Message, context: Context) -> Message:
 @app.train()
 @app.evaluate()
 def work(message: Message, context: Context) -> Message:
-    """Carry out one task of the method, or measure."""
-    from holdfast.deploy.post import answer
+    """Carry out one task of the method, or measure. Where there are keys, only what the server has signed; and the reply is signed."""
+    from holdfast.deploy.envelope import NodeSigner, Subject
+    from holdfast.deploy.post import answer, config_record
     from holdfast.deploy.trainer import ask
 
+    signer = NodeSigner.of(context.node_config)
+    if signer is not None:
+        signer.check(message.content)
     settings, attempt = (dict(context.node_config), dict(context.run_config)), str(context.run_id)
-    reply = ask(str(context.node_config.get("trainer", "")), message.content, *settings, attempt)
-    if reply is None:  # nobody there: then it is done here
+    content = ask(str(context.node_config.get("trainer", "")), message.content, *settings, attempt)
+    if content is None:  # nobody there: then it is done here
         from holdfast.deploy.work import Workshop
 
-        reply = Workshop().perform(message.content, *settings, attempt)
-    return answer(reply, message)
+        content = Workshop().perform(message.content, *settings, attempt)
+    reply = answer(content, message)
+    if signer is not None:
+        header = config_record(message.content, "header")
+        about = {name: header[name] for name in ("run", "round", "step", "task")}
+        signer.sign(reply.content, Subject(**about, client=signer.client))  # type: ignore[arg-type]
+    return reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Protocol
@@ -11,9 +11,12 @@ from flwr.app import RecordDict
 from flwr.common import log
 
 from holdfast.deploy.enrolment import Enrolment
-from holdfast.deploy.ledger import Ledger
-from holdfast.deploy.post import Malformed, Post, read_client
+from holdfast.deploy.ledger import Entry, Ledger
+from holdfast.deploy.post import Letter, Post, read_client
+from holdfast.deploy.replies import ReplyLimits
 from holdfast.deploy.wire import Header
+
+_HELLO = ReplyLimits(objects=8, size=1 << 16)  # a reply that says one number
 
 
 class Door(Protocol):
@@ -40,6 +43,18 @@ class Door(Protocol):
         """The run waits for a quorum, for so many seconds at most."""
         ...
 
+    def pause(self, header: Header, client: int, until: int, pauses: int) -> None:
+        """This client is not asked before that round, and how often in a row it was paused."""
+        ...
+
+    def key_of(self, client: int) -> str:
+        """The public key of a client; nothing where there are no keys."""
+        ...
+
+    def told(self) -> Sequence[Entry]:
+        """What was written into the ledger so far."""
+        ...
+
 
 @dataclass
 class OpenDoor:
@@ -55,13 +70,10 @@ class OpenDoor:
     def meet(self) -> Mapping[int, int]:
         online = set(self.post.grid.get_node_ids())
         strangers = sorted(online - set(self.claims))
-        mail = self.post.ask("query", {node: RecordDict() for node in strangers}, self.deadline)
+        letters = {node: Letter(RecordDict(), self._read, _HELLO, self.deadline) for node in strangers}
+        mail = self.post.ask("query", letters)
         self.claims |= {node: None for node in strangers}
-        for node, content in mail.answers.items():
-            try:
-                self.claims[node] = read_client(content, self.clients)
-            except Malformed as error:
-                mail.malformed[node] = str(error)
+        self.claims |= mail.answers
         for reason in [*mail.malformed.values(), *mail.missing.values()]:
             log(WARNING, "a node is not enrolled: %s", reason)
         here: dict[int, int] = {}
@@ -69,6 +81,9 @@ class OpenDoor:
             if node in online and client is not None:
                 here.setdefault(client, node)
         return here
+
+    def _read(self, content: RecordDict) -> int:
+        return read_client(content, self.clients)
 
     def welcome(self, clients: int) -> int:
         return clients
@@ -81,6 +96,15 @@ class OpenDoor:
 
     def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
         pass
+
+    def pause(self, header: Header, client: int, until: int, pauses: int) -> None:
+        pass
+
+    def key_of(self, client: int) -> str:
+        return ""
+
+    def told(self) -> Sequence[Entry]:
+        return ()
 
 
 @dataclass
@@ -139,6 +163,17 @@ class KeyedDoor:
     def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
         said = {str(client): reason for client, reason in sorted(missing.items())}
         self.ledger.append("wait", None, header.round, clients=said, task=header.task, answered=answered, seconds=seconds)
+
+    def pause(self, header: Header, client: int, until: int, pauses: int) -> None:
+        self.ledger.append("pause", client, header.round, until=until, pauses=pauses, run=header.run)
+        log(WARNING, "client %d has not answered again and again and is not asked before round %d", client, until)
+
+    def key_of(self, client: int) -> str:
+        member = self.who.members.get(client)
+        return "" if member is None else member.key
+
+    def told(self) -> Sequence[Entry]:
+        return self.ledger.entries
 
     def _look(self) -> None:
         self.ledger.refresh()

@@ -4,7 +4,9 @@ that there is one truth and it outlives everything.
     enrol, rotate      client, what.key      the key (an OpenSSH or PEM public key) that this client has from now on
     leave              client                it may come back, with a new key
     ban, unban         client, what.reason, what.by (method, strikes, operator)
-    strike             client, round, what.reason"""
+    strike             client, round, what.reason
+
+Of the ledger itself: `server-key` (what.key signs its heads from now on) and `reset` (the operator has accepted that entries are lost)."""
 
 from __future__ import annotations
 
@@ -12,24 +14,16 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.deploy.keys import read_public
 from holdfast.deploy.ledger import Entry
 
 
 def fingerprint_of(key: bytes | str) -> str:
     """The name of a public key, however it is written."""
-    data = key.encode() if isinstance(key, str) else key
-    try:
-        loaded = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data.strip())
-        if not isinstance(loaded, ec.EllipticCurvePublicKey):
-            raise ValueError("nodes have keys of elliptic curves (ECDSA)")
-        return hashlib.sha256(loaded.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"not a public key that can be read: {' '.join(str(error).split())[:100]}") from None
+    return hashlib.sha256(read_public(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from holdfast.core.errors import ConfigError
 from holdfast.deploy.project import Project, open_node
+from holdfast.store import read_tensors
 
 
 def export_model(project: Project | None, out: Path, client: int | None, model: str | None, node: Path | None) -> str:
@@ -38,5 +39,6 @@ def _from_node(node: Path, out: Path) -> str:
     found = sorted((node / settings.state).glob(f"*/{settings.client}/model.safetensors"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise ConfigError(f"{node} has no model yet: it is kept whenever the node is evaluated")
+    read_tensors(found[-1])  # what is damaged is not handed on
     shutil.copyfile(found[-1], out)
     return f"{out}: the model that client {settings.client} uses, of run {found[-1].parent.parent.name}"

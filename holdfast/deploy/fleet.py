@@ -20,9 +20,11 @@ from holdfast.core.errors import RunError
 from holdfast.core.screen import FEDERATION_NORM_CAP, NOT_FINITE, screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
+from holdfast.deploy.deadlines import Deadlines
 from holdfast.deploy.door import Door
+from holdfast.deploy.envelope import Subject
 from holdfast.deploy.node import declared_in, expected, fingerprint
-from holdfast.deploy.post import Malformed, Post
+from holdfast.deploy.post import Letter, Mail, Post
 from holdfast.engine.cell import Cell
 from holdfast.engine.client import EVALUATE, schema_of
 from holdfast.engine.simulator import Call, Simulator, nobody
@@ -50,6 +52,8 @@ class Fleet:
         self.post, self.config, self.door, self.patience = post, config, door, patience
         self.clients, self.declared = expected(config), declared_in(config)
         self.simulator = Simulator({})
+        self.deadlines = Deadlines(patience.deadline)
+        self.deadlines.remember(door.told())
 
     def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
         """The session's way to make an engine: the plan and the device are the server's own, for the root pseudo-client."""
@@ -93,17 +97,15 @@ class Fleet:
             here = self.door.meet()
             wanted = [c for c in places if self.door.admits(c)]  # nobody waits for one who has left or was banned meanwhile
             open_ones = [c for c in wanted if c not in rows and c not in refused]
-            asked = {here[c]: c for c in open_ones if c in here}
-            missing = {c: "not connected" for c in open_ones if c not in here}
-            letters = {node: wire.pack_exchange(exchange, places[c], header) for node, c in asked.items()}
-            mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters, self.patience.deadline)
+            resting = self._resting(open_ones, len(wanted), header.round) if end is None else {}  # who waits for a quorum asks everybody
+            asked = {here[c]: c for c in open_ones if c in here and c not in resting}
+            missing = {c: "not connected" for c in open_ones if c not in here} | resting
+            letters = {node: self._letter(exchange, places[c], header, schema, dtype) for node, c in asked.items()}
+            mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters)
+            self._time(asked, mail, header)
             missing |= {asked[node]: reason for node, reason in mail.missing.items()}
             refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
-            for node, content in mail.answers.items():
-                try:
-                    rows[asked[node]] = Uplink(torch.tensor([asked[node]]), wire.read_fields(content, schema, dtype))
-                except Malformed as error:
-                    refused[asked[node]] = str(error)
+            rows |= {asked[node]: Uplink(torch.tensor([asked[node]]), fields) for node, fields in mail.answers.items()}
             missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
             answered = len([c for c in wanted if c in rows or c in refused])
             if self._enough(header, len(wanted), answered, missing):
@@ -125,6 +127,29 @@ class Fleet:
             up, missing = _without(up, endless), missing | endless
         self._tell(header, up, missing)
         return up
+
+    def _letter(self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype) -> Letter:
+        client = int(exchange.to[place])
+        return Letter(
+            wire.pack_exchange(exchange, place, header), lambda content: wire.read_fields(content, schema, dtype),
+            wire.limits_of(schema, dtype), self.deadlines.of(client, header.task),
+            Subject(header.run, header.round, header.step, header.task, client), self.door.key_of(client),
+        )  # fmt: skip
+
+    def _resting(self, clients: Sequence[int], wanted: int, round: int) -> dict[int, str]:
+        """Who is not asked because it has missed so much. Where the quorum cannot be reached without them, everybody is asked."""
+        resting = {c: f"paused until round {self.deadlines.until[c]}" for c in clients if self.deadlines.is_paused(c, round)}
+        return resting if wanted - len(resting) >= max(1, math.ceil(self.patience.quorum * wanted)) else {}
+
+    def _time(self, asked: Mapping[int, int], mail: Mail, header: wire.Header) -> None:
+        """Who has answered, and who was waited for in vain."""
+        for node, client in asked.items():
+            if node in mail.answers:
+                self.deadlines.answered(client, header.task, mail.seconds[node])
+            elif node in mail.late:
+                until = self.deadlines.missed(client, header.round)
+                if until is not None:
+                    self.door.pause(header, client, until, self.deadlines.pauses[client])
 
     def _counted(self, schema: Schema, cell: Cell) -> Schema:
         """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or

@@ -5,16 +5,17 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import load_plugin
+from holdfast.deploy.check import Check
+from holdfast.deploy.deadlines import Deadlines
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of
-from holdfast.deploy.keys import expires, hosts_of
+from holdfast.deploy.keys import expires, hosts_of, public_of
 from holdfast.deploy.ledger import Entry
+from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.deploy.processes import Processes, in_use
 from holdfast.deploy.project import Project
 from holdfast.store import Store
@@ -22,7 +23,7 @@ from holdfast.store import Store
 
 def standing(project: Project) -> dict[str, Any]:
     """How the federation stands, for `status`."""
-    ledger, running = project.ledger(), Processes(project.server / "flower", project.logs).alive()
+    ledger, running = examined(project).require(), Processes(project.server / "flower", project.logs).alive()
     rounds = ledger.of("round")
     result = Store(project.run).result()
     last = rounds[-1] if rounds else None
@@ -30,9 +31,23 @@ def standing(project: Project) -> dict[str, Any]:
     return {
         "name": project.settings.name, "up": bool(running), "processes": len(running), "address": project.settings.address,
         "round": last.round if last else 0, "accuracy": last.what.get("accuracy") if last else None,
-        "finished": result is not None, "clients": len(who.members), "banned": dict(who.banned),
+        "finished": result is not None, "clients": len(who.members), "banned": dict(who.banned), "paused": paused(ledger.entries),
         "entries": len(ledger.entries), "head": ledger.head, "run": str(project.run),
     }  # fmt: skip
+
+
+def examined(project: Project) -> LedgerCheck:
+    """The ledger, held against all that there is."""
+    return LedgerCheck(project.ledger_file, project.run)
+
+
+def paused(entries: Sequence[Entry]) -> dict[int, int]:
+    """Clients that are not asked because they have missed too much, each with the round in which it is asked again."""
+    times = Deadlines(0.0)
+    times.remember(entries)
+    begun = max((entry.number for entry in entries if entry.kind == "start"), default=-1)
+    done = max((entry.round or 0 for entry in entries if entry.kind == "round" and entry.number > begun), default=0)
+    return {client: until for client, until in times.until.items() if until > done + 1}
 
 
 def clients(project: Project) -> list[dict[str, Any]]:
@@ -40,15 +55,17 @@ def clients(project: Project) -> list[dict[str, Any]]:
     ledger = project.ledger()
     who, rounds = Enrolment.of(ledger.entries), ledger.of("round")
     missing = [entry for entry in ledger.of("missing") if rounds and entry.round == rounds[-1].round]
+    resting = paused(ledger.entries)
+    suspects = {entry.client: str(entry.what.get("reason", "")) for entry in ledger.of("suspect")}
     out = []
     for member in sorted(who.members.values(), key=lambda m: m.client):
         took_part = [entry.round for entry in rounds if member.client in entry.what.get("took_part", [])]
         said = next((entry.what["clients"][str(member.client)] for entry in missing if str(member.client) in entry.what["clients"]), "")
-        state = "banned" if member.banned is not None else "left" if member.left else "welcome"
+        state = "banned" if member.banned is not None else "left" if member.left else "paused" if member.client in resting else "welcome"
         out.append({
             "client": member.client, "state": state, "key": member.fingerprint[:16], "last round": took_part[-1] if took_part else None,
             "rounds": len(took_part), **_decided(rounds, member.client), "strikes": len(member.strikes),
-            "why": member.banned or said or (member.strikes[-1] if member.strikes else ""),
+            "why": member.banned or said or (member.strikes[-1] if member.strikes else "") or suspects.get(member.client, ""),
         })  # fmt: skip
     return out
 
@@ -68,16 +85,10 @@ def _decided(rounds: list[Entry], client: int) -> dict[str, float | None]:
     return found
 
 
-@dataclass(frozen=True)
-class Check:
-    what: str
-    good: bool
-    said: str
-
-
 def examine(project: Project) -> Iterator[Check]:
     """Everything that should be right before round 1."""
-    for check in (_versions, _config, _ledger, _certificate, _secrets, _ports, _nodes, _clock, _disk):
+    yield from examined(project).examine()
+    for check in (_versions, _config, _certificate, _secrets, _ports, _nodes, _clock, _disk):
         try:
             yield check(project)
         except (HoldfastError, OSError, ValueError) as error:
@@ -93,19 +104,13 @@ def _versions(project: Project) -> Check:
 
 
 def _config(project: Project) -> Check:
-    from holdfast.deploy.node import expected, federated
+    from holdfast.deploy.node import expected
 
-    for plugin in project.plugins:
-        load_plugin(plugin)
-    config = federated(project.experiment)
+    config = project.check_experiment()
     many, enrolled = expected(config), len(Enrolment.of(project.ledger().entries).members)
     said = f"{config.parts().method.name} for {many} clients, {config.train.rounds} rounds; {enrolled} are enrolled"
+    said += "" if enrolled >= many else f": `holdfast federation enrol {project.path} CLIENT --key FILE.pub` for the others"
     return Check("experiment", enrolled >= many, said)
-
-
-def _ledger(project: Project) -> Check:
-    ledger = project.ledger()
-    return Check("ledger", True, f"{len(ledger.entries)} entries, every line follows the one before; head {ledger.head[:16]}")
 
 
 def _certificate(project: Project) -> Check:
@@ -117,7 +122,7 @@ def _certificate(project: Project) -> Check:
 
 
 def _secrets(project: Project) -> Check:
-    secret = [project.server / name for name in ("ca.key", "server.key", "superexec.secret")]
+    secret = [project.server / name for name in ("ca.key", "server.key", "superexec.secret", "orders.key")]
     secret += [file for file in (project.path / "nodes").glob("*/key")]
     open_ones = [str(file.relative_to(project.path)) for file in secret if file.exists() and file.stat().st_mode & 0o077]
     said = f"{open_ones[0]} can be read by others: chmod 600" if open_ones else "readable by their owner only"
@@ -132,18 +137,22 @@ def _ports(project: Project) -> Check:
 
 
 def _nodes(project: Project) -> Check:
-    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins."""
-    who, wrong = Enrolment.of(project.ledger().entries), []
+    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins. A private key may be here, or on the
+    node only."""
+    who, wrong, keyless = Enrolment.of(project.ledger().entries), [], 0
     folders = sorted((project.path / "nodes").glob("*/node.toml"))
     for file in folders:
         folder, client = file.parent, int(file.parent.name)
-        if client in who.members and fingerprint_of((folder / "key.pub").read_text()) != who.members[client].fingerprint:
+        keyless += not (folder / "key").exists()
+        public = public_of(folder / "key") if (folder / "key").exists() else (folder / "key.pub").read_text()
+        if client in who.members and fingerprint_of(public) != who.members[client].fingerprint:
             wrong.append(f"client {client}: its key is not the one that is enrolled")
-        for ours in (project.experiment, *project.plugins):
-            theirs = folder / ours.name
-            if not theirs.exists() or theirs.read_bytes() != ours.read_bytes():
-                wrong.append(f"client {client}: its {ours.name} is not the server's")
-    return Check("nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit")
+        for ours, name in [*((file, file.name) for file in (project.experiment, *project.plugins)), (project.server_public, "server.pub")]:
+            theirs = folder / name
+            if ours.exists() and (not theirs.exists() or theirs.read_bytes() != ours.read_bytes()):
+                wrong.append(f"client {client}: its {name} is not the server's")
+    elsewhere = f"; of {keyless} of them the private key is on the node only" if keyless else ""
+    return Check("nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit{elsewhere}")
 
 
 def _clock(project: Project) -> Check:

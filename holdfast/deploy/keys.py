@@ -1,5 +1,5 @@
-"""Certificates and keys of a federation: its own authority, the server's certificate, a key for every node. Private parts are readable by
-their owner only, from the moment they exist."""
+"""Certificates and keys of a federation: its own authority, the server's certificate, the server's key for signatures, a key for every
+node. Private parts are readable by their owner only, from the moment they exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -21,12 +21,14 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.core.errors import ConfigError
-from holdfast.files import read_whole
+from holdfast.files import read_whole, write_atomically
 
 _CURVE = ec.SECP384R1()  # what Flower's node authentication takes
 _LARGEST = 1 << 20  # bytes of a key or a certificate
@@ -83,14 +85,78 @@ def make_node_key(folder: Path, comment: str) -> str:
     """key and key.pub in the node's folder; gives the public half, which is all that the server needs to know."""
     key = ec.generate_private_key(_CURVE)
     write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() + f" {comment}"
+    return write_node_public(folder, comment)
+
+
+def write_node_public(folder: Path, comment: str) -> str:
+    """key.pub of the key in a node's folder."""
+    public = f"{public_of(folder / 'key')} {comment}"
     (folder / "key.pub").write_text(public + "\n")
     return public
 
 
+def node_public(text: str) -> str:
+    """The public key that a node asks to be enrolled with, without the words that may stand beside it; an error where Flower would not
+    take it."""
+    key = read_public(text)
+    if not isinstance(key.curve, ec.SECP384R1):
+        raise ConfigError(f"a node needs a key of curve secp384r1, this one is of {key.curve.name}; make one: `holdfast federation key`")
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def make_server_key(folder: Path) -> str:
+    """orders.key and orders.pub in the server's folder: it signs the orders to nodes and the heads of the ledger with them. A key that
+    is there is kept. Gives the public half, which nodes need."""
+    private = folder / "orders.key"
+    if not private.exists():
+        key = ec.generate_private_key(_CURVE)
+        write_secret(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = public_of(private) + " server"
+    write_atomically(folder / "orders.pub", (public + "\n").encode())
+    return public
+
+
 def public_of(private: Path) -> str:
-    """The public half of a node's key."""
-    return _read_key(private, load_ssh_private_key).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    """The public half of a key."""
+    return load_private(private).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key of a node or of the server."""
+    return _read_key(path, load_ssh_private_key)
+
+
+def read_public(text: bytes | str) -> ec.EllipticCurvePublicKey:
+    """A public key, as OpenSSH or PEM writes it."""
+    try:
+        data = text.encode() if isinstance(text, str) else text
+        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data.strip())
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"not a public key that can be read: {_short(error)}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError("not a public key that can be read: nodes have keys of elliptic curves (ECDSA)")
+    return key
+
+
+def sign(key: ec.EllipticCurvePrivateKey, context: str, data: bytes) -> bytes:
+    """ECDSA with SHA-384 over a first line, which says what kind of message this is, and the message: what was signed as one kind is worth
+    nothing as another."""
+    return key.sign(_signed(context, data), ec.ECDSA(hashes.SHA384()))
+
+
+def verify(public: str, context: str, data: bytes, signature: bytes) -> bool:
+    """Whether the owner of this public key has signed exactly this; whatever is wrong with it, the answer is no."""
+    try:
+        read_public(public).verify(signature, _signed(context, data), ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ConfigError, ValueError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _signed(context: str, data: bytes) -> bytes:
+    if "\n" in context:
+        raise ValueError("the first line of what is signed must be one line")
+    return context.encode() + b"\n" + data
 
 
 def make_secret(path: Path) -> None:

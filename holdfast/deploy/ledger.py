@@ -1,8 +1,9 @@
 """The ledger of a federation: everything that was decided, in the order in which it was, for good.
 
 One JSON object a line. Every line carries the SHA-256 of the line before it, so that nothing can be changed, taken out or put in without
-every later line telling; who has written down the head (the hash of the last line) can also tell whether the end was cut off. A line is on
-the disk before `append` returns. Several processes may append: the run, and the operator who bans somebody."""
+every later line telling. Whoever can write the file can recompute all of it; then only a head (the hash of the last line) that was kept
+elsewhere tells: in the run's head file, signed in ledger.head, or with whoever has written one down (ledger_check.py). A line is on the
+disk before `append` returns. Several processes may append: the run, and the operator who bans somebody."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
-from holdfast.files import clean, is_number, is_whole, parse_json, readable, sync
+from holdfast.deploy.signed_head import SIGNED_HEAD, SIGNING_KEY, SignedHead, read_signed_head
+from holdfast.files import clean, is_number, is_whole, parse_json, readable, sync, write_atomically
 
 _START = "0" * 64
 _PIECE = 1 << 20  # bytes that are read at a time
@@ -37,12 +39,23 @@ class Entry:
 
 
 class Ledger:
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, read: bool = True):
         self.path = Path(path)
         self.entries: list[Entry] = []
-        self.head = _START
+        self.heads = [_START]
+        """The head after so many entries."""
         self._read_to = 0
-        self.refresh()
+        self._signed = ""
+        if read:
+            self.refresh()
+
+    @property
+    def head(self) -> str:
+        return self.heads[-1]
+
+    def had(self, entries: int, head: str) -> bool:
+        """Whether this was its head when it had so many entries."""
+        return entries < len(self.heads) and self.heads[entries] == head
 
     def append(self, kind: str, client: int | None = None, round: int | None = None, **what: Any) -> Entry:
         """Write one line; it is on the disk afterwards."""
@@ -62,13 +75,56 @@ class Ledger:
     def refresh(self) -> list[Entry]:
         """What has been written since the last look, by anybody; checked."""
         known = len(self.entries)
-        if self.path.exists():
+        if not self.path.exists():
+            if self._read_to:
+                raise RunError(f"{self.path} is gone: lines that were there are lost")
+        else:
             with open(self.path, "rb") as file:
                 self._take_in(file.fileno())
         return self.entries[known:]
 
+    @staticmethod
+    def whole_part(path: Path) -> int:
+        """Bytes of a damaged file up to the first line that does not follow the one before it."""
+        ledger = Ledger(path, read=False)
+        try:
+            ledger.refresh()
+        except RunError:
+            pass
+        return ledger._read_to
+
     def of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind in kinds]
+
+    def told(self, run: str) -> int:
+        """The last round of a run that it tells of. Where the operator has accepted that the run is older, that of the run."""
+        last = 0
+        for entry in self.of("round", "reset"):
+            if entry.what.get("run") == run and entry.round is not None:
+                last = max(last, entry.round) if entry.kind == "round" else min(last, entry.round)
+        return last
+
+    def sign(self, anew: bool = False) -> None:
+        """Replace ledger.head by the head as it is now, where the server's key is at hand. One that is there and is no head of this ledger
+        is a proof that something is gone: it is replaced only `anew`, when the operator has accepted that."""
+        key = self.path.with_name(SIGNING_KEY)
+        if not key.exists():
+            return
+        from holdfast.deploy.keys import load_private
+
+        with self._locked() as file:
+            self._take_in(file)
+            if self._signed == self.head and not anew:
+                return
+            before = None if anew else read_signed_head(self.path.with_name(SIGNED_HEAD))
+            if before is not None and before.head == self.head:
+                self._signed = self.head
+                return
+            if before is not None and not self.had(before.entries, before.head):
+                raise RunError(f"{self.path} does not hold what {SIGNED_HEAD} says: lines that were signed are gone or changed")
+            signed = SignedHead.make(load_private(key), len(self.entries), self.head)
+            write_atomically(self.path.with_name(SIGNED_HEAD), signed.to_bytes())
+            self._signed = self.head
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -97,7 +153,7 @@ class Ledger:
 
     def _add(self, line: bytes) -> None:
         self.entries.append(self._checked(line))
-        self.head = hashlib.sha256(line).hexdigest()
+        self.heads.append(hashlib.sha256(line).hexdigest())
         self._read_to += len(line)
 
     def _checked(self, line: bytes) -> Entry:
@@ -120,10 +176,12 @@ def _check(entry: Entry) -> None:
     numbers = all(value is None or is_whole(value) for value in (entry.client, entry.round))
     if not numbers or not isinstance(entry.kind, str) or not isinstance(entry.what, dict):
         raise ValueError("of another type")
-    if entry.kind in ("enrol", "rotate") and not isinstance(entry.what.get("key"), str):
+    if entry.kind in ("enrol", "rotate", "server-key") and not isinstance(entry.what.get("key"), str):
         raise ValueError("no key")
-    if any(not isinstance(entry.what.get(name, []), list) for name in ("took_part", "ids")):
+    if any(not isinstance(entry.what.get(name, []), list) for name in ("took_part", "ids", "lost")):
         raise ValueError("no list of clients")
+    if entry.kind == "pause" and not all(is_whole(value) for value in (entry.client, entry.what.get("until"), entry.what.get("pauses"))):
+        raise ValueError("no pause")
     if entry.kind == "missing" and not isinstance(entry.what.get("clients"), dict):
         raise ValueError("nobody is missing")
     if entry.kind == "round" and not (entry.what.get("accuracy") is None or is_number(entry.what["accuracy"])):

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.deploy.processes import HOST, Processes, free_port, write_app
-from holdfast.deploy.trainer import socket_of
+from holdfast.deploy.sockets import socket_of
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from holdfast.deploy.privacy import Guard
 from holdfast.engine.client import EVALUATE, Job, perform_personal, schema_of
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment import Experiment
+from holdfast.files import read_whole, remove_left_over
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.manifest import digest_of, plugins_of
@@ -39,6 +40,7 @@ from holdfast.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
 """Round and step."""
+_MARK = 1 << 22  # bytes that are read of a mark: a hundred thousand starts of a server
 
 
 def federated(path: Path | str) -> Config:
@@ -110,7 +112,7 @@ class Node:
     def _note_data(self, digest: str) -> None:
         """More rows than before are welcome, but what was for testing may be for training now: that is said."""
         mark = self.folder / "data"
-        before = mark.read_text(errors="replace") if mark.exists() else digest
+        before = _read_mark(mark) or digest
         if before != digest:
             print("this client's data has changed since the run began: rows may have moved from testing to training", file=sys.stderr)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,6 +156,7 @@ class Node:
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
         """The newest state before this version, if any; states that will not be asked for again are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_left_over(self.folder)
         seen = self._attempts(attempt)
         if seen[-1:] != [attempt]:
             for abandoned in [v for v in self._versions() if v[0] > committed]:
@@ -168,7 +171,7 @@ class Node:
         """The starts of the server that have asked, in order. A letter of one that was replaced may come late; it must not undo what
         was done since."""
         mark = self.folder / "attempt"
-        seen = mark.read_text(errors="replace").split() if mark.exists() else []
+        seen = _read_mark(mark).split()
         if attempt in seen[:-1]:
             raise RunError("this request is of a server that was started again since; nothing is done")
         return seen
@@ -179,6 +182,16 @@ class Node:
 
     def _file(self, version: Version) -> Path:
         return self.folder / f"{version[0]:06d}-{version[1]:02d}.safetensors"
+
+
+def _read_mark(file: Path) -> str:
+    """What a mark of this node says; nothing where there is none."""
+    try:
+        return read_whole(file, _MARK).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from None
 
 
 def own_data(experiment: Experiment, client: int, bring: Bring | None) -> Federation:

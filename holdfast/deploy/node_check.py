@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.deploy.inspect import Check
+from holdfast.deploy.check import Check
+from holdfast.deploy.enrolment import fingerprint_of
+from holdfast.deploy.keys import public_of
 from holdfast.deploy.node import declared_in, expected, federated, own_data
 from holdfast.deploy.privacy import Account, PrivacySettings
 from holdfast.deploy.project import open_node
@@ -18,7 +20,7 @@ def examine_node(home: Path) -> Iterator[Check]:
     """Each check says one thing; what needs another that failed is left out."""
     try:
         settings = open_node(home)
-        yield _key(home)
+        yield _key(home, settings.client)
         own = Own(home, settings)
         own.load_plugins()
         config = federated(home / settings.experiment)
@@ -34,10 +36,19 @@ def examine_node(home: Path) -> Iterator[Check]:
         yield Check("node", False, " ".join(str(error).split()))
 
 
-def _key(home: Path) -> Check:
-    missing = [name for name in ("key", "key.pub", "ca.pem") if not (home / name).exists()]
-    if missing:
-        return Check("key", False, f"there is no {missing[0]}; `holdfast federation enrol` writes it, on the server")
+def _key(home: Path, client: int) -> Check:
+    """A key that was made here, or brought with the folder."""
+    remedy = {
+        "key": f"`holdfast federation key {home} --client {client}` makes it here, and the server enrols its public half",
+        "key.pub": f"`holdfast federation key {home} --client {client}` writes it again",
+        "ca.pem": f"`holdfast federation enrol` writes it, on the server: bring nodes/{client} from there",
+        "server.pub": f"bring it from the server: nodes/{client}/server.pub, the public half of the key that signs its orders",
+    }
+    if missing := [name for name in remedy if not (home / name).exists()]:
+        return Check("key", False, f"there is no {missing[0]}; {remedy[missing[0]]}")
+    if fingerprint_of(public_of(home / "key")) != fingerprint_of((home / "key.pub").read_text(errors="replace")):
+        return Check("key", False, "key.pub is not the public half of key: one of them is of another time")
+    fingerprint_of((home / "server.pub").read_text(errors="replace"))
     shut = not (home / "key").stat().st_mode & 0o077
     return Check("key", shut, "readable by its owner only" if shut else "key can be read by others: chmod 600")
 

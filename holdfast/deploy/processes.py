@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,13 @@ from typing import Any
 
 import holdfast
 from holdfast.core.errors import RunError
+from holdfast.deploy.alive import ENVIRONMENT, FROZEN, away_file
+from holdfast.deploy.sockets import remove_left_over
 from holdfast.files import lock, unlock
 
 HOST = "127.0.0.1"
+LOST = 75
+"""The code of a SuperNode that has lost its server for good: Flower's own would go on without doing anything."""
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _QUIET = {  # nothing is sent to or fetched from the outside, by any process
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -41,18 +46,26 @@ class Processes:
         self.flower, self.logs, self.connection = Path(flower).absolute(), Path(logs).absolute(), connection
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.extra: dict[str, dict[str, str]] = {}
+        self.ports: dict[str, int] = {}  # where a process listens for others of this machine
         self.held: int | None = None
+        self.patience = FROZEN
+        self._signs: dict[str, tuple[int, float]] = {}  # when a process gave its last sign of life, and when that was seen here
+        self._frozen: dict[str, subprocess.Popen[bytes]] = {}
 
     def claim(self, taken: str) -> None:
         """Until `stop`, nobody else gets this folder: of two that begin in the same instant neither sees a process of the other yet, and
         each would end those of both. `taken` is what the second is told."""
-        self.flower.mkdir(parents=True, exist_ok=True)
+        self.flower.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.held = lock(self.flower / "up.lock")
         if self.held is None:
             raise RunError(taken)
+        end = time.monotonic() + 10
+        while _wake(self.alive()) and time.monotonic() < end:
+            time.sleep(0.1)
         if self.alive():  # left by one that was killed and could not stop them; they may be on their way out
             self._release()
             raise RunError(taken)
+        remove_left_over()
 
     def _release(self) -> None:
         if self.held is not None:
@@ -60,32 +73,62 @@ class Processes:
             self.held = None
 
     def start(self, name: str, command: str, *arguments: str, module: bool = False) -> subprocess.Popen[bytes]:
-        """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        program = [sys.executable, "-m", command] if module else [binary(command)]
-        with open(self.logs / f"{name}.log", "ab") as log:
+        """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment. What it
+        writes is for its owner alone."""
+        for folder in (self.logs, self.flower / "alive"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        program, sign = [sys.executable, "-m", command] if module else [binary(command)], self.sign(name)
+        for old in (sign, away_file(sign)):
+            old.unlink(missing_ok=True)
+        environment = {**self.environment(), ENVIRONMENT: str(sign), **self.extra.get(name, {})}
+        with open(self.logs / f"{name}.log", "ab", opener=_for_its_owner) as log:
             process = subprocess.Popen(
-                [*program, *arguments], env={**self.environment(), **self.extra.get(name, {})}, stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+                [*program, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True, preexec_fn=_die_with_parent, umask=0o077,
             )  # fmt: skip
+        self._signs.pop(name, None)
         self.started[name] = process
         return process
 
+    def sign(self, name: str) -> Path:
+        """The file by which a process shows that it is alive."""
+        return self.flower / "alive" / name
+
+    def running(self) -> dict[str, Path]:
+        """The signs of all that have not ended."""
+        return {name: self.sign(name) for name, process in self.started.items() if process.poll() is None}
+
+    def end_frozen(self) -> None:
+        """End those that gave a sign of life and then none for `patience` seconds. These are seconds of this process: a machine that slept,
+        or a clock that was set, ends nobody."""
+        for name, sign in self.running().items():
+            given, now = _written(sign), time.monotonic()
+            if given is None or self._signs.get(name, (None, 0.0))[0] != given:
+                self._signs[name] = (given or 0, now)
+            elif given and now - self._signs[name][1] > self.patience:
+                self._frozen[name] = self.started[name]
+                _end(self.started[name])
+
+    def how_it_ended(self, name: str) -> str:
+        process = self.started[name]
+        if self._frozen.get(name) is process:
+            return f"gave no sign of life for {self.patience:g} s"
+        if process.returncode == LOST:
+            return "lost its connection to the server"
+        return f"stopped with code {process.returncode}"
+
     def end(self, name: str) -> None:
         """End one of them, by force if it does not hear."""
-        process = self.started.pop(name)
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process := self.started.pop(name, None):
+            _end(process)
 
     def stop(self) -> None:
         """End every process of this federation: those started here, and then whatever they have started and left. Who presses Ctrl-C once
         more, because it takes seconds, must not leave half of them behind."""
         with _undisturbed():
             self._stop()
+            remove_left_over()
+            shutil.rmtree(self.flower / "alive", ignore_errors=True)
             self._release()
 
     def _stop(self) -> None:
@@ -172,7 +215,7 @@ class Processes:
 
     def keep_log(self, run: str) -> None:
         """What the ServerApp said; Flower has it in the SuperLink, which is about to stop."""
-        with open(self.logs / f"run-{run}.log", "wb") as log:
+        with open(self.logs / f"run-{run}.log", "wb", opener=_for_its_owner) as log:
             command = [binary("flwr"), "log", run, self.connection, "--show"]
             try:
                 subprocess.run(command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=120)
@@ -205,6 +248,20 @@ def binary(name: str) -> str:
     if not path.exists():
         raise RunError(f"{name} is not installed beside {Path(sys.executable).name}; pip install 'holdfast[flower]'")
     return str(path)
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.send_signal(signal.SIGCONT)  # who was stopped hears it only then; a SuperNode that can say goodbye is let in again at once
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -253,6 +310,19 @@ def _environments() -> Iterator[tuple[int, bytes]]:
             yield int(folder.name), (folder / "environ").read_bytes()
         except OSError:  # another user's, or just gone
             continue
+
+
+def _wake(pids: list[int]) -> bool:
+    """Whether some of these were frozen when who started them was killed: they have been told to stop, and hear it only awake."""
+    frozen = False
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt":
+                frozen = True
+                os.kill(pid, signal.SIGCONT)
+        except OSError:  # another user's, or just gone
+            continue
+    return frozen
 
 
 _LIBC = ctypes.CDLL(None)  # loaded before any fork

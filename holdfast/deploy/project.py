@@ -3,8 +3,11 @@
     federation.toml      how the federation is run (FederationSettings)
     experiment.toml      what is trained; server and nodes have the same copy
     README.md            the operator's commands
-    server/              stays on the server: authority, certificate, secret, ledger.jsonl, superlink.db, run/ (the run directory), logs/
-    nodes/3/             goes to the machine of client 3, and nowhere else: node.toml, key, key.pub, ca.pem, experiment.toml"""
+    server/              stays on the server: authority, certificate, secret, orders.key, ledger.jsonl, ledger.head, superlink.db, logs/,
+                         run/ (the run directory)
+    nodes/3/             goes to the machine of client 3, and nowhere else: node.toml, key, key.pub, ca.pem, server.pub, experiment.toml
+
+A node's private key is made here with its folder, or on the node itself: then the server is given its public half only."""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ from typing import Any
 
 from pydantic import ValidationError, field_validator
 
-from holdfast.config import Section
+from holdfast.config import Config, Section
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import explain, load_plugin, setting
 from holdfast.deploy.enrolment import Enrolment
-from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate
+from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate, node_public
 from holdfast.deploy.ledger import Ledger
+from holdfast.deploy.ledger_keeping import ready_ledger
 from holdfast.deploy.privacy import PrivacySettings
 from holdfast.files import expand, read_toml, read_whole, write_atomically
 from holdfast.report.toml import to_toml
@@ -43,6 +47,7 @@ class FederationSettings(Section):
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
+    objects: int = setting(1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100)
     quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
     plugins: tuple[str, ...] = setting((), "Python files in this folder whose parts the experiment names")
 
@@ -99,8 +104,29 @@ class Project:
     def logs(self) -> Path:
         return self.server / "logs"
 
+    @property
+    def ledger_file(self) -> Path:
+        return self.server / "ledger.jsonl"
+
+    @property
+    def server_public(self) -> Path:
+        """Of the key that signs orders and heads; every node has a copy, as server.pub."""
+        return self.server / "orders.pub"
+
     def ledger(self) -> Ledger:
-        return Ledger(self.server / "ledger.jsonl")
+        return Ledger(self.ledger_file)
+
+    def ready_ledger(self) -> Ledger:
+        """The ledger, once it is known to be the newest; for whoever starts something or decides."""
+        ledger = ready_ledger(self.ledger_file, self.run)
+        self.share_server_key(only_missing=True)  # in a federation from before the server had a key
+        return ledger
+
+    def share_server_key(self, only_missing: bool = False) -> None:
+        """Give the nodes whose folders are here the public half of the server's key."""
+        for file in (self.path / "nodes").glob("*/node.toml"):
+            if not only_missing or not (file.parent / "server.pub").exists():
+                write_atomically(file.parent / "server.pub", self.server_public.read_bytes())
 
     def node(self, client: int) -> Path:
         return self.path / "nodes" / str(client)
@@ -108,6 +134,15 @@ class Project:
     @property
     def plugins(self) -> list[Path]:
         return plugin_files(self.path, self.settings.plugins)
+
+
+    def check_experiment(self) -> Config:
+        """Whether a federation can play it, before anything is started."""
+        from holdfast.deploy.node import federated
+
+        for plugin in self.plugins:
+            load_plugin(plugin)
+        return federated(self.experiment)
 
 
 def plugin_files(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -144,8 +179,10 @@ def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
 
 def init(
     path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, experiment: Path | None = None, plugins: Sequence[Path] = (),
+    node_keys: bool = True,
 ) -> Project:  # fmt: skip
-    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes have their own."""
+    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes have their own. Without
+    `node_keys` nobody is enrolled yet: every node makes its key itself."""
     from holdfast.deploy.node import expected, federated
 
     path = Path(path).absolute()
@@ -155,7 +192,7 @@ def init(
         text = _template("experiment.toml").replace("CLIENTS", str(clients)).encode() if experiment is None else read_whole(experiment)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{experiment} cannot be read: {error}") from None
-    for folder in (path / "server", *(path / "nodes" / str(client) for client in range(clients))):
+    for folder in (path / "server", path / "nodes"):
         folder.mkdir(parents=True, mode=_PRIVATE)
     write_atomically(path / "experiment.toml", text)
     try:
@@ -178,7 +215,8 @@ def init(
     make_server_certificate(path / "server", hosts)
     make_secret(path / "server" / "superexec.secret")
     project = Project(path, settings)
-    for client in range(clients):
+    project.ready_ledger()
+    for client in range(clients) if node_keys else ():
         enrol(project, client)
     readme = _template("README.md").replace("NAME", settings.name).replace("ADDRESS", settings.address).replace("CLIENTS", str(clients))
     write_atomically(path / "README.md", readme.encode())
@@ -186,18 +224,27 @@ def init(
     return project
 
 
-def enrol(project: Project, client: int) -> None:
-    """A key and a folder for a node, or a new key for one that has one; the server remembers the public half."""
+def enrol(project: Project, client: int, public: str | None = None) -> None:
+    """A folder for a node, with a new key; or without a private one, where the node has made its key and gives its public half. The server
+    remembers the public half; a key that the client had before is worth nothing from then on."""
     if client < 0:
         raise ConfigError(f"client {client}: clients are numbered from 0")
-    ledger, folder = project.ledger(), project.node(client)
-    who = Enrolment.of(ledger.entries)
+    ledger, folder = project.ready_ledger(), project.node(client)
+    who, comment = Enrolment.of(ledger.entries), f"client-{client}@{project.settings.name}"
+    if public is not None:
+        public = f"{node_public(public)} {comment}"
+        fingerprint = who.check_new(client, public)  # before anything is touched
+        if client in who.members and fingerprint == who.members[client].fingerprint:
+            raise ConfigError(f"client {client} has this key already; make a new one on the node: `holdfast federation key`")
     folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     for old in ("key", "key.pub"):
         (folder / old).unlink(missing_ok=True)
-    public = make_node_key(folder, f"client-{client}@{project.settings.name}")
-    who.check_new(client, public)
+    if public is None:
+        public = make_node_key(folder, comment)
+    else:
+        write_atomically(folder / "key.pub", (public + "\n").encode())
     write_atomically(folder / "ca.pem", (project.server / "ca.pem").read_bytes())
+    write_atomically(folder / "server.pub", project.server_public.read_bytes())
     write_atomically(folder / "experiment.toml", project.experiment.read_bytes())
     for plugin in project.plugins:
         _copy(plugin, folder)
@@ -205,6 +252,7 @@ def enrol(project: Project, client: int) -> None:
     if not (folder / "node.toml").exists():
         write_atomically(folder / "node.toml", to_toml(node.model_dump()).encode())
     ledger.append("rotate" if client in who.members else "enrol", client, key=public)
+    ledger.sign()
 
 
 def _copy(plugin: Path, folder: Path) -> None:

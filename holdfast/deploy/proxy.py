@@ -1,46 +1,49 @@
-"""The only door to the outside: TLS, and nothing but the paths that nodes need.
+"""The only door to the outside: TLS, and nothing but what nodes with a key may say.
 
 Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface asks nobody who he is: a stranger
-could register a key of his own, or start a run, which is code on all nodes. So the SuperLink listens on 127.0.0.1, and this forwards only
-/v1/fleet/ to it. A body that is larger than agreed is refused before it is forwarded, and so is what a node sends when it has sent its
-share of the round."""
+could register a key of his own, or start a run, which is code on all nodes. So the SuperLink listens on 127.0.0.1, and this forwards to it
+what SuperNodes call, and nothing else. Who sends a request is told from its headers, before anything of its body is read (proxy_keys.py);
+what the request may say is in fleet_rules.py, and how long a connection is borne in proxy_limits.py. What a node has done that no honest
+one does is noted with its key (refusals.py); strangers are counted."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
+import json
+import resource
 import ssl
 import sys
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.error.catalog import API_ERROR_MAP
 
-from holdfast.core.errors import ConfigError
-from holdfast.deploy.enrolment import fingerprint_of
+from holdfast.deploy.alive import show_life
+from holdfast.deploy.fleet_rules import ANNOUNCE, CALLS, FLEET, PULL, PUSH, Refused, Rules
+from holdfast.deploy.proxy_keys import Keys, Node
+from holdfast.deploy.proxy_limits import Limits, Tally
+from holdfast.deploy.proxy_server import Server
+from holdfast.deploy.refusals import Refusals
 
-FLEET = "/v1/fleet/"
-_SMALL = 999_999  # bytes
-_LARGE_ONES = 16
-_PATIENCE = 120.0  # seconds for the whole of a body
-IDLE = 75
-"""Seconds that a connection may rest: well beyond the 5 after which a sender drops it itself, so that it never sends into a closing one."""
-PUSH = FLEET + "push-"
-"""Replies and their parts; a heartbeat is never too much."""
-_KEY = b"flwr-public-key"
-_HOP_BY_HOP = {b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"proxy-authorization", b"te"}
+_SMALL = 128_000  # bytes of a body that needs no place; one that keeps a node alive has a hundred
+_PLACES = 16  # large bodies that are in memory at a time, of at most fleet_rules.LARGEST_OBJECT bytes
+_OF_ONE = 2  # of them, of one node: as many as a SuperNode sends at a time
+_PATIENCE = 60.0  # seconds to wait for a place; then the node is asked to come again
+_FILES = 65_536  # open files, two for each request
+_AWAY = (502, 503, 504)  # the SuperLink has not answered at all
+_UPSTREAM = 120.0  # seconds for an answer of the SuperLink
+_FORWARDED = {b"content-type", b"accept", b"user-agent"}
+_OURS = b"flwr-"
+_HOP_BY_HOP = {b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-
-
-class TooLarge(Exception):
-    pass
 
 
 class Gone(Exception):
@@ -49,7 +52,7 @@ class Gone(Exception):
 
 class Quota:
     """How many bytes of replies each key may still send in this round. A round is over when `round`, the file that a commit replaces, is
-    another one. Counted is what the SuperLink took: it has checked the signature, so nobody can use up what is another's."""
+    another one. Counted is what the SuperLink took."""
 
     def __init__(self, most: int, round: Path | None):
         self.most, self.round = most, round
@@ -71,79 +74,148 @@ class Quota:
             return 0
 
 
+class Places:
+    """Only so many large bodies are in memory at a time, and only a few of one node's. Whoever waits is served in turn, a node's own
+    first among themselves, so that what one sends never stands before another's for longer than its few places take."""
+
+    def __init__(self) -> None:
+        self.all = asyncio.Semaphore(_PLACES)
+        self.own: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
+
+    @asynccontextmanager
+    async def one(self, node: Node, size: int) -> AsyncIterator[None]:
+        if size <= _SMALL:
+            yield
+            return
+        own = self.own[node.fingerprint]
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await own.acquire()
+                try:
+                    await self.all.acquire()
+                except BaseException:
+                    own.release()
+                    raise
+        except TimeoutError:
+            raise Refused("waited for others' bodies; it may come again", "busy", 503) from None
+        try:
+            yield
+        finally:
+            self.all.release()
+            own.release()
+
+
 class Proxy:
     """An ASGI app in front of one SuperLink."""
 
-    def __init__(self, upstream: str, context: ssl.SSLContext, largest: int, quota: Quota | None = None):
-        self.upstream, self.largest, self.quota = upstream, largest, quota or Quota(sys.maxsize, None)
-        self.room = asyncio.Semaphore(_LARGE_ONES)
-        self.client = httpx.AsyncClient(verify=context, timeout=120, limits=httpx.Limits(max_connections=256))
+    def __init__(
+        self, upstream: str, context: ssl.SSLContext, keys: Keys, rules: Rules,
+        quota: Quota | None = None, refusals: Refusals | None = None, tally: Tally | None = None,
+    ):  # fmt: skip
+        self.upstream, self.keys, self.rules = upstream, keys, rules
+        rules.numbers = lambda: keys.numbers.values()
+        self.quota, self.refusals = quota or Quota(sys.maxsize, None), refusals or Refusals(None, None)
+        self.tally, self.places = tally or Tally(), Places()
+        # Its connections are as many as there are requests of nodes, which are bounded where they come in.
+        self.client = httpx.AsyncClient(verify=context, timeout=_UPSTREAM, limits=httpx.Limits(max_connections=None), trust_env=False)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Who it is that sends is known only to the SuperLink, which wants the whole body first: so only a few large ones are in memory at
-        a time, however many strangers send them. The others wait, but not what keeps a node alive, which is small."""
         if scope["type"] != "http":
             return
-        headers = dict(scope["headers"])
-        large = b"transfer-encoding" in headers or len(headers.get(b"content-length", b"")) > len(str(_SMALL))
-        async with self.room if large else nullcontext():
-            await self._forward(scope, receive, send)
-
-    async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if not path.startswith(FLEET) or ".." in path or "//" in path or scope.get("raw_path", path.encode()) != path.encode():
-            await _answer(send, 403, b"fleet only")
+        path, headers = scope["path"], dict(reversed(scope["headers"]))  # the first of several counts, as for the SuperLink
+        node = self.keys.who(headers)
+        if node is None:
+            self.tally.add("requests without a registered key")
+            await _turn_away(send, path)
             return
-        headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_BY_HOP]
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if not declared.isdigit() or int(declared) > self.largest:
-            await _answer(send, 413, b"too large")
-            return
-        query = f"?{scope['query_string'].decode('latin-1')}" if scope.get("query_string") else ""
+        scope.get("extensions", {}).get("node", lambda _: None)(node.fingerprint)
         try:
-            content = b"".join([chunk async for chunk in self._body(receive)])
-            key = _name(next((value for name, value in scope["headers"] if name == _KEY), b"")) if path.startswith(PUSH) else None
-            if key is not None and not self.quota.allows(key, len(content)):
-                print(f"key {key[:16]} has sent all that federation.quota allows in a round", file=sys.stderr, flush=True)
-                raise TooLarge
-            reply = await self.client.request(scope["method"], f"{self.upstream}{path}{query}", content=content, headers=headers)
+            await self._serve(scope, path, headers, node, receive, send)
+        except Refused as no:
+            if no.kind != "busy":
+                self.refusals.note(node.fingerprint, no.kind, no.words, path, strike=no.offence)
+            await _answer(send, no.status, no.words.encode())
         except Gone:  # with half of what it wanted to say, which nobody should take for all of it
             return
-        except TooLarge:
-            await _answer(send, 413, b"too large")
-        except TimeoutError:
-            await _answer(send, 408, b"too slow")
-        except httpx.InvalidURL:
-            await _answer(send, 400, b"no such path")
+        except TimeoutError:  # a node sends again what ended without an answer, and gives up after one
+            self.tally.add("bodies that came too slowly")
+            raise
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
-        else:
-            if key is not None and reply.is_success:
-                self.quota.count(key, len(content))
-            kept = [(k.lower(), v) for k, v in reply.headers.raw if k.lower() not in (*_HOP_BY_HOP, b"content-encoding")]
-            await _answer(send, reply.status_code, reply.content, kept)
 
-    async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """What the node sends, for as long as it is not more than agreed, whatever it declared."""
-        size, more, end = 0, True, time.monotonic() + _PATIENCE
-        while more:
-            message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
-            if message["type"] == "http.disconnect":
-                raise Gone
-            more = message.get("more_body", False)
-            size += len(message.get("body", b""))
-            if size > self.largest:
-                raise TooLarge
-            yield message.get("body", b"")
+    async def _serve(self, scope: dict[str, Any], path: str, headers: dict[bytes, bytes], node: Node, receive: Receive, send: Send) -> None:
+        self.rules.check_path(path, scope["method"], scope.get("query_string", b""))
+        size = _declared(headers)
+        self.rules.check_size(path, size)
+        pushes = path in (PUSH, ANNOUNCE)
+        allowed = not pushes or self.quota.allows(node.fingerprint, size)
+        async with self.places.one(node, size if allowed else 0):
+            body = await _body(receive, size, keep=allowed)
+            if not allowed:  # an honest node may get here, when rounds are repeated or the quota is small
+                raise Refused("has sent all that federation.quota allows in a round", "quota", 413)
+            request = self.rules.check(path, body, node)
+            done = await self._forward(path, scope["headers"], body, request, node, send)
+        if pushes and done:
+            self.quota.count(node.fingerprint, size)
+
+    async def _forward(
+        self, path: str, headers: list[tuple[bytes, bytes]], body: bytes, request: Any, node: Node, send: Send
+    ) -> bool:  # fmt: skip
+        kept = [(name, value) for name, value in headers if name in _FORWARDED or name.startswith(_OURS)]
+        kept.append((b"accept-encoding", b"identity"))
+        async with self.client.stream("POST", self.upstream + path, content=body, headers=kept) as reply:
+            said = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in _HOP_BY_HOP]
+            if path in (PULL, ANNOUNCE):
+                content = b"".join([piece async for piece in reply.aiter_raw()])
+                if reply.is_success or (path == ANNOUNCE and reply.status_code not in _AWAY):  # a refusal costs the database as much
+                    self.rules.take_note(path, request, content, node)
+                await _answer(send, reply.status_code, content, [pair for pair in said if pair[0] != b"content-length"])
+            else:
+                await send({"type": "http.response.start", "status": reply.status_code, "headers": said})
+                async for piece in reply.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            return reply.is_success
 
 
-def _name(key: bytes) -> str:
-    """Of the key itself, since base64 spells one in several ways; its first letters are in `holdfast federation clients`. What is no key
-    has one name for all, and the SuperLink takes nothing of it."""
-    try:
-        return fingerprint_of(base64.b64decode(key))
-    except (ValueError, ConfigError):
-        return "without a key"
+def _declared(headers: dict[bytes, bytes]) -> int:
+    """How many bytes the body has. Flower's nodes say so and send it as it is; nothing else is taken, so nothing is ever unpacked."""
+    if b"content-encoding" in headers or b"transfer-encoding" in headers or not headers.get(b"content-length", b"").isdigit():
+        raise Refused("sent a body that is encoded or of unknown length", "form", 411)
+    return int(headers[b"content-length"])
+
+
+async def _body(receive: Receive, size: int, keep: bool) -> bytes:
+    """What the node sends. One that is not kept is read all the same: a node that is still sending would not hear the answer."""
+    parts, length, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        more, part = message.get("more_body", False), message.get("body", b"")
+        length += len(part)
+        if length > size:
+            raise Refused("sent more than it declared", "form", 400)
+        if keep:
+            parts.append(part)
+    return b"".join(parts)
+
+
+async def _turn_away(send: Send, path: str) -> None:
+    """Somebody without a key that is registered. A SuperNode says why it is refused only in the words of these two errors of Flower's."""
+    disabled, failed = ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+    code = {FLEET + "register-node": disabled, FLEET + "activate-node": failed}.get(path)
+    if code is not None:
+        about = API_ERROR_MAP[code]
+        said = json.dumps({"code": int(code), "detail": about.public_message})
+        await _answer(send, about.http_status_code, said.encode(), _JSON)
+    elif path in CALLS:
+        await _answer(send, 401, json.dumps({"detail": "Invalid SuperNode authentication"}).encode(), _JSON)
+    else:
+        await _answer(send, 403, b"fleet only")
+
+
+_JSON = [(b"content-type", b"application/json")]
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -156,16 +228,31 @@ def main() -> None:
     for name in ("--host", "--upstream", "--authority", "--certificate", "--key"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--registered", type=Path, required=True, help="the keys that are let in, as `up` writes them")
+    parser.add_argument("--refusals", type=Path, help="where to note what nodes do that no honest one does")
     parser.add_argument("--largest", type=int, default=64_000_000, help="bytes of one request; Flower sends models in pieces of 5 MB")
+    parser.add_argument("--objects", type=int, default=1000, help="objects that one reply may consist of")
     parser.add_argument("--quota", type=int, default=sys.maxsize, help="bytes of replies that a node may send in a round")
     parser.add_argument("--round", type=Path, help="the file that every committed round replaces")
+    for limit in fields(Limits):
+        parser.add_argument(f"--{limit.name}", type=type(limit.default), default=limit.default, help="see proxy_limits.py")
     given = parser.parse_args()
-    quota = Quota(given.quota, given.round)
-    proxy = Proxy(given.upstream, ssl.create_default_context(cafile=given.authority), given.largest, quota)
-    uvicorn.run(
-        proxy, host=given.host, port=given.port, ssl_certfile=given.certificate, ssl_keyfile=given.key, log_level="warning",
-        lifespan="off", server_header=False, timeout_keep_alive=IDLE,
-    )  # fmt: skip
+    show_life()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(given.certificate, given.key)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _FILES), most))
+    tally, limits = Tally(), Limits(**{limit.name: getattr(given, limit.name) for limit in fields(Limits)})
+
+    async def serve() -> None:
+        proxy = Proxy(
+            given.upstream, ssl.create_default_context(cafile=given.authority), Keys(given.registered), Rules(given.largest, given.objects),
+            Quota(given.quota, given.round), Refusals(given.refusals, given.round), tally,
+        )  # fmt: skip
+        await Server(proxy, context, limits, tally).serve(given.host, given.port)
+
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

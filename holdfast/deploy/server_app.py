@@ -24,10 +24,11 @@ from holdfast.core.registry import load_plugin
 from holdfast.deploy.chronicle import Chronicle
 from holdfast.deploy.door import Door, KeyedDoor, OpenDoor
 from holdfast.deploy.fleet import Fleet, Patience
+from holdfast.deploy.keys import load_private
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.node import expected, federated
 from holdfast.deploy.post import Post
-from holdfast.files import write_json
+from holdfast.files import is_whole, read_json, write_json
 from holdfast.session import Watch, resume, start
 
 app = ServerApp()
@@ -51,8 +52,9 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
         load_plugin(plugin)
     config, out = federated(str(settings["config"])), Path(str(settings["out"]))
     waits = {name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings}
-    patience, post = Patience(**waits), Post(grid)
+    patience = Patience(**waits)
     ledger = Ledger(Path(str(settings["ledger"]))) if settings.get("ledger") else None
+    post = Post(grid) if ledger is None else _signed_post(grid, ledger)
     door = _door(post, config, patience, ledger, int(settings.get("strikes", 3)))
     fleet, chronicle = Fleet(post, config, door, patience), Chronicle(ledger, out)
     watch = Watch(say=lambda line: log(INFO, line), moved=chronicle.follow, planned=chronicle.begin)
@@ -64,6 +66,19 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
         result = start([(label, config)], out, watch, engine=fleet.with_simulator)[0]
     chronicle.finish(result)
     return result
+
+
+def _signed_post(grid: Grid, ledger: Ledger) -> Post:
+    """Where clients have keys, so has the server. A mark that an earlier start has left names whose reply it was reading when it died."""
+    folder = ledger.path.parent
+    mark, head = folder / "reading.json", folder / "ledger.head"
+    if (left := read_json(mark)) is not None:
+        client, round = left.get("client"), left.get("round")
+        if is_whole(client) and is_whole(round):
+            said = "the server stopped while it read this client's reply"
+            ledger.append("suspect", client, round, reason=said, task=str(left.get("task")))
+        mark.unlink()
+    return Post(grid, key=load_private(folder / "orders.key"), head=lambda: head.read_text() if head.exists() else "", mark=mark)
 
 
 def _door(post: Post, config: Config, patience: Patience, ledger: Ledger | None, strikes: int) -> Door:

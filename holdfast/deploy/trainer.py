@@ -8,23 +8,27 @@ A frame is the length of a JSON index, the index, and the arrays' bytes: nothing
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
+import signal
 import socket
 import struct
 import sys
-import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from holdfast.core.errors import RunError
+from holdfast.core.errors import in_print
+from holdfast.deploy.alive import show_life
+from holdfast.deploy.sockets import listen
+from holdfast.files import is_whole, parse_json
 
-_MOST = 1 << 34  # bytes of a frame: more is a mistake
+_MOST = 1 << 34  # bytes of the arrays of a frame: more is a mistake
+_INDEX = 1 << 26  # bytes of its index
+_PIECE = 1 << 20  # bytes that are read at a time
+_IDLE = 120.0  # seconds for the next piece of a frame: who stops in the middle must not keep the others waiting
 
 
 def ask(path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str) -> RecordDict | None:
@@ -43,37 +47,24 @@ def ask(path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[st
     return reply
 
 
-def socket_of(folder: Path) -> Path:
-    """Where the trainer of a node listens. Not in the node's folder: the path of a Unix socket may have a hundred letters at most."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    home = Path(base if len(base) < 60 else "/tmp") / f"holdfast-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    about = home.stat()
-    if about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise RunError(f"{home} belongs to somebody else or is open to others; remove it, or set XDG_RUNTIME_DIR")
-    return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}.sock"
-
-
 def serve(path: Path) -> None:
-    """Answer one request after the other, for ever."""
+    """Answer one request after the other, for ever; the socket goes with the process."""
     from holdfast.deploy.work import Workshop
 
-    path.unlink(missing_ok=True)
     workshop = Workshop()
-    with socket.socket(socket.AF_UNIX) as door:
-        before = os.umask(0o177)
+    with listen(path) as door:
         try:
-            door.bind(str(path))
+            while True:
+                line, _ = door.accept()
+                with line:
+                    line.settimeout(_IDLE)
+                    try:
+                        if line.recv(1, socket.MSG_PEEK):  # else somebody only looked whether anybody listens
+                            _answer(line, workshop)
+                    except (OSError, ValueError) as error:  # the asker is gone, or is no ClientApp
+                        print(f"a request came to nothing: {error}", file=sys.stderr, flush=True)
         finally:
-            os.umask(before)
-        door.listen(4)
-        while True:
-            line, _ = door.accept()
-            with line:
-                try:
-                    _answer(line, workshop)
-                except (OSError, ValueError) as error:  # the asker is gone, or is no ClientApp
-                    print(f"a request came to nothing: {error}", file=sys.stderr, flush=True)
+            path.unlink(missing_ok=True)
 
 
 def _answer(line: socket.socket, workshop: Any) -> None:
@@ -109,37 +100,68 @@ def _plain(value: Any) -> Any:
 
 
 def _receive(line: socket.socket) -> tuple[dict[str, Any], RecordDict]:
+    """A frame. What is not one is a ValueError: whoever can open the socket can write to it, and the trainer must outlive that."""
     long, rest = struct.unpack("<QQ", _exactly(line, 16))
-    if long + rest > _MOST:
-        raise ValueError(f"a frame of {long + rest} bytes")
-    index = json.loads(_exactly(line, long))
-    content = RecordDict()
-    for name, record in index["records"].items():
-        if "config" in record:
-            content[name] = ConfigRecord(record["config"])
-        else:
-            arrays = {}
-            for key, (dtype, shape, stype, size) in record["arrays"].items():
-                arrays[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=_exactly(line, size))
-            content[name] = ArrayRecord(arrays)
-    return index["about"], content
+    if long > _INDEX or rest > _MOST:
+        raise ValueError(f"a frame with an index of {long} bytes and {rest} bytes of arrays")
+    index = parse_json(_exactly(line, long))
+    records = index.get("records") if isinstance(index, dict) else None
+    if not isinstance(records, dict) or not isinstance(index.get("about"), dict):
+        raise ValueError("the index of a frame has no table of records or does not say what it is about")
+    if sum(_sizes(records)) != rest:
+        raise ValueError(f"the arrays of a frame do not have the {rest} bytes that it says")
+    try:
+        return index["about"], RecordDict({name: _record(line, record) for name, record in records.items()})
+    except (KeyError, TypeError, OverflowError) as error:  # Flower's records check their own values
+        raise ValueError(f"a record of a frame cannot be read: {in_print(str(error))[:200]}") from None
+
+
+def _sizes(records: Mapping[str, Any]) -> Iterator[int]:
+    """Bytes of every array that an index lists, once it is known to list arrays in the way that `_send` does."""
+    for record in records.values():
+        if not isinstance(record, dict) or not isinstance(record.get("config", {}), dict):
+            raise ValueError("a record of a frame is neither settings nor arrays")
+        arrays = record.get("arrays", {})
+        if not isinstance(arrays, dict) or ("arrays" in record) == ("config" in record):
+            raise ValueError("a record of a frame is neither settings nor arrays")
+        for about in arrays.values():
+            sound = isinstance(about, list) and len(about) == 4 and isinstance(about[0], str) and isinstance(about[2], str)
+            if not sound or not is_whole(about[3], most=_MOST) or not _is_shape(about[1]):
+                raise ValueError("an array of a frame is not described by dtype, shape, kind and size")
+            yield about[3]
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(is_whole(size, most=2**63 - 1) for size in value)
+
+
+def _record(line: socket.socket, record: Mapping[str, Any]) -> ConfigRecord | ArrayRecord:
+    if "config" in record:
+        return ConfigRecord(record["config"])
+    arrays = {}
+    for key, (dtype, shape, stype, size) in record["arrays"].items():
+        arrays[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=_exactly(line, size))
+    return ArrayRecord(arrays)
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view, got = memoryview(data), 0
-    while got < size:
-        more = line.recv_into(view[got:])
+    """So many bytes. Memory is taken as they come: a size is only a claim."""
+    data = bytearray()
+    while len(data) < size:
+        more = line.recv(min(size - len(data), _PIECE))
         if not more:
             raise ValueError("the line was cut")
-        got += more
+        data += more
     return bytes(data)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m holdfast.deploy.trainer", description="A node's resident trainer.")
     parser.add_argument("--socket", required=True, type=Path)
-    serve(parser.parse_args().socket)
+    given = parser.parse_args()
+    show_life()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    serve(given.socket)
 
 
 if __name__ == "__main__":

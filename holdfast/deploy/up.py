@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import RunError
+from holdfast.core.errors import RunError, in_print
+from holdfast.deploy.alive import ServerContact
+from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger import Entry
+from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_app
-from holdfast.deploy.project import Project, open_node
-from holdfast.deploy.trainer import socket_of
+from holdfast.deploy.project import Project
+from holdfast.deploy.refusals import ProxyStrikes
 from holdfast.files import read_json, write_json
 from holdfast.store import Store
 
-Say = Callable[[str], None]
 _LINK = "link"
 _SOON, _FALLS = 60.0, 5  # seconds within which a part that was started again should not stop, and how often it may
 
@@ -37,14 +38,21 @@ class Up:
         self.port = free_port()
         self.processes = Processes(project.server / "flower", project.logs, _LINK)
         self.told, self.behind = len(self.ledger.entries), False  # behind: the SuperLink has not heard of the latest keys and bans
+        self.refusals = ProxyStrikes(project.server / "refusals.jsonl")
         self.rests: dict[str, float] = {}
         self.falls: dict[str, int] = {}
         self.rotated: set[int | None] = set()
+        self.contact = ServerContact(say)
 
     def __enter__(self) -> Up:
+        with naming_a_full_disk(self.project.server, self._goes_on):
+            return self._enter()
+
+    def _enter(self) -> Up:
         server, flower = self.project.server, self.processes.flower
         self.processes.claim(f"this federation is up already; see `holdfast federation status {self.project.path}`")
         try:
+            self.project.ready_ledger()
             ready_certificates(server, [self.project.settings.host])
             link = f'[superlink]\ndefault = "{_LINK}"\n[superlink.{_LINK}]\naddress = "{HOST}:{self.port}"\n'
             (flower / "config.toml").write_text(link + f"root-certificates = {json.dumps(str(server / 'ca.pem'))}\n")
@@ -55,7 +63,7 @@ class Up:
             self._start_proxy()
             self.register()
             self._fit_nodes(set())
-            away = sorted(Enrolment.of(self.ledger.entries).welcome - {_client_of(name) for name in self.processes.started})
+            away = sorted(Enrolment.of(self.ledger.entries).welcome - {client_of(name) for name in self.processes.started})
             if self.nodes and away:
                 self.say(f"not on this machine, and expected to join: clients {', '.join(map(str, away))}")
         except BaseException:
@@ -79,8 +87,8 @@ class Up:
     def _start_superexec(self) -> None:
         server = self.project.server
         self.processes.start(
-            "superexec", "flower-superexec", "--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(server / "ca.pem"),
-            "--superexec-auth-secret-file", str(server / "superexec.secret"),
+            "superexec", "holdfast.deploy.flower", "superexec", "--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates",
+            str(server / "ca.pem"), "--superexec-auth-secret-file", str(server / "superexec.secret"), module=True,
         )  # fmt: skip
 
     def _start_proxy(self) -> None:
@@ -90,8 +98,9 @@ class Up:
         self.processes.start(
             "proxy", "holdfast.deploy.proxy", "--host", settings.listen, "--port", str(settings.port), "--upstream",
             f"https://{HOST}:{self.port}", "--authority", str(server / "ca.pem"), "--certificate", str(server / "server.pem"), "--key",
-            str(server / "server.key"), "--largest", str(settings.largest), "--quota", str(settings.quota),
-            "--round", str(self.project.run / "head.json"), module=True,
+            str(server / "server.key"), "--largest", str(settings.largest), "--objects", str(settings.objects), "--quota",
+            str(settings.quota), "--registered", str(server / "registered.json"), "--refusals", str(self.refusals.file), "--round",
+            str(self.project.run / "head.json"), module=True,
         )  # fmt: skip
         self.processes.wait_for_port(settings.port, "proxy", settings.listen)
 
@@ -103,7 +112,7 @@ class Up:
         between may leave one node that the SuperLink has and we do not."""
         file = self.project.server / "registered.json"
         known = read_json(file) or {}
-        if not all(isinstance(node, str) for node in known.values()):
+        if not all(isinstance(node, str) and re.fullmatch(r"\d{0,20}", node) for node in known.values()):
             raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
         who = Enrolment.of(self.ledger.entries)
         welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
@@ -138,6 +147,14 @@ class Up:
 
     def play(self, timeout: float | None = None) -> dict[str, Any]:
         """Start the run, or go on with it, until it is finished."""
+        with naming_a_full_disk(self.project.server, self._goes_on):
+            return self._play(timeout)
+
+    def _goes_on(self) -> str:
+        command = "resume" if (self.project.run / "head.json").exists() else "up"  # before round 1 there is nothing to resume
+        return f"`holdfast federation {command} {self.project.path}` goes on"
+
+    def _play(self, timeout: float | None) -> dict[str, Any]:
         result = self.project.run / "result.json"
         end = None if timeout is None else time.monotonic() + timeout
         standing = 0  # runs in a row that have ended without a word and without a round: one may be bad luck
@@ -149,8 +166,7 @@ class Up:
             reason = self._reason()
             standing = standing + 1 if self._committed() == before else 0
             if reason is not None or standing == 2:
-                command = "resume" if (self.project.run / "head.json").exists() else "up"  # before round 1 there is nothing to resume
-                raise RunError(f"the run stopped ({reason or why or status}); `holdfast federation {command} {self.project.path}` goes on")
+                raise RunError(f"the run stopped ({reason or why or status}); {self._goes_on()}")
             self.say(f"the run stopped in round {self._committed() + 1} ({why or status}) and goes on")
         self._tell()
         content = Store(self.project.run).result()
@@ -175,6 +191,7 @@ class Up:
         asked, result = 0.0, self.project.run / "result.json"
         while True:
             self._mend()
+            self.refusals.carry(self.ledger)
             self._tell()
             # A question costs Flower's command line a second of computing, so it is asked seldom until the run has said its last word.
             if time.monotonic() - asked > (1 if result.exists() else 10):
@@ -182,34 +199,43 @@ class Up:
                     listed = self.processes.flwr("list", _LINK, "--run-id", run)["runs"][0]
                     if listed["status"].startswith("finished"):
                         return listed["status"], listed.get("status-details", "")
-                except RunError:  # the SuperLink is just being started again
-                    pass
+                except RunError:  # the SuperLink is just being started again, unless its disk is full
+                    if shortage(self.project.server):
+                        raise
                 asked = time.monotonic()
             if end is not None and time.monotonic() > end:
                 raise RunError(f"the federation has not finished in time; `holdfast federation resume {self.project.path}` continues it")
             time.sleep(1)
 
     def _mend(self) -> None:
-        """What has died is started again; a node is given the minute for which Flower still thinks it is there. A part of the server that
-        dies within that time again and again cannot be helped by starting it."""
-        own = {"superlink": self._start_superlink, "superexec": self._start_superexec, "proxy": self._start_proxy}
-        for name, process in list(self.processes.started.items()):
+        """What has died or hangs is started again; a node is given the minute for which Flower still thinks it is there. A part of the
+        server that dies within that time again and again cannot be helped by starting it, and nothing can on a full disk."""
+        self.processes.end_frozen()
+        self.contact.tell(self.processes.running())
+        for name in list(self.processes.started):
+            process = self.processes.started[name]
             if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
                 continue
             soon = time.monotonic() < self.rests.get(name, -math.inf) + _SOON
             self.falls[name] = self.falls.get(name, 0) + 1 if soon else 1
-            if name in own and self.falls[name] > _FALLS:
+            if client_of(name) is None and self.falls[name] > _FALLS:
                 log = self.project.logs / f"{name}.log"
                 raise RunError(f"{name} has stopped {_FALLS + 1} times in a row, with code {process.returncode}; see {log}")
+            if shortage(self.project.server):
+                raise RunError(f"{name} {self.processes.how_it_ended(name)}")
             self.rests[name] = time.monotonic() + 10  # what dies again and again must not keep the machine busy with its starts
-            self.say(f"{name} stopped with code {process.returncode} and is started again")
-            if name in own:
-                own[name]()
-            elif (client := _client_of(name)) is not None:
-                if client in Enrolment.of(self.ledger.entries).welcome:
-                    start_again(self.processes, self.project.node(client), name)
-                else:
-                    del self.processes.started[name]
+            self.say(f"{name} {self.processes.how_it_ended(name)} and is started again")
+            self._start_again(name)
+
+    def _start_again(self, name: str) -> None:
+        own = {"superlink": self._start_superlink, "superexec": self._start_superexec, "proxy": self._start_proxy}
+        if name in own:
+            own[name]()
+        elif (client := client_of(name)) is not None:
+            if client in Enrolment.of(self.ledger.entries).welcome:
+                start_again(self.processes, self.project.node(client), name)
+            else:
+                del self.processes.started[name]
 
     def _tell(self) -> None:
         """Say what the ledger says, and carry bans and new keys to the SuperLink."""
@@ -236,7 +262,7 @@ class Up:
         longer welcome is stopped."""
         welcome = Enrolment.of(self.ledger.entries).welcome
         for name in list(self.processes.started) if self.nodes else []:
-            client = _client_of(name)
+            client = client_of(name)
             if client is not None and (client in rotated or client not in welcome):
                 self.processes.end(name)
         for client in sorted(welcome) if self.nodes else []:
@@ -249,68 +275,7 @@ class Up:
     def _reason(self) -> str | None:
         """What the ServerApp itself said why it stopped; nothing where it was killed."""
         reason = (read_json(self.project.server / "stopped.json") or {}).get("reason")
-        return None if reason is None else str(reason)
-
-
-def _client_of(name: str) -> int | None:
-    """Whose process this is; None for the server's own."""
-    number = name.removeprefix("node").removeprefix("trainer")
-    return int(number) if number.isdigit() else None
-
-
-def start_node(processes: Processes, folder: Path) -> None:
-    """What one client consists of, from its folder alone: a SuperNode, and the trainer that it hands its work to."""
-    node = open_node(folder)
-    if node.resident:
-        start_again(processes, folder, f"trainer{node.client}")
-    start_again(processes, folder, f"node{node.client}")
-
-
-def start_again(processes: Processes, folder: Path, name: str) -> None:
-    """One of the two processes of a client."""
-    node = open_node(folder)
-    if name.startswith("trainer"):
-        processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
-        return
-    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
-             "home": str(folder.absolute())}  # fmt: skip
-    if node.resident:
-        where["trainer"] = str(socket_of(folder))
-    settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
-    processes.start(
-        name, "holdfast.deploy.flower", "supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
-        "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(free_port()), "--node-config", settings,
-        module=True,
-    )  # fmt: skip
-
-
-def keep_node(folder: Path, say: Say) -> None:
-    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks that the node is there and
-    refuses it, so it is tried again."""
-    node = open_node(folder)
-    processes = Processes(folder / "flower", folder / "logs")
-    processes.claim(f"client {node.client} is up already: another process runs {folder}")
-    say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
-    pause = 5.0
-    try:
-        start_node(processes, folder)
-        while True:
-            began = time.monotonic()
-            name, code = _first_to_stop(processes)
-            pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
-            say(f"{name} stopped with code {code}; it is started again in {pause:g} s")
-            time.sleep(pause)
-            start_again(processes, folder, name)
-    finally:
-        processes.stop()
-
-
-def _first_to_stop(processes: Processes) -> tuple[str, int]:
-    while True:
-        for name, process in processes.started.items():
-            if (code := process.poll()) is not None:
-                return name, code
-        time.sleep(1)
+        return None if reason is None else in_print(str(reason))[:500]
 
 
 def in_words(entry: Entry) -> str:
@@ -328,6 +293,9 @@ def in_words(entry: Entry) -> str:
         "stranger": f"a stranger was turned away: {what.get('reason')}", "finish": "the run is finished", "leave": f"{who} has left",
         "wait": f"round {entry.round}: waiting up to {what.get('seconds', 0):g} s for more clients; {what.get('answered')} answered, not "
                 f"{_each(what.get('clients', {}))}",
+        "reset": f"the operator has accepted that a part of the ledger is lost: {what.get('reason')}",
+        "pause": f"{who} has not answered several times in a row and is not asked before round {what.get('until')}",
+        "suspect": f"{who}, round {entry.round}: {what.get('reason')}",
         "missing": f"round {entry.round}: no answer from {_each(what.get('clients', {}))}",
     }.get(entry.kind, "")  # fmt: skip
 

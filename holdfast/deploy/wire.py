@@ -5,7 +5,7 @@ length of what came is known to be right.
     request   header: what is asked, and when          bank: this client's models [m, size]          extra: its row of further tensors
     reply     fields: one array per field of the task's schema
 
-Beside these stands the record `post`, which belongs to the carrier (post.py)."""
+Beside these stands the record `post`, which is the envelope (envelope.py)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from torch import Tensor
 
+from holdfast.core.errors import in_print
 from holdfast.core.types import Exchange, Schema
-from holdfast.deploy.post import POST, Malformed, config_record, expect_names
+from holdfast.deploy.envelope import ENVELOPE
+from holdfast.deploy.post import config_record, expect_names
+from holdfast.deploy.replies import Malformed, ReplyLimits
 
 _HEADER_ROOM = 1024  # an .npy header of a plain array takes 128 bytes
+_ENVELOPE_ROOM = 1 << 16
+_CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+_ROUNDS, _THREADS = 10**9, 4096  # a node names files by round and step, and starts so many threads
 _LABEL = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,99}")
 _DTYPES = {np.dtype("<f4"): torch.float32, np.dtype("<f8"): torch.float64, np.dtype("<i8"): torch.int64, np.dtype("?"): torch.bool}
 
@@ -45,9 +52,9 @@ class Header:
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.run):  # it names a folder on the client
             raise Malformed(f"run label {self.run[:100]!r} is not a plain name")
-        if not self.task.isidentifier():
-            raise Malformed(f"task {self.task[:100]!r} is not a name")
-        if self.step < 0 or self.threads < 1 or not 0 <= self.committed < self.round:
+        if not self.task.isidentifier() or len(self.task) > 100 or len(self.world) > 100:
+            raise Malformed(f"task {self.task[:100]!r} is not a name, or world {self.world[:100]!r} is not a digest")
+        if not (0 <= self.step < _ROUNDS and 1 <= self.threads <= _THREADS and 0 <= self.committed < self.round <= _ROUNDS):
             raise Malformed(f"round {self.round}, step {self.step}, committed {self.committed}, threads {self.threads} make no sense")
 
 
@@ -66,7 +73,7 @@ def pack_exchange(exchange: Exchange, place: int, header: Header) -> RecordDict:
 
 
 def read_header(content: RecordDict) -> Header:
-    expect_names("records", set(content), {"header", "bank", "extra", POST})
+    expect_names("records", set(content), {"header", "bank", "extra", ENVELOPE})
     record = config_record(content, "header")
     expect_names("header", set(record), {f.name for f in fields(Header)} | {"pick"})
     values = {f.name: record[f.name] for f in fields(Header)}
@@ -86,7 +93,7 @@ def read_exchange(content: RecordDict, header: Header, client: int, size: int, d
     bank = _tensor("bank", sent["bank"], (models, size), dtype) if models else torch.zeros(min(1, len(pick)), size, dtype=dtype)
     if not bool(torch.isfinite(bank).all()):  # it would spoil the private models that are pulled to it, for good
         raise Malformed("the model sent is not finite")
-    extra = {name: _tensor(f"extra.{name}", array) for name, array in _arrays(content, "extra").items()}
+    extra = {name: _tensor(f"extra.{in_print(name[:40])}", array) for name, array in _arrays(content, "extra").items()}
     if any(value.ndim == 0 or value.shape[0] != 1 for value in extra.values()):
         raise Malformed("extra: every tensor must have the one row of this client")
     picks = torch.tensor(pick, dtype=torch.int64).reshape(1, -1)
@@ -108,10 +115,18 @@ def pack_fields(sent: Mapping[str, Tensor]) -> RecordDict:
 
 def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict[str, Tensor]:
     """One client's reply as tensors with one row. Names, sizes, dtypes and shapes are right afterwards; values are for the screen."""
-    expect_names("records", set(content), {"fields", POST})
+    expect_names("records", set(content), {"fields", ENVELOPE})
     sent = _arrays(content, "fields")
     expect_names("fields", set(sent), set(schema))
     return {name: _tensor(name, sent[name], field.shape, field.dtype or dtype)[None] for name, field in schema.items()}
+
+
+def limits_of(schema: Schema, dtype: torch.dtype) -> ReplyLimits:
+    """What an honest reply to a task has: message, records, envelope and table of fields; and for each field an array of chunks. A few
+    objects more are read, so that a mistake can be named."""
+    sizes = [_bytes(field.shape, field.dtype or dtype) + _HEADER_ROOM for field in schema.values()]
+    objects = sum(2 + size // _CHUNK for size in sizes)
+    return ReplyLimits(20 + objects, _ENVELOPE_ROOM + sum(sizes) + _HEADER_ROOM * objects)
 
 
 def _array(value: Tensor) -> Array:
@@ -130,14 +145,22 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...] | None = None, dtype
             raise ValueError("another version of the format")
         real, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_ROOM)
     except Exception as error:  # numpy's parser was not written for malice: it stumbles in many ways, and must cost only the sender
-        raise Malformed(f"{name} is not a readable array ({type(error).__name__}: {str(error)[:80]})") from None
+        raise Malformed(f"{name} is not a readable array ({type(error).__name__}: {in_print(str(error)[:80])})") from None
     if kind not in _DTYPES or (dtype is not None and _DTYPES[kind] != dtype):
-        raise Malformed(f"{name} is of {kind}" + (f", expected {dtype}" if dtype is not None else ""))
-    if (shape is not None and real != shape) or (fortran and len(real) > 1) or min(real, default=0) < 0:
-        raise Malformed(f"{name} has shape {real}, expected {shape}")
+        raise Malformed(f"{name} is of {in_print(str(kind)[:80])}" + (f", expected {dtype}" if dtype is not None else ""))
+    if (shape is not None and real != shape) or (fortran and len(real) > 1) or not _is_shape(real):
+        raise Malformed(f"{name} has shape {str(real)[:100]}, expected {shape}")
     if len(data) - file.tell() != _bytes(real, _DTYPES[kind]):
-        raise Malformed(f"{name} has {len(data) - file.tell()} bytes of values, its shape {real} needs {_bytes(real, _DTYPES[kind])}")
-    return torch.from_numpy(np.frombuffer(data, dtype=kind, offset=file.tell()).reshape(real).copy())
+        needed = f"its shape {str(real)[:100]} needs {_bytes(real, _DTYPES[kind])}"
+        raise Malformed(f"{name} has {len(data) - file.tell()} bytes of values, {needed}")
+    truth = _DTYPES[kind] == torch.bool  # of which any byte but 0 and 1 would be added up as it is
+    values = torch.from_numpy(np.frombuffer(data, dtype=np.uint8 if truth else kind, offset=file.tell()).reshape(real).copy())
+    return values != 0 if truth else values
+
+
+def _is_shape(sizes: tuple[int, ...]) -> bool:
+    """One that NumPy and torch can have; an array without values may claim any others."""
+    return len(sizes) <= 32 and all(type(size) is int and 0 <= size < 2**48 for size in sizes) and math.prod(s or 1 for s in sizes) < 2**63
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -21,7 +21,7 @@ from holdfast.deploy import wire
 from holdfast.deploy.node import Node, declared_in, federated
 from holdfast.deploy.privacy import Guard
 from holdfast.deploy.project import NodeSettings, open_node, plugin_files
-from holdfast.files import expand
+from holdfast.files import expand, read_whole
 from holdfast.planning import pick_device
 
 
@@ -38,7 +38,7 @@ class Workshop:
         path = Path(str(node.get("config", run["config"])))
         folder = Path(str(_setting(node, "state-dir"))) / header.run / str(client)
         own = Own.of(node)
-        about = (path.read_bytes(), client, folder, header.world, header.threads, own)
+        about = (read_whole(path), client, folder, header.world, header.threads, own)
         if self.node is None or about != self.about:
             if own is not None:
                 own.load_plugins()

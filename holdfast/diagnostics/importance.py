@@ -80,7 +80,7 @@ def write_page(frame: pd.DataFrame, path: str | Path, title: str = "Importance-r
         if figures:
             drawn = curves([series_of(means, figure) for figure in figures], name, True, "place in the order by importance, in per cent")
             body.append(f"<section><h2>{escape(name)}</h2>{drawn}</section>")
-    write_atomically(Path(path), document(title, body).encode())
+    write_atomically(Path(path), document(title, body).encode(errors="replace"))
     return Path(path)
 
 

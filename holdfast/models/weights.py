@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, in_print
 from holdfast.core.flat import Layout
 from holdfast.files import memory, read_whole
 
@@ -55,7 +55,7 @@ class Weights:
         except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home
             raise ConfigError(f"model.weights: {self.file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         except (SafetensorError, ValueError, KeyError) as error:
-            raise ConfigError(f"model.weights: {self.file} is no safetensors file: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"model.weights: {self.file} is no safetensors file: {in_print(str(error))[:200]}") from None
 
     def _of_head(self, name: str) -> bool:
         return self.head is not None and (name == self.head or name.startswith(f"{self.head}."))
@@ -97,4 +97,4 @@ def _by_own_names(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Te
 
 
 def _named(names: list[str]) -> str:
-    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return f"'{in_print(names[0])[:100]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")

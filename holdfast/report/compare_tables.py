@@ -158,7 +158,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         _notes(comparison.notes),
         f"<footer>Page by holdfast {escape(__version__)}.</footer>",
     ]
-    write_atomically(path, document(title, body).encode())
+    write_atomically(path, document(title, body).encode(errors="replace"))
 
 
 def _section(part: Part) -> str:

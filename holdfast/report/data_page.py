@@ -16,7 +16,7 @@ _MOST_CELLS = 60_000  # of the maps: a browser has to draw them
 
 
 def write_data_page(holdings: Holdings, path: Path) -> None:
-    write_atomically(path, render(holdings).encode())
+    write_atomically(path, render(holdings).encode(errors="replace"))
 
 
 def render(holdings: Holdings) -> str:

@@ -108,11 +108,11 @@ class Diagnosis:
         """By its ending: numbers (.csv), a picture (.png) or a page (.html)."""
         ending = path.suffix.lower()
         if ending == ".csv":
-            write_atomically(path, self.frame.to_csv(index=False).encode())
+            write_atomically(path, self.frame.to_csv(index=False).encode(errors="replace"))
         elif ending == ".png":
             write_image(stacked([figure.drawn() for figure in self.figures]), path)
         else:
-            write_atomically(path, self.page().encode())
+            write_atomically(path, self.page().encode(errors="replace"))
 
     def page(self) -> str:
         heads = ["" if one.title == self.title else f"<h2>{escape(one.title)}</h2>" for one in self.figures]

@@ -35,7 +35,7 @@ def write_figures(page: str, folder: Path, form: str = "svg") -> list[Path]:
         raise ConfigError(f"--figures {folder}: cannot be made: {error.strerror}") from None
     contents = drawn.items() if form == "svg" else _photographed(drawn).items()
     for name, content in contents:
-        write_atomically(folder / f"{name}.{form}", content.encode() if isinstance(content, str) else content)
+        write_atomically(folder / f"{name}.{form}", content.encode(errors="replace") if isinstance(content, str) else content)
     return [folder / f"{name}.{form}" for name in drawn]
 
 

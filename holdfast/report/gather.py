@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -112,7 +113,7 @@ class Cell:
                     return []
                 bad = set(self.run.malicious(part["round"]))
                 rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
-                return [Dot(int(c), self.seed, float(a), int(n), int(c) in bad) for c, a, n in rows if n > 0]
+                return [Dot(int(c), self.seed, float(a), int(n), int(c) in bad) for c, a, n in rows if n > 0 and math.isfinite(a)]
         return []
 
 

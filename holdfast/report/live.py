@@ -292,7 +292,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        content = text.encode()
+        content = text.encode(errors="replace")
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

@@ -31,7 +31,7 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
     cells = read_cells(folder)
     target = Path(folder) / "report.html" if out is None else Path(out)
     if alone or len(cells) <= MOST_TOGETHER:
-        write_atomically(target, render(cells, title).encode())
+        write_atomically(target, render(cells, title).encode(errors="replace"))
         return target
     names = {cell.path: f"{cell.path.name}.html" for cell in cells}
     beside = target.with_suffix("")
@@ -41,10 +41,10 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         beside.mkdir(parents=True, exist_ok=True)
     with progress("pages of the runs", len(cells) + 1) as advance:
         links = {path: f"{quote(beside.name)}/{quote(name)}" for path, name in names.items()}
-        write_atomically(target, render(cells, title, links).encode())
+        write_atomically(target, render(cells, title, links).encode(errors="replace"))
         advance(1)
         for place, cell in enumerate(cells):
-            write_atomically(beside / names[cell.path], render_one(cells, place, f"../{quote(target.name)}").encode())
+            write_atomically(beside / names[cell.path], render_one(cells, place, f"../{quote(target.name)}").encode(errors="replace"))
             advance(1)
     return target
 

@@ -28,10 +28,10 @@ def write_reproduction(outcome: Outcome) -> Path:
     """Page and tables, beside the runs; gives the page's path."""
     sheet, folder = sheet_of(outcome), outcome.path
     page = folder / "report.html"
-    write_atomically(page, render(outcome, sheet).encode())
-    write_atomically(folder / "table.md", markdown(outcome, sheet).encode())
-    write_atomically(folder / "table.csv", to_csv(outcome, sheet).encode())
-    write_atomically(folder / "table.tex", f"% {tex(title(outcome))}\n{to_latex(to_table(sheet))}".encode())
+    write_atomically(page, render(outcome, sheet).encode(errors="replace"))
+    write_atomically(folder / "table.md", markdown(outcome, sheet).encode(errors="replace"))
+    write_atomically(folder / "table.csv", to_csv(outcome, sheet).encode(errors="replace"))
+    write_atomically(folder / "table.tex", f"% {tex(title(outcome))}\n{to_latex(to_table(sheet))}".encode(errors="replace"))
     return page
 
 
@@ -93,7 +93,7 @@ def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
     facts = f'<ul class="facts"><li>scale <b>{wanted.scale}</b></li><li>seeds <b>{seeds}</b></li></ul>'
     table = f'<section><div class="scroll"><table class="words"><tbody>{"".join(rows)}</tbody></table></div></section>'
     page, name = folder / f"index-{wanted.scale}.html", f"{paper}, played again"
-    write_atomically(page, document(name, [_style(), header("reproduction", name, facts), table]).encode())
+    write_atomically(page, document(name, [_style(), header("reproduction", name, facts), table]).encode(errors="replace"))
     return page
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -11,7 +12,7 @@ from typing import Any, get_args
 from holdfast.config import PART_SECTIONS, Config, assign, make_config, rank
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.registry import parts
-from holdfast.grid import copied, flatten
+from holdfast.grid import MOST_CELLS, copied, flatten
 from holdfast.reproducing.study import SCALES, VARIANTS, Override, Scale, StandIn, Study, chosen_labels, matches
 
 At = dict[str, str]
@@ -56,6 +57,9 @@ class Grid:
         self.wanted = replace(wanted, seeds=self.seeds)
         self.labels = chosen_labels(study, self.scale, wanted.only)
         self.variants = VARIANTS if wanted.variant == "both" else (wanted.variant,)
+        many = math.prod(map(len, self.labels.values())) * len(self.variants) * self.seeds
+        if many > MOST_CELLS:
+            raise ConfigError(f"{study.key}: {many:,} cells are more than the {MOST_CELLS:,} that are played; take fewer seeds or labels")
         self.cells = [cell for at in self._places() for cell in self._seeded(at)]
         if not self.cells:
             raise ConfigError(f"{study.key}: nothing is left to play; keep more labels with --only")

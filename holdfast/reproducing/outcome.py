@@ -21,8 +21,8 @@ import torch
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation
-from holdfast.files import as_json, clean, read_json, write_atomically, write_json
-from holdfast.manifest import folder_name, run_folders
+from holdfast.files import as_json, clean, is_number, is_whole, read_json, write_atomically, write_json
+from holdfast.manifest import are_words, folder_name, run_folders
 from holdfast.playing import Watch
 from holdfast.reproducing.cells import Grid, Wanted
 from holdfast.reproducing.claims import Finding, examine
@@ -73,7 +73,7 @@ class Outcome:
     def data(self) -> list[dict[str, Any]]:
         """What was used of each dataset; empty where nothing was played to the end."""
         found = (read_json(self.path / "data.json") or {}).get("data", [])
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        if not isinstance(found, list) or not all(map(_is_used, found)):
             raise RunError(f"{self.path / 'data.json'} is damaged: 'data' cannot be read")
         return found
 
@@ -105,7 +105,7 @@ def reproduce(
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     there = _asked(out)
-    if there is not None and _planned(there) != _planned(content):
+    if there is not None and _planned(there, out) != _planned(content, out):
         raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
@@ -139,20 +139,24 @@ def used(grid: Grid) -> list[dict[str, Any]]:
     return list({json.dumps(one): one for one in found.values()}.values())
 
 
-def _planned(content: Mapping[str, Any]) -> Any:
+def _planned(content: Mapping[str, Any], path: Path) -> Any:
     """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may where it is played."""
     wanted = {**content["wanted"], "changes": []}
     try:
-        cells = sorted([*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content).cells)
+        cells = sorted([*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content, path).cells)
     except ConfigError as error:  # of a version that could say what this one cannot
         return str(error)
     return [content["study"]["key"], wanted, cells]
 
 
-def _grid(content: Mapping[str, Any]) -> Grid:
+def _grid(content: Mapping[str, Any], path: Path) -> Grid:
+    """The experiments that a folder was made for."""
     wanted = content["wanted"]
     changes = tuple((key, value) for key, value in wanted["changes"])
-    return Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes}))
+    try:
+        return Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes}))
+    except ConfigError as error:
+        raise ConfigError(f"{path / 'study.json'}: {error}") from None
 
 
 def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
@@ -173,16 +177,36 @@ def read_outcome(path: Path) -> Outcome:
     content = _asked(Path(path))
     if content is None:
         raise ConfigError(f"no reproduction in {path}: it has no study.json")
-    return Outcome(Path(path), _grid(content))
+    return Outcome(Path(path), _grid(content, Path(path)))
 
 
 def _asked(path: Path) -> dict[str, Any] | None:
     """What a folder was made for; None where it says nothing."""
     content = read_json(path / "study.json")
-    broken = [] if content is None else [name for name in ("study", "wanted") if not isinstance(content.get(name), dict)]
-    if broken:
-        raise RunError(f"{path / 'study.json'} is damaged: '{broken[0]}' cannot be read")
+    if content is not None:
+        study, wanted = content.get("study"), content.get("wanted")
+        good = {"study": isinstance(study, dict) and isinstance(study.get("key"), str), "wanted": _is_wanted(wanted)}
+        if broken := [name for name, fits in good.items() if not fits]:
+            raise RunError(f"{path / 'study.json'} is damaged: '{broken[0]}' cannot be read")
     return content
+
+
+def _is_used(value: Any) -> bool:
+    """Whether an entry of a file says what was used of a dataset, as `used` does."""
+    if not isinstance(value, dict) or not isinstance(value.get("dataset"), str):
+        return False
+    counts = all(is_whole(value.get(name), most=10**15) for name in ("clients", "rounds", "samples", "of"))
+    return counts and value["of"] > 0 and is_number(value.get("participation"))
+
+
+def _is_wanted(value: Any) -> bool:
+    """Whether a table from a file holds the options of a reproduction, as `reproduce` writes them."""
+    if not isinstance(value, dict) or value.keys() != Wanted.__dataclass_fields__.keys():
+        return False
+    changes = value["changes"]
+    sound = all(isinstance(value[name], str) for name in ("scale", "variant")) and isinstance(value["stand_ins"], bool)
+    sound = sound and is_whole(value["seeds"], least=1) and are_words(value["only"]) and isinstance(changes, list)
+    return sound and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in changes)
 
 
 def is_reproduction(path: Path) -> bool:

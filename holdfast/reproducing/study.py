@@ -41,11 +41,11 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from holdfast.config import Section
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.core.registry import explain
+from holdfast.core.registry import INVALID, explain
 from holdfast.reproducing.likeness import completed
 
 SCALES = ("smoke", "quick", "full")
@@ -220,6 +220,8 @@ class Study(Section):
         for name in (*self.layout.rows, *self.layout.columns):
             if name not in (*self.axes, "metric"):
                 raise ValueError(f"layout: there is no axis '{name}'{suggest(name, [*self.axes, 'metric'])}")
+        if not self.metrics:
+            raise ValueError("metrics: there is none")
         for claim in self.claims:
             self._check_claim(claim)
         for metric in self.metrics.values():
@@ -346,7 +348,7 @@ def _loaded(stem: str) -> dict[str, Any]:
 def make(table: Mapping[str, Any]) -> Study:
     try:
         return Study(**table)
-    except ValidationError as error:
+    except INVALID as error:
         raise ConfigError(explain(error, Study, str(table.get("key", "study")))) from None
 
 

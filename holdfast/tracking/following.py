@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.experiment import Experiment
-from holdfast.files import as_json, read_json, replace_file
+from holdfast.files import as_json, is_whole, read_json, replace_file
 from holdfast.playing import Say, Watch
 from holdfast.tracking.base import Figures, Known, Tracker, harmless, numbers, settings
 
@@ -197,7 +197,12 @@ def _read_record(folder: Path) -> dict[str, dict[str, Any]]:
         found = read_json(folder / FILE) or {}
     except Exception:
         return {}
-    return {name: told for name, told in found.items() if isinstance(told, dict) and "id" in told and isinstance(told.get("round"), int)}
+    return {name: told for name, told in found.items() if _is_told(told)}
+
+
+def _is_told(told: Any) -> bool:
+    """Where a tracker has the run, and the last round that it was told."""
+    return isinstance(told, dict) and isinstance(told.get("id"), (str, int)) and is_whole(told.get("round"))
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
-from holdfast.core.registry import explain
+from holdfast.core.registry import INVALID, explain
 from holdfast.core.types import State
 
 
@@ -19,7 +18,7 @@ class Around(Wrapper):
         self.check(inner)
         try:
             return Wrapped(inner=inner, by=self, weights=inner.weights, f=inner.f)
-        except ValidationError as error:
+        except INVALID as error:
             raise ConfigError(explain(error, Wrapped, "aggregator")) from None
 
     def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:

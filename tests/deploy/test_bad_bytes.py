@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
@@ -31,13 +31,9 @@ from holdfast.deploy.keys import expires, hosts_of, make_authority, make_node_ke
 from holdfast.deploy.ledger import Ledger  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.project import FederationSettings, Project, open_node, open_project  # noqa: E402
+from tests.bad_bytes import budget, one_line  # noqa: E402
 
-QUICK = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-
-
-def one_line(error: HoldfastError, *said: str) -> None:
-    assert "\n" not in str(error) and len(str(error)) < 1000
-    assert all(word in str(error) for word in said), str(error)
+QUICK = budget(60)
 
 
 # ---- federation.toml and node.toml ----

@@ -15,9 +15,12 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from flwr.app import Array, ArrayRecord, Message  # noqa: E402
 
 from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.chronicle import Chronicle  # noqa: E402
 from holdfast.deploy.door import KeyedDoor  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
+from holdfast.deploy.inspect import paused  # noqa: E402
+from holdfast.deploy.keys import make_node_key, make_server_key  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
 from holdfast.deploy.node import federated  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
@@ -52,15 +55,22 @@ class World:
         self.ledger, self.folder = Ledger(folder / "ledger.jsonl"), folder
         self.settings = {"config": str(self.config), "out": str(self.out), "deadline": 0.2, "join": 1.0, "ledger": str(self.ledger.path)}
         self.settings |= settings
-        pairs = [a_key() for _ in range(clients + 1)]
-        self.keys = {1000 + i: pem for i, (_, pem) in enumerate(pairs)}
-        for client, (ssh, _) in enumerate(pairs[:clients]):
-            self.ledger.append("enrol", client, key=ssh)
+        self.server = make_server_key(folder)
+        self.homes = [folder / "homes" / str(client) for client in range(clients + 1)]  # the last is a stranger's
+        for client, home in enumerate(self.homes):
+            home.mkdir(parents=True)
+            ssh = make_node_key(home, "node@host")
+            (home / "server.pub").write_text(self.server)
+            if client < clients:
+                self.ledger.append("enrol", client, key=ssh)
+        self.keys = {1000 + i: (home / "key.pub").read_bytes() for i, home in enumerate(self.homes)}
 
     def play(self, tamper: Tamper | None = None, attempt: int = 1, nodes: Iterable[int] | None = None, **settings: Any) -> KeyedGrid:
         asked = self.settings | settings
         keys = {1000 + i: self.keys[1000 + i] for i in (range(self.clients) if nodes is None else nodes)}
         self.grid = KeyedGrid(self.folder / "nodes", asked, clients=self.clients + 1, attempt=attempt, tamper=tamper, keys=keys)
+        for home, context in zip(self.homes, self.grid.nodes.values(), strict=True):
+            context.node_config |= {"key": str(home / "key"), "server-key": str(home / "server.pub")}
         try:
             serve(self.grid, asked)
         finally:
@@ -324,3 +334,105 @@ def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -
     world.play(attempt=2)
     assert_same_runs(tmp_path / "sim", world.out, 2)
     assert [entry.kind for entry in world.ledger.entries[3:]] == ["start", "round", "resume", "round", "finish"]
+
+
+# ---- what cannot be attributed, and who never answers
+
+
+def test_replies_that_somebody_changed_on_the_way_are_dropped_and_nobody_is_struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six forged replies once had two honest clients banned for good."""
+    monkeypatch.setattr(LocalGrid, "signs", False)
+    world = World(tmp_path, rounds=2, strikes=1)
+    world.play(spoil(1))
+    assert world.ledger.of("strike", "ban") == []
+    dropped = "a reply that cannot be attributed: it is not signed with the client's key"
+    assert [entry.what["clients"] for entry in world.ledger.of("missing")] == [{"1": dropped}] * 2
+    assert [entry.what["ids"] for entry in world.ledger.of("round")] == [[0, 2]] * 2
+
+
+def test_a_node_does_nothing_that_the_server_has_not_signed(tmp_path: Path) -> None:
+    """An order of somebody else, who has the node's id: nothing is trained, no state is written, no privacy is spent."""
+    world = World(tmp_path, rounds=1)
+    attacker = make_server_key(tmp_path / "homes" / "3")
+    for home in world.homes:
+        (home / "server.pub").write_text(attacker)  # to these nodes it is the server who is the stranger
+    with pytest.raises(RunError, match="no client answered .client 0: error 2: .*did not sign for this client"):
+        world.play()
+    assert not list((tmp_path / "nodes").rglob("*.safetensors")) and not list((tmp_path / "nodes").rglob("orders.json"))
+    assert world.ledger.of("strike", "ban", "round") == []
+
+
+def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, read = World(tmp_path, rounds=1), wire.read_fields
+
+    class Killed(BaseException):
+        """Nothing is run after it, as after SIGKILL."""
+
+    def kill(content: Any, *args: Any) -> Any:
+        if float(content["fields"]["count"].numpy()) == counts[1]:
+            (tmp_path / "copy.json").write_bytes((tmp_path / "reading.json").read_bytes())
+            raise Killed
+        return read(content, *args)
+
+    counts = Experiment(federated(world.config), tmp_path / "x").federation.train.counts.tolist()
+    assert len(set(counts)) == 3
+    monkeypatch.setattr(wire, "read_fields", kill)
+    with pytest.raises(Killed):
+        world.play()
+    (tmp_path / "copy.json").rename(tmp_path / "reading.json")
+    monkeypatch.undo()
+    world.play(attempt=2)
+    (suspect,) = world.ledger.of("suspect")
+    assert (suspect.client, suspect.round, suspect.what["task"]) == (1, 1, "train") and not (tmp_path / "reading.json").exists()
+    assert len(world.ledger.of("round")) == 1 and world.ledger.of("strike") == []
+
+
+def test_who_never_answers_is_paused_and_named_and_asked_again(tmp_path: Path) -> None:
+    """Two exchanges a round: after three misses it is not asked in the rest of round 2 and in round 3. In round 4 it answers."""
+    world = World(tmp_path, rounds=5)
+
+    def mute(message: Message, reply: Message) -> Message | None:
+        return None if message.metadata.dst_node_id == 1001 and message.content["header"]["round"] < 4 else reply
+
+    grid = world.play(mute)
+    asked = [(m.content["header"]["round"], m.metadata.message_type) for m in grid.asked if m.metadata.dst_node_id == 1001]
+    assert asked == [(1, "train"), (1, "evaluate"), (2, "train"), (4, "train"), (4, "evaluate"), (5, "train"), (5, "evaluate")]
+    (pause,) = world.ledger.of("pause")
+    assert (pause.client, pause.round, pause.what["until"]) == (1, 2, 4)
+    missing = [(entry.round, entry.what["task"], entry.what["clients"]["1"]) for entry in world.ledger.of("missing")]
+    assert missing[2:] == [(2, "train", "no answer within 0.2 s"), *((r, t, "paused until round 4") for r, t in
+                           ((2, "evaluate"), (3, "train"), (3, "evaluate")))]  # fmt: skip
+    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] * 3 + [[0, 1, 2]] * 2
+    second = world.ledger.of("round")[1].number  # as `status` names it then, and after the end
+    assert paused(world.ledger.entries[: second + 1]) == {1: 4} and paused(world.ledger.entries) == {}
+
+
+def test_where_the_quorum_needs_them_the_paused_are_asked(tmp_path: Path) -> None:
+    world = World(tmp_path, rounds=3, quorum=1.0, wait=60.0)
+    lost: list[int] = []
+
+    def late(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id == 1001 and len(lost) < 4:
+            lost.append(1)
+            return None
+        return reply
+
+    world.play(late)
+    assert len(lost) == 4 and len(world.ledger.of("pause")) == 1
+    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 1, 2]] * 3
+
+
+def test_where_others_are_gone_the_paused_are_asked_too(tmp_path: Path) -> None:
+    """Two of three are the quorum: client 1 is paused, and then client 2 disconnects."""
+    world = World(tmp_path, rounds=3, quorum=0.6, wait=60.0)
+
+    def mute_then_gone(message: Message, reply: Message) -> Message | None:
+        round = message.content["header"]["round"]
+        if round == 3 and 1002 in world.grid.keys:
+            world.grid.keys = {node: key for node, key in world.grid.keys.items() if node != 1002}
+        return None if message.metadata.dst_node_id == 1001 and round < 3 else reply
+
+    grid = world.play(mute_then_gone)
+    assert [entry.what["until"] for entry in world.ledger.of("pause")] == [4] and world.ledger.of("finish")
+    asked = [(m.content["header"]["round"], m.metadata.message_type) for m in grid.asked if m.metadata.dst_node_id == 1001]
+    assert asked[-1] == (3, "evaluate")

@@ -31,6 +31,7 @@ from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa:
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator, nobody  # noqa: E402
 from holdfast.experiment import Experiment  # noqa: E402
+from holdfast.files import write_beside  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
 from holdfast.local.losses import Batch  # noqa: E402
 from holdfast.methods.averaging import Averaging  # noqa: E402
@@ -207,6 +208,22 @@ def test_a_step_that_is_asked_again_starts_where_it_started_before(tmp_path: Pat
     asked = broadcast("train", experiment.initial, torch.tensor([0]))
     kept = [read_tensors(node._file((1, step))) for step in (0, 0, 1) if node.perform(replace(asked, step=step), 0, "first")]
     assert same_bits(kept[0], kept[1]) and not same_bits(kept[1], kept[2])
+
+
+def test_what_a_killed_trainer_was_writing_is_removed(tmp_path: Path) -> None:
+    """By the next request; what a living process writes stays."""
+    config = federated(write_config(tmp_path, "ditto"))
+    experiment = Experiment(config, tmp_path / "server")
+    node = Node(config, 0, tmp_path / "node", fingerprint(config, experiment.federation.digest, experiment.initial), threads=1)
+    program = "import os, sys; from pathlib import Path; from holdfast.files import write_beside; "
+    program += "write_beside(Path(sys.argv[1]), b'half'); os.kill(os.getpid(), 9)"
+    (tmp_path / "node").mkdir()
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "node" / "000001-00.safetensors")])
+    own = write_beside(tmp_path / "node" / "model.safetensors", b"half")
+    assert len(list((tmp_path / "node").glob(".*.writing"))) == 2
+    node.enter(1)
+    node.perform(broadcast("train", experiment.initial, torch.tensor([0])), 0, "first")
+    assert list((tmp_path / "node").glob(".*.writing")) == [own]
 
 
 def test_a_client_left_out_of_the_replay_forgets_the_abandoned_round(tmp_path: Path) -> None:

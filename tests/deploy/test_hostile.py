@@ -127,11 +127,14 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
         up.play(timeout=PATIENT)
     assert not up.processes.alive()
     ledger = project.ledger()
-    ((client, reason),) = [(entry.client, entry.what["reason"]) for entry in ledger.of("strike")]
-    assert client == 2 and "update has 1200128 bytes" in reason and Enrolment.of(ledger.entries).banned.keys() == {2}
+    reasons = {entry.client: entry.what["reason"] for entry in ledger.of("strike")}
+    assert reasons.keys() == {2, 7} and "sent a message in the name of node" in reasons[7]
+    assert "bytes, which its task allows" in reasons[2] and Enrolment.of(ledger.entries).banned.keys() == {2, 7}
     trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
-    silent = "no answer within 60 s"
-    assert trains[1] == {client: silent for client in ("3", "6", "7")} and trains[2] == {"4": "wrong nonce", "7": silent}
+    for round in trains:
+        trains[round].pop("7", None)  # whether it is banned before it is asked or only after is a matter of seconds
+    halves = "its answer was announced and did not come within 60 s"  # of 3 the quota is spent before its envelope is sent
+    assert trains[1] == {"3": halves, "6": halves} and trains[2] == {"4": "a reply that cannot be attributed: wrong nonce"}
     assert [entry.what["ids"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
     assert (project.path / "cheat5" / "twice").exists() and (project.path / "cheat7" / "disguised").exists()
     assert "federation.quota" in (project.logs / "proxy.log").read_text()
@@ -332,10 +335,13 @@ import signal
 def change(reply, request):
     if asked(request) == ('score', 1) and not request.content['header']['rehearsal'] and not (here / 'gone').exists():
         (here / 'gone').touch()
-        pid = os.getppid()
-        while b'holdfast.deploy.flower' not in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes():
-            pid = int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
-        os.kill(pid, signal.SIGTERM)
+        supernode = ('HOLDFAST_ALIVE=' + os.environ['HOLDFAST_ALIVE'].replace('superexec', 'node')).encode()
+        for process in pathlib.Path('/proc').glob('[0-9]*/environ'):
+            try:
+                if supernode in process.read_bytes().split(b'\\0'):
+                    os.kill(int(process.parent.name), signal.SIGTERM)
+            except OSError:
+                pass
         import time
         time.sleep(600)
     return reply

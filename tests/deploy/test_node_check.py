@@ -12,6 +12,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from holdfast.cli.federation import federation  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.node_check import examine_node  # noqa: E402
 from holdfast.deploy.privacy import Account, epsilon_of  # noqa: E402
 from holdfast.deploy.project import NodeSettings, open_node  # noqa: E402
@@ -21,7 +22,7 @@ EXPERIMENT = """
 [data]
 name = "declared"
 clients = 3
-options = { shape = [2], classes = 2, class_names = ["no", "yes"] }
+options = { shape = [2], classes = 2, class_names = ["no", "yes"], most = 100 }
 [method]
 name = "fedavg"
 """
@@ -32,9 +33,9 @@ def home(tmp_path: Path) -> Path:
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     (tmp_path / "node.toml").write_text('client = 1\nfunction = "mine.py:load"\n')
     (tmp_path / "mine.py").write_text("import numpy as np\ndef load(): return np.ones((8, 2)), np.array([0, 1] * 4)\n")
-    for name in ("key", "key.pub", "ca.pem"):
-        (tmp_path / name).write_text("")
-    (tmp_path / "key").chmod(0o600)
+    public = make_node_key(tmp_path, "client-1")
+    for name in ("ca.pem", "server.pub"):
+        (tmp_path / name).write_text(public)
     return tmp_path
 
 

@@ -32,7 +32,7 @@ from tests.data.folders import encode, write_table  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import same_bits, simulate, write_config  # noqa: E402
 
-SCHEMA = "shape = [1, 8, 8], classes = 10, samples = \"bytes\", mean = [0.3054], std = [0.3753]"
+SCHEMA = "shape = [1, 8, 8], classes = 10, samples = \"bytes\", mean = [0.3054], std = [0.3753], most = 2000"
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def declared(**options: Any) -> Declared:
-    source: Declared = build("source", {"name": "declared", "shape": [2], "classes": 3, **options}, "data.options")
+    source: Declared = build("source", {"name": "declared", "shape": [2], "classes": 3, "most": 100, **options}, "data.options")
     source.check()
     return source
 
@@ -128,7 +128,7 @@ def test_a_count_outside_the_declared_range_is_refused(tmp_path: Path) -> None:
         return reply
 
     homes = write_homes(tmp_path / "homes", write_config(tmp_path, "fedavg"))
-    config = write_declared(tmp_path / "declared", rounds=1, schema=SCHEMA + ", least = 2, most = 2000")
+    config = write_declared(tmp_path / "declared", rounds=1, schema=SCHEMA + ", least = 2")
     federate(config, tmp_path / "fed", homes, tamper=lie)
     assert Store(tmp_path / "fed").parts(1)[0]["refused"] == {"0": "count is above 2000", "2": "count is below 2"}
 
@@ -156,7 +156,8 @@ def test_a_simulation_needs_samples(tmp_path: Path) -> None:
 
 def test_data_that_changes_in_mid_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     homes = [tmp_path / str(client) for client in range(3)]
-    config, load = write_declared(tmp_path / "c", rounds=1, schema="shape = [2], classes = 2"), "import numpy as np\ndef load(): return "
+    config = write_declared(tmp_path / "c", rounds=1, schema="shape = [2], classes = 2, most = 100")
+    load = "import numpy as np\ndef load(): return "
     for home in homes:
         home.mkdir()
         (home / "node.toml").write_text('function = "mine.py:load"\n')
@@ -265,7 +266,8 @@ def test_a_function_that_gives_something_else(name: str, message: str, tmp_path:
 def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import numpy as np\ndef load(): return np.ones((40, 2)), np.arange(40) % 3\n")
     schema, key = declared(), Key(3).fold("data")
-    world = Experiment(federated(write_declared(tmp_path / "c", schema="shape = [2], classes = 3")), tmp_path / "run").federation
+    config = write_declared(tmp_path / "c", schema="shape = [2], classes = 3, most = 100")
+    world = Experiment(federated(config), tmp_path / "run").federation
     split = Split(train=0.5, validation=0.25, test=0.25)
     first, second = (holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, schema, key) for _ in range(2))
     assert first.train.counts.tolist() == [0, 20, 0] and first.validation.counts.tolist() == first.test.counts.tolist() == [0, 10, 0]
@@ -284,6 +286,7 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
         ({"shape": []}, "data.options.shape: needs the sides"), ({"classes": 0}, "say how many classes"),
         ({"class_names": ["a"]}, "needs 3"), ({"samples": "bytes"}, "an image is"), ({"samples": "words", "shape": [2, 2]}, "a text is"),
         ({"columns": ["a"]}, "1 columns do not"), ({"least": 5, "most": 2}, "5 is more than most"),
+        ({"most": 0}, "data.options.most: say in the experiment how many samples a client has at most; it bounds the weight"),
     ],
 )  # fmt: skip
 def test_a_schema_that_makes_no_sense(options: dict[str, Any], message: str) -> None:

@@ -1,9 +1,11 @@
-"""Letters are matched by our own table: what a reply says of itself is not believed."""
+"""Letters are matched by our own table: what a reply says of itself is not believed, and what cannot be attributed is nobody's fault."""
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,62 +13,82 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: E402
 from flwr.app import ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.proto.node_pb2 import Node  # noqa: E402
 
-from holdfast.deploy.post import Malformed, Post, answer, pack_client, read_client  # noqa: E402
-from tests.deploy.local_grid import be_server, travel  # noqa: E402
+from holdfast.deploy.envelope import NodeSigner, Subject  # noqa: E402
+from holdfast.deploy.post import Letter, Post, answer, pack_client, read_client  # noqa: E402
+from holdfast.deploy.replies import Malformed, ReplyLimits  # noqa: E402
+from holdfast.files import read_json  # noqa: E402
+from tests.deploy.local_grid import LocalRuntime, be_server, travel  # noqa: E402
 
 Behaviour = Callable[[Message], Message | None]
+Runtime = Callable[[], LocalRuntime]
+LIMITS = ReplyLimits(objects=20, size=1 << 16)
 
 
 class Nodes:
     """As much of a grid as Post needs: node i answers by behaviours[i]."""
 
-    def __init__(self, behaviours: dict[int, Behaviour]):
+    def __init__(self, behaviours: dict[int, Behaviour], runtime: Runtime = LocalRuntime):
         be_server()
-        self.behaviours = behaviours
-        self.replies: dict[str, Message | None] = {}
+        self.behaviours, self._runtime_client = behaviours, runtime()
+        self._run, self.node = SimpleNamespace(run_id=1), Node(node_id=1)
+        self.sent: list[Message] = []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
         for message in map(travel, messages):
-            self.replies[message.metadata.message_id] = self.behaviours[message.metadata.dst_node_id](message)
-        return list(self.replies)
-
-    def pull_messages(self, message_ids: list[str]) -> list[Message]:
-        found = [self.replies[i] for i in message_ids]
-        if any(isinstance(reply, Exception) for reply in found):
-            raise found[0]  # type: ignore[misc]
-        return [reply for reply in found if reply is not None]
+            reply = self.behaviours[message.metadata.dst_node_id](message)
+            if reply is not None:
+                self._runtime_client.put(message.metadata.message_id, reply)
+            self.sent.append(message)
+            names.append(message.metadata.message_id)
+        return names
 
 
-def ask(behaviours: dict[int, Behaviour]) -> Any:
-    return Post(Nodes(behaviours), poll=0.01).ask("query", {node: RecordDict() for node in behaviours}, deadline=0.1)  # type: ignore[arg-type]
+def letters(nodes: Iterable[int], deadline: float = 0.1) -> dict[int, Letter]:
+    return {node: Letter(RecordDict(), lambda content: read_client(content, 10), LIMITS, deadline) for node in nodes}
+
+
+def ask(behaviours: dict[int, Behaviour], runtime: Runtime = LocalRuntime, deadline: float = 0.1) -> Any:
+    return Post(Nodes(behaviours, runtime), poll=0.01).ask("query", letters(behaviours, deadline))  # type: ignore[arg-type]
 
 
 def honest(message: Message) -> Message:
     return answer(pack_client(7), message)
 
 
+def silent(message: Message) -> None:
+    return None
+
+
 def test_answers_errors_and_silence_are_told_apart() -> None:
-    mail = ask({1: honest, 2: lambda m: Message(Error(2, "boom"), reply_to=m), 3: lambda m: None})
-    assert set(mail.answers) == {1} and read_client(mail.answers[1], 10) == 7
+    mail = ask({1: honest, 2: lambda m: Message(Error(2, "boom"), reply_to=m), 3: silent})
+    assert mail.answers == {1: 7}
     assert mail.missing == {2: "error 2: boom", 3: "no answer within 0.1 s"}
-    assert not mail.malformed
+    assert not mail.malformed and mail.late == {3} and mail.seconds.keys() == {1, 2}
+
+
+def test_each_letter_has_its_own_deadline() -> None:
+    nodes = Nodes({1: silent, 2: silent})
+    mail = Post(nodes, poll=0.01).ask("query", letters([1], 0.05) | letters([2], 0.2))  # type: ignore[arg-type]
+    assert mail.missing == {1: "no answer within 0.05 s", 2: "no answer within 0.2 s"}
 
 
 def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
-    """Flower waits for minutes for the parts of a reply that was announced: the others' answers are taken meanwhile."""
+    """Its last piece never comes: the others' answers are taken meanwhile."""
 
-    class Half(Nodes):
-        def pull_messages(self, message_ids: list[str]) -> list[Message]:
-            if message_ids == list(self.replies)[:1]:
-                rest.wait(300)
-            return super().pull_messages(message_ids)
+    class Half(LocalRuntime):
+        def put(self, letter: str, reply: Message) -> None:
+            super().put(letter, reply)
+            if reply.content["client"]["client"] == 6:
+                self.objects[reply.content["client"].object_id] = b""
 
-    rest, nodes = threading.Event(), Half({1: honest, 2: honest})
-    mail = Post(nodes, poll=0.01).ask("query", {1: RecordDict(), 2: RecordDict()}, deadline=5)  # type: ignore[arg-type]
-    rest.set()
-    assert set(mail.answers) == {2} and mail.missing == {1: "no answer within 5 s"}
+    mail = ask({1: lambda m: answer(pack_client(6), m), 2: honest}, Half, deadline=0.3)
+    assert mail.answers == {2: 7} and mail.missing == {1: "its answer was announced and did not come within 0.3 s"} and mail.late == {1}
 
 
 def test_the_sender_that_a_reply_names_is_not_believed() -> None:
@@ -75,7 +97,7 @@ def test_the_sender_that_a_reply_names_is_not_believed() -> None:
         reply.metadata.__dict__["_src_node_id"] = 2
         return reply
 
-    mail = ask({1: spoof, 2: lambda m: None})
+    mail = ask({1: spoof, 2: silent})
     assert set(mail.answers) == {1} and set(mail.missing) == {2}
 
 
@@ -88,41 +110,74 @@ def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[s
         return Message(content, reply_to=message)
 
     mail = ask({1: forge})
-    assert not mail.answers and not mail.malformed and mail.missing == {1: "wrong nonce"}
+    why = "wrong nonce" if nonce is not None else "it has no envelope"
+    assert not mail.answers and not mail.malformed and mail.missing == {1: f"a reply that cannot be attributed: {why}"}
 
 
-def test_a_reply_to_another_letter_is_dropped() -> None:
-    def misaddress(message: Message) -> Message:
-        reply = honest(message)
-        reply.metadata.__dict__["_reply_to_message_id"] = "another"
-        return reply
+def test_a_message_that_replies_to_another_letter_or_to_none_is_nobodys() -> None:
+    """The SuperLink hands messages that reply to nothing to every pull: two of them were enough to have an honest client struck."""
 
-    assert ask({1: misaddress}).missing == {1: "wrong nonce"}
+    class Loose(LocalRuntime):
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            said = super().PullMessages(request)
+            for target in ("", "0" * 64):
+                stray = said.messages_list.add()
+                stray.metadata.reply_to_message_id, stray.metadata.message_id, stray.metadata.src_node_id = target, "f" * 64, 2
+            return said
+
+    mail = ask({1: honest, 2: silent}, Loose)
+    assert mail.answers == {1: 7} and not mail.malformed and mail.missing == {2: "no answer within 0.1 s"}
 
 
-def test_a_reply_that_cannot_be_unpacked_costs_only_its_sender() -> None:
-    mail = ask({1: honest, 2: lambda m: ValueError("garbage"), 3: honest})  # type: ignore[return-value,dict-item]
-    assert set(mail.answers) == {1, 3} and mail.malformed == {2: "unreadable reply (ValueError: garbage)"}
+def test_a_reply_that_cannot_be_read_costs_only_its_sender() -> None:
+    def garbage(message: Message) -> Message:
+        return answer(RecordDict({"client": ConfigRecord({"client": 77})}), message)
+
+    mail = ask({1: honest, 2: garbage, 3: honest})
+    assert set(mail.answers) == {1, 3} and mail.malformed == {2: "client id 77, expected 0 to 9"}
 
 
-def test_a_broken_network_is_nobodys_fault() -> None:
-    with pytest.raises(httpx.ConnectError):
-        ask({1: lambda m: httpx.ConnectError("down")})  # type: ignore[return-value,dict-item]
+class Failing(LocalRuntime):
+    """The SuperLink itself fails, by this error."""
+
+    error: Exception
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        raise self.error
+
+
+def failing(error: Exception) -> Runtime:
+    return type("Failing", (Failing,), {"error": error})
+
+
+def status(code: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("down"), status(403)])
+def test_a_broken_network_is_nobodys_fault(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        ask({1: honest}, failing(error))
 
 
 def test_a_superlink_that_stumbles_over_one_reply_does_not_stop_the_run() -> None:
-    def failed(code: int) -> httpx.HTTPStatusError:
-        return httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+    class Stumbling(LocalRuntime):
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            if any(letter in self.bad for letter in request.message_ids):
+                raise status(500)
+            return super().PullMessages(request)
 
-    mail = ask({1: honest, 2: lambda m: failed(500)})  # type: ignore[return-value,dict-item]
-    assert set(mail.answers) == {1} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
-    with pytest.raises(httpx.HTTPStatusError):
-        ask({1: lambda m: failed(403)})  # type: ignore[return-value,dict-item]
+        @property
+        def bad(self) -> set[str]:
+            return {letter for letter, reply in self.announced.items() if reply.metadata.src_node_id == 2}
+
+    mail = ask({1: honest, 2: honest, 3: honest}, Stumbling)
+    assert set(mail.answers) == {1, 3} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
 
 
 def test_what_a_node_says_of_its_failure_is_one_line_without_commands_to_a_terminal() -> None:
     mail = ask({1: lambda m: Message(Error(2, "bo\x1b[31m\nom"), reply_to=m)})
-    assert mail.missing == {1: "error 2: bo [31m om"}
+    assert mail.missing == {1: "error 2: bo om"}
 
 
 def test_nobody_to_ask() -> None:
@@ -135,3 +190,84 @@ def test_client_ids_are_checked(client: Any) -> None:
     content = RecordDict({"client": ConfigRecord({"client": client}), "post": ConfigRecord({})})
     with pytest.raises(Malformed, match="expected 0 to 9"):
         read_client(content, 10)
+
+
+# ---- with keys
+
+SERVER, CLIENT, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(3))
+ABOUT = Subject("run", 3, 0, "train", 7)
+
+
+def public(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def ask_signed(behaviour: Behaviour, mark: Path | None = None, read: Callable[[RecordDict], Any] | None = None) -> tuple[Any, Post]:
+    post = Post(Nodes({1: behaviour}), poll=0.01, key=SERVER, mark=mark)  # type: ignore[arg-type]
+    letter = Letter(RecordDict(), read or (lambda content: read_client(content, 10)), LIMITS, 0.1, ABOUT, public(CLIENT))
+    return post.ask("train", {1: letter}), post
+
+
+def signing(key: ec.EllipticCurvePrivateKey, subject: Subject = ABOUT, spoil: Callable[[Message], None] = lambda reply: None) -> Behaviour:
+    """Signs, and then somebody on the way may spoil it."""
+
+    def reply(message: Message) -> Message:
+        made = honest(message)
+        NodeSigner(7, public(SERVER), key, Path()).sign(made.content, subject)
+        spoil(made)
+        return made
+
+    return reply
+
+
+def other_content(reply: Message) -> None:
+    reply.content["client"] = ConfigRecord({"client": 5})
+
+
+def one_more(reply: Message) -> None:
+    reply.content["more"] = ConfigRecord({"client": 5})
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        honest, signing(OTHER), signing(CLIENT, spoil=other_content), signing(CLIENT, spoil=one_more),
+        *(signing(CLIENT, Subject(**{**vars(ABOUT), name: value}))  # type: ignore[arg-type]
+          for name, value in [("run", "old"), ("round", 2), ("step", 1), ("task", "score"), ("client", 6)]),
+    ],
+)  # fmt: skip
+def test_a_reply_that_the_client_has_not_signed_for_this_is_dropped_and_nobody_is_blamed(behaviour: Behaviour) -> None:
+    """Unsigned, with another key, with other content, for another run, round, step, task or client."""
+    mail, post = ask_signed(behaviour)
+    assert mail.missing == {1: "a reply that cannot be attributed: it is not signed with the client's key"}
+    assert not mail.answers and not mail.malformed and post.unproven == 1
+
+
+def test_a_signed_reply_is_read_and_its_faults_are_the_senders() -> None:
+    assert ask_signed(signing(CLIENT))[0].answers == {1: 7}
+
+    def nonsense(message: Message) -> Message:
+        made = answer(pack_client(99), message)
+        NodeSigner(7, public(SERVER), CLIENT, Path()).sign(made.content, ABOUT)
+        return made
+
+    assert ask_signed(nonsense)[0].malformed == {1: "client id 99, expected 0 to 9"}
+
+
+def test_whose_reply_is_being_read_stands_in_a_file_for_as_long(tmp_path: Path) -> None:
+    """A process that is killed for lack of memory says nothing any more."""
+    seen: list[Any] = []
+    mail, _ = ask_signed(signing(CLIENT), tmp_path / "reading.json", lambda content: seen.append(read_json(tmp_path / "reading.json")))
+    assert mail.answers == {1: None} and seen == [vars(ABOUT)] and not (tmp_path / "reading.json").exists()
+
+
+def test_a_reply_that_comes_while_another_is_read_is_not_late() -> None:
+    """Reading a large model takes longer than the deadline of a client whose reply is there already."""
+
+    class Slow(LocalRuntime):
+        def PullObject(self, request: Any) -> Any:  # noqa: N802
+            time.sleep(0.05)
+            return super().PullObject(request)
+
+    mail = ask({node: (lambda m: answer(pack_client(7), m)) for node in range(1, 9)}, Slow, deadline=0.3)
+    assert mail.answers == dict.fromkeys(range(1, 9), 7) and not mail.late

@@ -19,7 +19,8 @@ ROWS = {name: (set(re.findall(r"`(\w+)`", sent)), set(re.findall(r"`(\w+)`", bar
 
 
 def schemas(method: str, out: Path) -> dict[str, Schema]:
-    data = {"name": "declared", "options": {"shape": [4], "classes": 3}, "split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
+    options = {"shape": [4], "classes": 3, "most": 100}
+    data = {"name": "declared", "options": options, "split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
     experiment = Experiment(tiny(method=method, data=data), out)
     return {task: experiment.rule.schema(task, experiment.cell.wire()) for task in experiment.rule.tasks}
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
-from holdfast.core.errors import RunError  # noqa: E402
-from holdfast.deploy.processes import HOST, Processes, free_port, in_use  # noqa: E402
+from holdfast.core.errors import ConfigError, RunError  # noqa: E402
+from holdfast.deploy.alive import ServerContact, away_file  # noqa: E402
+from holdfast.deploy.node_processes import client_of, keep_node  # noqa: E402
+from holdfast.deploy.processes import HOST, LOST, Processes, free_port, in_use  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init  # noqa: E402
-from holdfast.deploy.up import Up, keep_node  # noqa: E402
+from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.files import read_json, write_json  # noqa: E402
 
 
@@ -171,7 +174,7 @@ def test_of_two_nodes_in_the_same_instant_one_is_told(project: Project, monkeypa
             assert processes.started["superlink"].poll() is None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.deploy.up.start_node", start)
+    monkeypatch.setattr("holdfast.deploy.node_processes.start_node", start)
     for times in (1, 2):
         with pytest.raises(KeyboardInterrupt):
             keep_node(folder, lambda line: None)
@@ -232,3 +235,122 @@ def test_what_dies_again_and_again_is_not_started_for_ever(
             up._mend()
             clock[0] += every
     assert len(starts) == started
+
+
+SHOWS_LIFE = "import pathlib, sys, time\nwhile True:\n    pathlib.Path(sys.argv[1]).touch()\n    time.sleep(0.05)"
+
+
+def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
+    """One that hangs, one that lives, and one that never gave a sign, and so is not judged."""
+    processes = Processes(tmp_path / "home", tmp_path / "logs")
+    processes.patience = 1.0
+    processes.sign("x").parent.mkdir(parents=True)
+    for name, code in {"hangs": SHOWS_LIFE, "lives": SHOWS_LIFE, "mute": "import time; time.sleep(600)"}.items():
+        processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", code, str(processes.sign(name))])
+    try:
+        end = time.monotonic() + 60
+        while not (processes.sign("hangs").exists() and processes.sign("lives").exists()) and time.monotonic() < end:
+            time.sleep(0.01)
+        processes.started["hangs"].send_signal(signal.SIGSTOP)
+        while processes.started["hangs"].poll() is None and time.monotonic() < end:
+            processes.end_frozen()
+            time.sleep(0.05)
+        assert processes.how_it_ended("hangs") == "gave no sign of life for 1 s"
+        assert processes.running().keys() == {"lives", "mute"}
+    finally:
+        processes.stop()
+    assert not processes.sign("x").parent.exists()
+
+
+def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    contact, signs = ServerContact(said.append), {f"node{client}": tmp_path / f"node{client}" for client in range(3)}
+    for client in (0, 2):
+        away_file(signs[f"node{client}"]).touch()
+    contact.tell(signs)
+    assert said == [], "a moment is nothing"
+    for client in (0, 2):
+        os.utime(away_file(signs[f"node{client}"]), (1, 1))
+    for _ in range(2):
+        contact.tell(signs)
+    assert said == ["node0, node2 cannot reach the server and will retry"]
+    away_file(signs["node2"]).unlink()
+    for _ in range(2):
+        contact.tell(signs)
+    assert said[1:] == ["node2 can reach the server again"]
+
+
+@pytest.mark.parametrize(("free", "words"), [(12e6, "the disk that carries .* is full .12 MB are left.; free some space, then `holdfast "
+                                              "federation up .* goes on .what failed: superexec stopped with code 1"),
+                                             (12e9, None)])  # fmt: skip
+def test_a_part_that_stops_on_a_full_disk(free: float, words: str | None, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stop names the disk, and not the sixth the part."""
+    up, starts = Up(project, lambda line: None), []
+    up.processes.started["superexec"] = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
+    up.processes.started["superexec"].wait()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(1))
+    monkeypatch.setattr(up, "_play", lambda timeout: up._mend())
+    with pytest.raises(RunError, match=words) if words else nullcontext():
+        up.play()
+    assert starts == ([] if words else [1])
+
+
+def test_a_node_says_what_happened_and_is_started_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SuperNode is lost, then its disk is full; both are said, and it is tried again."""
+    said: list[str] = []
+    disk = iter([50e9, 12e6])
+
+    def start(processes: Processes, folder: Path, name: str = "node1") -> None:
+        if len(said) > 3:
+            raise KeyboardInterrupt
+        processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({LOST if len(said) == 1 else 1})"])
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=next(disk)))
+    monkeypatch.setattr("holdfast.deploy.node_processes.start_node", start)
+    monkeypatch.setattr("holdfast.deploy.node_processes.start_again", start)
+    monkeypatch.setattr("holdfast.deploy.node_processes.time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.01)))
+    with pytest.raises(KeyboardInterrupt):
+        keep_node(project.node(1), said.append)
+    assert said[1] == "node1 lost its connection to the server; it is started again in 10 s"
+    assert said[2] == "node1 stopped with code 1; it is started again in 20 s"
+    assert said[3] == f"the disk that carries {project.node(1)} is full (12 MB are left); free some space"
+
+
+def test_a_key_that_others_can_read_is_not_used(project: Project) -> None:
+    (project.node(1) / "key").chmod(0o640)
+    with pytest.raises(ConfigError, match="key can be read or changed by others.*chmod 600"):
+        keep_node(project.node(1), lambda line: None)
+
+
+def test_whose_process_it_is() -> None:
+    names = ("node3", "superexec12", "trainer0", "superexec", "superlink", "proxy")
+    assert [client_of(name) for name in names] == [3, 12, 0, None, None, None]
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from holdfast.deploy.processes import Processes
+processes = Processes(Path(sys.argv[1]), Path(sys.argv[2]))
+child = processes.start("node1", "timeit", "-n1", "-r1", "import time; time.sleep(600)", module=True)
+time.sleep(1)
+child.send_signal(signal.SIGSTOP)
+while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":  # else it may still hear that its parent is gone
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_frozen_process_of_a_killed_one_is_no_hindrance(tmp_path: Path) -> None:
+    """It was told to stop when its parent was killed, and cannot hear it; the next start must not take it for a federation that is up."""
+    arguments = [str(tmp_path / "home"), str(tmp_path / "logs")]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=Path(__file__).parents[2], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    processes = Processes(tmp_path / "home", tmp_path / "logs")
+    assert processes.alive()
+    try:
+        processes.claim("it is up already")
+        assert processes.alive() == []
+    finally:
+        processes.stop()

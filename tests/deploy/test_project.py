@@ -1,37 +1,30 @@
-"""A federation's folder: keys and certificates, the proxy that lets only nodes through, the operator's commands that need no process."""
+"""A federation's folder: keys and certificates, the operator's commands that need no process."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import datetime
 import json
 import os
 import socket
 import ssl
-import string
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key  # noqa: E402
 
-from holdfast.cli import main  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
 from holdfast.deploy import keys  # noqa: E402
+from holdfast.deploy.check import Check  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
-from holdfast.deploy.inspect import Check, examine  # noqa: E402
+from holdfast.deploy.inspect import examine  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_node, open_project  # noqa: E402
-from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
-from tests.deploy.test_ledger import a_key  # noqa: E402
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def test_a_new_federation_is_ready(project: Project, roomy: None) -> None:
         assert who.client_of((folder / "key.pub").read_text()) == client
         assert fingerprint_of(keys.public_of(folder / "key")) == who.members[client].fingerprint
     checks = list(examine(project))
-    assert len(checks) == 9 and [check for check in checks if not check.good] == []
+    assert len(checks) == 12 and [check for check in checks if not check.good] == []
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in (project.server, project.node(0)))  # logs and updates are secrets too
     assert "private" not in project.ledger().path.read_text().lower()
 
@@ -121,155 +114,6 @@ def test_an_expired_certificate_is_said_and_renewed(project: Project) -> None:
     (project.server / "ca.pem").unlink()
     with pytest.raises(ConfigError, match="ca.pem is no certificate that can be read"):
         keys.ready_certificates(project.server, [])
-
-
-def _ask(proxy: Proxy, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
-    async def go() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=proxy), base_url="http://door") as client:
-            return await client.request(method, path, content=content, headers=headers)
-
-    return asyncio.run(go())
-
-
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> tuple[Proxy, list[httpx.Request]]:
-    seen: list[httpx.Request] = []
-
-    def upstream(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(201, content=b"pong " + request.content, headers={"x-flower": "1"})
-
-    made = Proxy("https://127.0.0.1:1", ssl.create_default_context(), largest=1000)
-    made.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
-    return made, seen
-
-
-def test_the_proxy_lets_only_nodes_through(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
-    door, seen = proxy
-    reply = _ask(door, "POST", "/v1/fleet/pull?x=1", b"ping", authorization="node")
-    assert (reply.status_code, reply.content, reply.headers["x-flower"]) == (201, b"pong ping", "1")
-    assert str(seen[0].url) == "https://127.0.0.1:1/v1/fleet/pull?x=1" and seen[0].headers["authorization"] == "node"
-    crooked = ("/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x", "/v1//fleet/x")
-    for path in ("/v1/control/register", "/v1/runtime/x", "/", "/v1/fleet", *crooked):
-        assert _ask(door, "POST", path).status_code == 403, path
-    assert _ask(door, "POST", "/v1/fleet/push", b"x" * 1001).status_code == 413
-    assert len(seen) == 1
-
-
-def test_half_a_request_and_a_crooked_query_go_no_further(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
-    door, seen = proxy
-    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b"", "headers": []}
-    parts = [{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}]
-    said: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return parts.pop(0)
-
-    async def send(message: dict[str, Any]) -> None:
-        said.append(message)
-
-    asyncio.run(door(scope, receive, send))
-    assert said == [] and parts == []
-    parts = [{"type": "http.request", "body": b""}]
-    asyncio.run(door({**scope, "query_string": b"x=\x01"}, receive, send))
-    assert said[0]["status"] == 400 and seen == []
-
-
-def test_strangers_that_send_much_or_slowly_do_not_fill_the_memory(
-    proxy: tuple[Proxy, list[httpx.Request]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    door, waiting = proxy[0], []
-    door.largest = 10**9
-    monkeypatch.setattr("holdfast.deploy.proxy._PATIENCE", 0.3)
-    scope = {"type": "http", "method": "POST", "path": "/v1/fleet/push", "raw_path": b"/v1/fleet/push", "query_string": b""}
-    large: dict[str, Any] = {**scope, "headers": [(b"content-length", b"1000000")]}
-    said: list[int] = []
-
-    async def never() -> dict[str, Any]:
-        waiting.append(1)
-        return await asyncio.Event().wait()  # type: ignore[return-value]
-
-    async def at_once() -> dict[str, Any]:
-        assert len(waiting) == 16 and not said
-        return {"type": "http.request", "body": b"beat"}
-
-    async def send(message: dict[str, Any]) -> None:
-        said.extend([message["status"]] if "status" in message else [])
-
-    async def go() -> None:
-        strangers = [asyncio.create_task(door(large, never, send)) for _ in range(20)]
-        await asyncio.sleep(0)
-        await door({**scope, "headers": [(b"content-length", b"4")]}, at_once, send)  # a heartbeat
-        await asyncio.gather(*strangers)
-
-    asyncio.run(go())
-    assert said == [201] + [408] * 20
-
-
-def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def upstream(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(401 if "flwr-signature" not in request.headers else 200)
-
-    head = tmp_path / "head.json"
-    door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, head))
-    door.client = httpx.AsyncClient(transport=httpx.MockTransport(upstream))
-
-    a, b = (base64.b64encode(a_key()[1]).decode() for _ in range(2))
-
-    def push(key: str, size: int, path: str = "push-object") -> int:
-        return _ask(door, "POST", f"/v1/fleet/{path}", b"x" * size, **{"flwr-public-key": key, "flwr-signature": "good"}).status_code
-
-    assert [push(a, 900), push(a, 600), push(a, 1)] == [200, 200, 413]
-    assert "federation.quota" in capsys.readouterr().err
-    assert push(a, 900, "send-node-heartbeat") == 200  # a node that has sent too much is still there
-    forged = _ask(door, "POST", "/v1/fleet/push-object", b"x" * 1000, **{"flwr-public-key": b})
-    assert forged.status_code == 401 and [push(b, 1000), push(b, 500)] == [200, 200]  # only what the SuperLink took is counted
-    head.write_text("{}")  # a round is committed
-    assert push(a, 1000) == push(b, 1000) == 200
-
-
-def pem_of(project: Project, client: int) -> bytes:
-    """A node's public key as Flower sends it."""
-    key = load_ssh_public_key((project.node(client) / "key.pub").read_bytes())
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def test_one_key_has_one_share_however_it_is_spelled(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last letter of base64 has two bits that nobody reads: four spellings, and the SuperLink takes them all."""
-    door = Proxy("https://127.0.0.1:1", ssl.create_default_context(), 1000, Quota(1500, None))
-    door.client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200)))
-    pem, letters = pem_of(project, 0), string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
-    plain = base64.b64encode(pem).decode()
-    assert plain[-1] == "=" != plain[-2]
-    spelled = [plain[:-2] + letters[letters.index(plain[-2]) + more] + "=" for more in range(4)]
-    assert all(base64.b64decode(key, validate=True) == pem for key in spelled)
-
-    def push(key: str, size: int) -> int:
-        return _ask(door, "POST", "/v1/fleet/push-object", b"x" * size, **{"flwr-public-key": key}).status_code
-
-    assert [push(key, 1000) for key in spelled] == [200, 413, 413, 413]
-    assert Enrolment.of(project.ledger().entries).members[0].fingerprint[:16] in capsys.readouterr().err
-    assert push(base64.b64encode(pem_of(project, 1)).decode(), 1000) == 200  # another key has its own share
-    assert [push(key, 500) for key in ("a", "b", "c", "d")] == [200, 200, 200, 413]  # what is no key has one name, so names do not pile up
-
-
-def test_the_proxy_says_when_the_superlink_is_gone(proxy: tuple[Proxy, list[httpx.Request]]) -> None:
-    def gone(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("gone")
-
-    proxy[0].client = httpx.AsyncClient(transport=httpx.MockTransport(gone))
-    assert _ask(proxy[0], "GET", "/v1/fleet/x").status_code == 502
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def go(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["federation", *map(str, args)])
-        said = capsys.readouterr()
-        return int(left.value.code or 0), said.out, said.err
-
-    return go
 
 
 def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_path: Path, roomy: None) -> None:

@@ -17,7 +17,8 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402
 
-from holdfast.deploy import trainer  # noqa: E402
+from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy import sockets, trainer  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, simulate, write_config  # noqa: E402
@@ -53,7 +54,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, short: Path) -> None:
-    config, path = write_config(tmp_path, "ditto"), trainer.socket_of(tmp_path / "node0")
+    config, path = write_config(tmp_path, "ditto"), sockets.socket_of(tmp_path / "node0")
     assert path.parent.stat().st_mode & 0o777 == 0o700 and len(str(path.name)) < 30
     threading.Thread(target=trainer.serve, args=(path,), daemon=True).start()
     settings = {"config": str(config), "out": str(tmp_path / "fed"), "deadline": 20.0, "join": 20.0}
@@ -74,10 +75,31 @@ def test_with_a_trainer_the_same_bits_as_without(tmp_path: Path, short: Path) ->
 
 def test_a_folder_of_somebody_else_is_not_used(short: Path) -> None:
     (short / f"holdfast-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(trainer.RunError, match="open to others"):
-        trainer.socket_of(short)
+    with pytest.raises(RunError, match="open to others"):
+        sockets.socket_of(short)
 
 
 def test_a_long_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 80)))
-    assert len(str(trainer.socket_of(tmp_path))) < 100
+    assert len(str(sockets.socket_of(tmp_path))) < 100
+
+
+def test_only_sockets_that_nobody_listens_on_are_removed(short: Path, tmp_path: Path) -> None:
+    live, dead = sockets.socket_of(tmp_path / "live"), sockets.socket_of(tmp_path / "dead")
+    sockets.listen(dead).close()  # as a process that was killed leaves it
+    with sockets.listen(live):
+        sockets.remove_left_over()
+        assert live.exists() and not dead.exists()
+        assert sorted(live.parent.iterdir()) == [live]
+    sockets.remove_left_over()
+    assert list(live.parent.iterdir()) == []
+
+
+def test_a_link_of_somebody_else_is_not_followed(short: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    sockets.listen(tmp_path / "private" / "x.sock").close()
+    (short / f"holdfast-{os.getuid()}").symlink_to(tmp_path / "private")
+    with pytest.raises(RunError, match="belongs to somebody else"):
+        sockets.socket_of(short)
+    sockets.remove_left_over()
+    assert (tmp_path / "private" / "x.sock").exists()

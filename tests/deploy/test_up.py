@@ -22,6 +22,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
+from holdfast.deploy.ledger_check import LedgerCheck  # noqa: E402
 from holdfast.deploy.processes import _environments, free_port  # noqa: E402
 from holdfast.deploy.project import Project, init, open_project  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
@@ -80,6 +81,8 @@ def play(project: Project, cheats: dict[int, str] | None = None, disturb: Callab
         running.append(up)
         up.play(timeout=PATIENT)
     assert not up.processes.alive()
+    checks = list(LedgerCheck(project.ledger_file, project.run).examine(project.ledger().head))
+    assert len(checks) == 5 and all(check.good for check in checks), checks
     return up, said
 
 
@@ -143,7 +146,23 @@ def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
     assert project.ledger().of("round")[-1].what["took_part"] == [0]
 
 
-@pytest.mark.parametrize("victim", ["node", "serverapp", "superlink", "superexec"])
+def working(up: Up) -> int:
+    """The SuperExec of a node, in the middle of a message."""
+    own = {process.pid for name, process in up.processes.started.items() if name.removeprefix("superexec").isdigit()}
+    end = time.monotonic() + 240
+    while time.monotonic() < end:
+        for pid in up.processes.alive():
+            try:
+                if b"flwr-clientapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    if parent in own:
+                        return parent
+            except OSError:  # just gone
+                continue
+    raise AssertionError("no ClientApp has worked")
+
+
+@pytest.mark.parametrize("victim", ["node", "serverapp", "superlink", "superexec", "superexec of a node"])
 def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, victim: str) -> None:
     """`quorum` 1: a round waits for the node that was killed until it is back."""
     project = found(tmp_path, clients=3, rounds=3, method="ditto", quorum=1.0, wait=500.0)
@@ -154,6 +173,8 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
             time.sleep(3)  # into the next round
             if victim == "serverapp":
                 pids = [pid for pid in up.processes.alive() if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            elif victim == "superexec of a node":
+                pids = [working(up)]
             else:
                 pids = [up.processes.started["node1" if victim == "node" else victim].pid]
             assert pids

@@ -184,7 +184,7 @@ def test_wrong_names_are_refused() -> None:
 def test_a_reason_cannot_command_the_operators_terminal() -> None:
     with pytest.raises(Malformed) as caught:
         wire.read_fields(sent(wire.pack_fields({"\x1b[2Jx\nround 9: all is well": torch.zeros(1)})), SCHEMA, torch.float32)
-    assert str(caught.value).isprintable() and "[2Jx round 9" in str(caught.value)
+    assert str(caught.value).isprintable() and "x round 9" in str(caught.value) and "[2J" not in str(caught.value)
 
 
 def test_a_reason_stays_short() -> None:

@@ -33,7 +33,7 @@ class Declared(Part):
     mean: tuple[float, ...] = setting((0.0,), "what is subtracted: one number, or one per channel, of bytes on 0..1", min_length=1)
     std: tuple[float, ...] = setting((1.0,), "what it is divided by then", min_length=1)
     least: int = setting(1, "training samples that a client must have", ge=1)
-    most: int = setting(1_000_000, "samples for training, and for testing, that a client may have, and may say it has", ge=1)
+    most: int = setting(0, "samples for training, and for testing, that a client may have, and may say it has; must be stated", ge=0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,6 +61,9 @@ class Declared(Part):
             raise ConfigError(f"data.options.shape: a text is [words] (got {list(self.shape)})")
         if self.columns and (self.samples != "numbers" or len(self.columns) != math.prod(self.shape)):
             raise ConfigError(f"data.options.columns: {len(self.columns)} columns do not make a sample of shape {list(self.shape)}")
+        if not self.most:
+            why = "it bounds the weight that a client can claim, by a count that nobody can check"
+            raise ConfigError(f"data.options.most: say in the experiment how many samples a client has at most; {why}")
         if self.least > self.most:
             raise ConfigError(f"data.options.least: {self.least} is more than most, {self.most}")
 

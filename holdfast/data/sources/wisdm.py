@@ -19,6 +19,9 @@ from holdfast.data.samples import Samples
 from holdfast.data.sources.recordings import Recordings, Track
 
 RAW = "WISDM_ar_v1.1_raw.txt"
+_MOST = 1 << 32  # bytes: the file has 50 MB
+_LINE = 1 << 16  # letters that are read at a time where no line ends
+_NAME = 100  # letters of an activity: all are kept as long as the longest
 
 
 @register("source", "wisdm", paper="Kwapisz, Weiss, Moore: Activity Recognition using Cell Phone Accelerometers, SIGKDD Explorations 2010")
@@ -65,9 +68,11 @@ def read_raw(path: Path) -> Raw:
     """Records like 33,Jogging,49105962326000,-0.69,12.68,0.50; of which some lack the semicolon, a number, or a line of their own."""
     user, time, values = array("q"), array("q"), array("f")
     activity: list[str] = []
+    if path.stat().st_size > _MOST:
+        raise DataError(f"{path} has more than {_MOST:,} bytes; fetch it again")
     dropped = 0
     with open(path, encoding="utf-8", errors="replace") as file, progress(f"reading {path.name}", path.stat().st_size) as advance:
-        for line in file:
+        while line := file.readline(_LINE):
             for text in line.split(";"):
                 text = text.strip().rstrip(",")
                 record = _record(text)
@@ -99,5 +104,6 @@ def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | Non
         user, time, activity = int(fields[0]), int(fields[2]), fields[1].strip()
     except ValueError:
         return None
-    sound = activity and abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63  # not so where one is not a number
+    finite = abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63  # not so where one is not a number
+    sound = finite and 0 < len(activity) <= _NAME
     return (user, activity, time, (x, y, z)) if sound else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
+from holdfast.core.errors import RunError
 from holdfast.diagnostics.gradcam import heat_on_trigger
 from holdfast.diagnostics.importance import by_place, rank_changes
-from holdfast.files import write_atomically
+from holdfast.files import read_whole, write_atomically
 from holdfast.reproducing.measures.base import measure
 from holdfast.results import Run
 
@@ -31,6 +33,8 @@ def rank_disparity(run: Run, part: str) -> float | None:
 def _mean_of(run: Run, part: str, figure: str) -> float | None:
     low, high = (float(end) / 100 for end in part.removesuffix("%").split("-"))
     frame = _changes(run)
+    if figure not in frame:
+        raise RunError(f"{run.path / 'rank-change.csv'} has no '{figure}'; remove it, and rank changes are computed again")
     return float(frame[(frame["place"] > low) & (frame["place"] < high)][figure].mean())
 
 
@@ -39,7 +43,14 @@ def _changes(run: Run) -> pd.DataFrame:
     file = run.path / "rank-change.csv"
     if not file.exists():
         write_atomically(file, by_place(rank_changes(run, places=50)).to_csv(index=False).encode())
-    return pd.read_csv(io.BytesIO(file.read_bytes()))
+    try:
+        frame = pd.read_csv(io.BytesIO(read_whole(file)))
+        sound = "place" in frame and all(is_numeric_dtype(frame[column]) for column in frame)
+    except (OSError, ValueError):  # also pandas' own: no columns, too many of them, not UTF-8
+        sound = False
+    if not sound:
+        raise RunError(f"{file} is damaged: it does not hold rank changes by place; remove it, and they are computed again")
+    return frame
 
 
 @measure("heat-on-trigger")

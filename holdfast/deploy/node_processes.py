@@ -1,0 +1,136 @@
+"""The processes of one client: a SuperNode, which talks to the server; a SuperExec, which starts the ClientApp for each of its messages;
+and the trainer that does the work.
+
+SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can knock. So the SuperNode shows a certificate, and gives a
+task only to who knows a secret. Both are made anew whenever it starts, in NODE/runtime, which only the node's owner can read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.core.errors import ConfigError
+from holdfast.deploy.alive import ServerContact
+from holdfast.deploy.disk import naming_a_full_disk, shortage
+from holdfast.deploy.keys import make_authority, make_secret, make_server_certificate
+from holdfast.deploy.processes import HOST, Processes, free_port
+from holdfast.deploy.project import open_node
+from holdfast.deploy.sockets import socket_of
+
+Say = Callable[[str], None]
+_FLOWER = "holdfast.deploy.flower"
+
+
+def client_of(name: str) -> int | None:
+    """Whose process this is; None for the server's own."""
+    number = name.removeprefix("node").removeprefix("trainer").removeprefix("superexec")
+    return int(number) if number.isdigit() else None
+
+
+def start_node(processes: Processes, folder: Path) -> None:
+    """What one client consists of, from its folder alone."""
+    node = open_node(folder)
+    if node.resident:
+        start_again(processes, folder, f"trainer{node.client}")
+    start_again(processes, folder, f"node{node.client}")
+
+
+def start_again(processes: Processes, folder: Path, name: str) -> None:
+    """One of the processes of a client. SuperNode and SuperExec come anew together: a new SuperNode has another port and another secret,
+    and one whose SuperExec has ended in the middle of a message waits for its answer for ever."""
+    if name.startswith("trainer"):
+        processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
+        return
+    supernode, superexec = f"node{client_of(name)}", f"superexec{client_of(name)}"
+    processes.end(superexec if name == supernode else supernode)
+    _make_secrets(folder / "runtime")
+    _start_supernode(processes, folder, supernode)
+    _start_superexec(processes, folder, supernode)
+
+
+def _make_secrets(runtime: Path) -> None:
+    shutil.rmtree(runtime, ignore_errors=True)
+    runtime.mkdir(mode=0o700)
+    make_authority(runtime, "node")
+    make_server_certificate(runtime, [])
+    (runtime / "ca.key").unlink()  # nobody signs with it again
+    make_secret(runtime / "superexec.secret")
+
+
+def _start_supernode(processes: Processes, folder: Path, name: str) -> None:
+    node, runtime = open_node(folder), folder / "runtime"
+    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
+             "home": str(folder.absolute()), "key": str((folder / "key").absolute()),
+             "server-key": str((folder / "server.pub").absolute())}  # fmt: skip
+    if node.resident:
+        where["trainer"] = str(socket_of(folder))
+    settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
+    port = processes.ports[name] = free_port()
+    processes.start(
+        name, _FLOWER, "supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
+        "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(port), "--node-config", settings,
+        "--isolation", "process", "--superexec-auth-secret-file", str(runtime / "superexec.secret"), "--ssl-ca-certfile",
+        str(runtime / "ca.pem"), "--ssl-certfile", str(runtime / "server.pem"), "--ssl-keyfile", str(runtime / "server.key"), module=True,
+    )  # fmt: skip
+
+
+def _start_superexec(processes: Processes, folder: Path, supernode: str) -> None:
+    """The ClientApp is its child, and finds in its environment what the SuperNode finds."""
+    name, runtime = f"superexec{client_of(supernode)}", folder / "runtime"
+    processes.extra[name] = processes.extra.get(supernode, {})
+    processes.start(
+        name, _FLOWER, "superexec", "--runtime-api-address", f"{HOST}:{processes.ports[supernode]}", "--root-certificates",
+        str(runtime / "ca.pem"), "--superexec-auth-secret-file", str(runtime / "superexec.secret"), module=True,
+    )  # fmt: skip
+
+
+def keep_node(folder: Path, say: Say) -> None:
+    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks that the node is there and
+    refuses it, so it is tried again."""
+    node = open_node(folder)
+    _check_key(folder / "key")
+    processes = Processes(folder / "flower", folder / "logs")
+    with naming_a_full_disk(folder, lambda: "start the node again"):
+        processes.claim(f"client {node.client} is up already: another process runs {folder}")
+    say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
+    contact, pause = ServerContact(say), 5.0
+    try:
+        with naming_a_full_disk(folder, lambda: "start the node again"):
+            start_node(processes, folder)
+        while True:
+            began = time.monotonic()
+            name = _first_to_stop(processes, contact)
+            pause = 5.0 if time.monotonic() - began > 120 else min(2 * pause, 60.0)
+            say(f"{name} {processes.how_it_ended(name)}; it is started again in {pause:g} s")
+            if full := shortage(folder):
+                say(full)
+            time.sleep(pause)
+            _try_to_start(processes, folder, name, say)
+    finally:
+        processes.stop()
+
+
+def _check_key(key: Path) -> None:
+    if key.exists() and key.stat().st_mode & 0o077:
+        raise ConfigError(f"{key} can be read or changed by others, who could be this client; `chmod 600 {key}`, or enrol a new key")
+
+
+def _try_to_start(processes: Processes, folder: Path, name: str, say: Say) -> None:
+    """Where the disk refuses it is tried again, as after any other stop."""
+    try:
+        start_again(processes, folder, name)
+    except OSError as error:
+        say(f"{name} could not be started: {error}")
+
+
+def _first_to_stop(processes: Processes, contact: ServerContact) -> str:
+    while True:
+        processes.end_frozen()
+        contact.tell(processes.running())
+        for name, process in processes.started.items():
+            if process.poll() is not None:
+                return name
+        time.sleep(1)

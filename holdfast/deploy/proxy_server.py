@@ -1,0 +1,255 @@
+"""The listening socket of the proxy: TLS and HTTP/1.1 for an ASGI app, with a time limit for everything that somebody else must do.
+
+`scope["extensions"]["node"]` is a function: the app calls it with a node's fingerprint as soon as it knows who sends a request."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import struct
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h11
+
+from holdfast.core.errors import in_print
+from holdfast.deploy.proxy_limits import Connection, Limits, Pace, Room, Tally
+
+App = Callable[[dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
+_HEADERS = 16_384  # bytes of all headers of a request
+_CHUNK = 131_072  # bytes that are read at a time; a connection that is not read holds twice as many
+_FAREWELL = 1.0  # seconds for TLS to close, and to read what a sender still says who was answered before its end
+_UNREAD = 1_000_000  # bytes of that
+_LAST = 3.0  # seconds for requests in progress when the proxy is stopped
+_BACKLOG = 1024  # connections that wait to be accepted
+_UNSENT = 524_288  # bytes that the system keeps of a reply for one who does not read it; by itself it keeps eight times as many
+_BREATH = 0.1  # seconds, when the system gives no more connections
+
+
+class Stalled(Exception):
+    """The reply is not read, or too slowly."""
+
+
+class Server:
+    def __init__(self, app: App, context: ssl.SSLContext, limits: Limits, tally: Tally):
+        self.app, self.context, self.limits, self.tally = app, context, limits, tally
+        self.room = Room(limits)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, host: str, port: int) -> None:
+        """Until SIGTERM or SIGINT."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.set_exception_handler(lambda _, about: self.tally.add("broken connections", in_print(str(about.get("exception")))[:200]))
+        listeners = _listen(host, port)
+        accepting = [loop.create_task(self._accept(listener)) for listener in listeners]
+        waiting = loop.create_task(stop.wait())
+        done, _ = await asyncio.wait([waiting, *accepting], return_when=asyncio.FIRST_COMPLETED)
+        for task in (waiting, *accepting):
+            task.cancel()
+        for listener in listeners:
+            listener.close()
+        await self._finish()
+        for task in done - {waiting}:
+            task.result()  # accepting never ends but by an error
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listener)
+            except OSError:  # too many open files, or one that was gone before it was accepted
+                self.room.make_some()
+                await asyncio.sleep(_BREATH)
+                continue
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
+            talk = _Talk(self, accepted, str(peer[0]))
+            if self.room.admit(talk.connection):
+                self.tally.add("connections closed for newer ones")
+            talk.task = loop.create_task(talk.run())
+            self.tasks.add(talk.task)
+            talk.task.add_done_callback(self.tasks.discard)
+            await asyncio.sleep(0)  # so that it begins, however many others wait to be accepted
+
+    async def _finish(self) -> None:
+        for one in [*self.room.strangers, *(one for own in list(self.room.nodes.values()) for one in own)]:
+            if not one.busy:
+                one.close()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=_LAST)
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+class _Talk:
+    """One connection, from its acceptance to its end."""
+
+    def __init__(self, server: Server, accepted: socket.socket, host: str):
+        self.server, self.limits, self.accepted = server, server.limits, accepted
+        self.connection = Connection(host, self._close)
+        self.task: asyncio.Task[None] | None = None
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEADERS)
+
+    def _close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.reader = asyncio.StreamReader(_CHUNK, loop)
+        protocol = asyncio.StreamReaderProtocol(self.reader, loop=loop)
+        transport: asyncio.Transport | None = None
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, self.accepted, ssl=self.server.context,
+                ssl_handshake_timeout=self.limits.handshake, ssl_shutdown_timeout=_FAREWELL,
+            )  # fmt: skip
+            self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
+            await self._converse()
+            transport.close()
+        except (asyncio.CancelledError, Stalled):
+            _abort(transport, self.accepted)
+        except (TimeoutError, OSError, h11.ProtocolError) as error:  # ssl.SSLError is an OSError
+            if self.connection.node is None and not isinstance(error, ConnectionResetError):  # else he has left by himself
+                self.server.tally.add("connections without a request")
+            _abort(transport, self.accepted)
+        except Exception:  # a fault of ours: it costs this connection, and is said
+            self.server.tally.add("internal errors", traceback.format_exc())
+            _abort(transport, self.accepted)
+        finally:
+            self.server.room.leave(self.connection)
+
+    async def _converse(self) -> None:
+        rests = False  # nobody waits for a first request
+        while (request := await self._next_request(rests)) is not None:
+            self.connection.busy = True
+            exchange = _Exchange(self, request)
+            await self.server.app(exchange.scope(), exchange.receive, exchange.send)
+            if self.http.their_state is not h11.DONE or self.http.our_state is not h11.DONE or self.connection.node is None:
+                await self._part()
+                return
+            self.http.start_next_cycle()
+            self.connection.busy, self.connection.used = False, asyncio.get_running_loop().time()
+            rests = True
+
+    async def _next_request(self, rests: bool) -> h11.Request | None:
+        """None when the other side has closed the connection."""
+        end = None if rests and not self.http.trailing_data[0] else self._clock() + self.limits.header
+        while True:
+            event = self.http.next_event()
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            async with asyncio.timeout(self.limits.idle if end is None else max(0.0, end - self._clock())):
+                data = await self.reader.read(_CHUNK)
+            end = end if end is not None else self._clock() + self.limits.header
+            self.http.receive_data(data)
+
+    async def _part(self) -> None:
+        """A sender who is still speaking would lose the answer if the connection were reset, so he is heard a little longer."""
+        unread = 0
+        try:
+            async with asyncio.timeout(_FAREWELL):
+                await self.writer.drain()
+                while self.http.their_state is h11.SEND_BODY and unread < _UNREAD:
+                    if self.http.next_event() is h11.NEED_DATA:
+                        self.http.receive_data(data := await self.reader.read(_CHUNK))
+                        unread += len(data)
+        except (TimeoutError, h11.RemoteProtocolError):
+            pass
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _Exchange:
+    """One request and its reply."""
+
+    def __init__(self, talk: _Talk, request: h11.Request):
+        self.talk, self.http, self.request = talk, talk.http, request
+        self.body: Pace | None = None
+        self.reply: Pace | None = None
+        self.head = b""  # goes out with the first of the body
+
+    def scope(self) -> dict[str, Any]:
+        target, _, query = self.request.target.partition(b"?")
+        room, connection = self.talk.server.room, self.talk.connection
+        return {
+            "type": "http", "method": self.request.method.decode("ascii"), "path": target.decode("ascii", "replace"), "raw_path": target,
+            "query_string": query, "headers": [(name, value) for name, value in self.request.headers],
+            "extensions": {"node": lambda node: room.know(connection, node)},
+        }  # fmt: skip
+
+    async def receive(self) -> dict[str, Any]:
+        """A TimeoutError where the body comes too slowly."""
+        if self.body is None:
+            self.body = Pace(self.talk.limits, self.talk.limits.body)
+        try:
+            while True:
+                event = self.http.next_event()
+                if isinstance(event, h11.Data):
+                    return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+                if event is not h11.NEED_DATA:
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                if self.http.they_are_waiting_for_100_continue:
+                    await self._write(self.http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                async with asyncio.timeout(self.body.left()):
+                    data = await self.talk.reader.read(_CHUNK)
+                self.body.bytes += len(data)
+                self.http.receive_data(data)
+        except (h11.RemoteProtocolError, ConnectionError):
+            return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            if self.http.their_state is not h11.DONE or self.talk.connection.node is None:
+                headers.append((b"connection", b"close"))
+            self.head = self.http.send(h11.Response(status_code=message["status"], headers=headers)) or b""
+            return
+        out = self.http.send(h11.Data(data=message["body"])) or b"" if message.get("body") else b""
+        if not message.get("more_body", False):
+            out += self.http.send(h11.EndOfMessage()) or b""
+        head, self.head = self.head, b""
+        await self._write(head + out)
+
+    async def _write(self, out: bytes) -> None:
+        """Not more than a piece waits to be read by the other side."""
+        if self.reply is None:
+            self.reply = Pace(self.talk.limits, float("inf"))
+        self.talk.writer.write(out)
+        try:
+            async with asyncio.timeout(self.reply.left()):
+                await self.talk.writer.drain()
+        except TimeoutError:
+            raise Stalled from None
+        self.reply.bytes += len(out)
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    out = []
+    for family, _, _, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        out.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+        out[-1].setblocking(False)
+    return out
+
+
+def _abort(transport: asyncio.Transport | None, accepted: socket.socket) -> None:
+    """At once, and what was written and not read is thrown away. Without a transport yet there is one in the making, which has the socket's
+    number: closing that here would close another's later."""
+    try:
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if transport is None:
+            accepted.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is closed
+        pass
+    if transport is not None:
+        transport.abort()

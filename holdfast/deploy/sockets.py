@@ -1,0 +1,63 @@
+"""Where the trainers of nodes listen: Unix sockets in a folder that only their owner can open."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from holdfast.core.errors import RunError
+
+
+def _home() -> Path:
+    """Not in the node's folder: the path of a Unix socket may have a hundred letters at most."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base if len(base) < 60 else "/tmp") / f"holdfast-{os.getuid()}"
+
+
+def socket_of(folder: Path) -> Path:
+    """The socket of one node's trainer."""
+    home = _home()
+    home.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(home):
+        raise RunError(f"{home} belongs to somebody else or is open to others; remove it, or set XDG_RUNTIME_DIR")
+    return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}.sock"
+
+
+def _is_ours(home: Path) -> bool:
+    """A link that somebody else has put there does not count, wherever it leads."""
+    about = home.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
+
+
+def listen(path: Path) -> socket.socket:
+    """Under its name a socket listens from the first moment, so that one which refuses is left over and may be removed."""
+    door, bound = socket.socket(socket.AF_UNIX), path.with_suffix(f".{os.getpid()}")
+    bound.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        door.bind(str(bound))
+    finally:
+        os.umask(before)
+    door.listen(4)
+    bound.replace(path)
+    return door
+
+
+def remove_left_over() -> None:
+    """Sockets of trainers that were killed: nobody listens there any more."""
+    home = _home()
+    if not home.exists() or not _is_ours(home):
+        return
+    for path in home.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.setblocking(False)  # one that is busy is there
+            try:
+                line.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass

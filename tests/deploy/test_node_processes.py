@@ -1,0 +1,234 @@
+"""What may happen to a node of a real federation on its own machine: its connection breaks, it freezes, another user of the machine poses
+as its client, the disk is full."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
+
+from holdfast.core.errors import RunError  # noqa: E402
+from holdfast.deploy.project import Project  # noqa: E402
+from holdfast.deploy.sockets import socket_of  # noqa: E402
+from holdfast.deploy.up import Up  # noqa: E402
+from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def assert_same_model(project: Project, folder: Path, rounds: int = 3) -> None:
+    assert torch.equal(model_of(project.run), model_of(simulated(project, folder / "sim")))
+    assert [entry.round for entry in project.ledger().of("round")] == list(range(1, rounds + 1))
+
+
+def after_each_round(*acts: Callable[[Up], None]) -> Callable[[Up, str], None]:
+    """The first act after round 1, the next after round 2."""
+    left = list(acts)
+
+    def disturb(up: Up, line: str) -> None:
+        if re.match(r"round \d+: \d+ took part", line) and left:
+            left.pop(0)(up)
+
+    return disturb
+
+
+@contextmanager
+def closing_listener(port: int) -> Iterator[None]:
+    """Something that takes every connection and closes it at once."""
+    with socket.socket() as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(("127.0.0.1", port))
+        door.listen(64)
+        done = threading.Event()
+
+        def serve() -> None:
+            door.settimeout(0.2)
+            while not done.is_set():
+                try:
+                    door.accept()[0].close()
+                except TimeoutError:
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_break_of_the_connection_loses_no_node(tmp_path: Path) -> None:
+    """25 seconds in which something else is at the server's port, and 25 in which the proxy is frozen. `quorum` 1: each round waits for
+    every node."""
+    project = found(tmp_path, clients=2, rounds=3, method="ditto", quorum=1.0, wait=300.0)
+
+    def replace_proxy(up: Up) -> None:
+        up.processes.started["proxy"].kill()
+        up.processes.started["proxy"].wait()
+        with closing_listener(project.settings.port):
+            time.sleep(25)
+
+    def freeze_proxy(up: Up) -> None:
+        up.processes.started["proxy"].send_signal(signal.SIGSTOP)
+        time.sleep(25)
+        up.processes.started["proxy"].send_signal(signal.SIGCONT)
+
+    _, said = play(project, disturb=after_each_round(replace_proxy, freeze_proxy))
+    assert_same_model(project, tmp_path)
+    assert not [line for line in said if re.match(r"node\d .*started again", line)], "both have waited, so no request was lost"
+    lines = [line for line in said if "the server" in line]
+    assert any(re.fullmatch(r"node\d(, node\d)? cannot reach the server and will retry", line) for line in lines), said
+    assert any(re.fullmatch(r"node\d(, node\d)? can reach the server again", line) for line in lines), said
+
+
+@pytest.mark.long
+def test_a_frozen_node_is_started_again(tmp_path: Path) -> None:
+    """A SuperNode, then a trainer: stopped in the midst of a round, which a process that ended would be noticed by and these are not."""
+    project = found(tmp_path, clients=2, rounds=3, quorum=1.0, wait=PATIENT, deadline=60.0)
+
+    def freeze(name: str) -> Callable[[Up], None]:
+        def act(up: Up) -> None:
+            up.processes.patience = 15.0
+            up.processes.started[name].send_signal(signal.SIGSTOP)
+
+        return act
+
+    _, said = play(project, disturb=after_each_round(freeze("node1"), freeze("trainer0")))
+    assert_same_model(project, tmp_path)
+    for name in ("node1", "trainer0"):
+        assert f"{name} gave no sign of life for 15 s and is started again" in said
+    assert not [client for client in range(2) if socket_of(project.node(client)).exists()]
+
+
+STRANGER = """
+import json, secrets, sys, time
+from pathlib import Path
+import httpx
+from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest, PullTaskInputRequest, PushAppMessagesRequest
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+
+ports, end = json.loads(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+seen = {}
+while time.monotonic() < end:
+    for port in ports:
+        for scheme in ("http", "https"):
+            version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+            guess = RuntimeTokenHttpInterceptor(secrets.token_hex(32))
+            nobody = RuntimeHttpClient(f"{scheme}://127.0.0.1:{port}", interceptors=[version], verify=False)
+            guesser = RuntimeHttpClient(f"{scheme}://127.0.0.1:{port}", interceptors=[version, guess], verify=False)
+            for name, call in {
+                "acquire": lambda: nobody.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"])),
+                "input": lambda: guesser.PullTaskInput(PullTaskInputRequest()),
+                "messages": lambda: guesser.PullMessages(PullAppMessagesRequest()),
+                "object": lambda: guesser.PullObject(PullObjectRequest(object_id="a" * 64)),
+                "push": lambda: guesser.PushMessages(PushAppMessagesRequest()),
+                "without": lambda: nobody.PullTaskInput(PullTaskInputRequest()),
+            }.items():
+                try:
+                    answer = call()
+                    said = "a task" if name == "acquire" and answer.token else "an answer"
+                except httpx.HTTPStatusError as error:
+                    said = error.response.status_code
+                except httpx.TransportError:
+                    said = "no connection"
+                seen.setdefault(f"{scheme} {name}", []).append(said)
+    time.sleep(0.1)
+print(json.dumps(seen))
+"""
+
+
+def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
+    """While a real run plays, somebody without the secret asks the SuperNodes for tasks, as a SuperExec does, and for models, as a
+    ClientApp does; and somebody reads the process list. On 127.0.0.1 all users of a machine are equal, so the test needs no other."""
+    project = found(tmp_path, clients=2, rounds=2, quorum=1.0, wait=PATIENT)
+    strangers: list[subprocess.Popen[str]] = []
+    listed: set[bytes] = set()
+    done = threading.Event()
+
+    def begin(up: Up) -> None:
+        ports = [_port_of(up.processes.started[f"node{client}"].pid) for client in range(2)]
+        command = [sys.executable, "-W", "ignore", "-c", STRANGER, json.dumps(ports), "15"]
+        environment = {**up.processes.environment(), "HOME": "/nonexistent", "FLWR_HOME": "/nonexistent"}
+        strangers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd="/"))
+        threading.Thread(target=read_process_list, args=(up,), daemon=True).start()
+
+    def read_process_list(up: Up) -> None:
+        while not done.wait(0.05):
+            for pid in up.processes.alive():
+                try:
+                    listed.add(Path(f"/proc/{pid}/cmdline").read_bytes())
+                except OSError:
+                    pass
+
+    play(project, disturb=after_each_round(begin))
+    done.set()
+    seen = json.loads(strangers[0].communicate(timeout=120)[0])
+    assert strangers[0].returncode == 0 and len(seen["https acquire"]) > 10
+    assert {said for name, answers in seen.items() for said in answers if name.startswith("https")} <= {401, "no connection"}, seen
+    assert {said for name, answers in seen.items() for said in answers if name.startswith("http ")} == {"no connection"}, seen
+    assert 401 in seen["https acquire"] and 401 in seen["https messages"]
+    assert_same_model(project, tmp_path, 2)
+    assert any(b"flwr-clientapp" in line for line in listed)
+    secrets = [path.read_bytes() for path in (*project.path.glob("nodes/*/runtime/*.secret"), project.server / "superexec.secret")]
+    assert len(secrets) == 3 and len(set(secrets)) == 3
+    for line in listed:
+        assert not re.search(rb"[0-9a-f]{64}", line) and b"--token\0" not in line and not any(secret in line for secret in secrets), line
+    for folder in (project.logs, project.server / "run", *(project.node(0) / name for name in ("state", "runtime"))):
+        assert not [path for path in (folder, *folder.rglob("*")) if path.lstat().st_mode & 0o077 and path.suffix != ".pem"]
+
+
+def _port_of(pid: int) -> int:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return int(words[words.index(b"--port") + 1])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(small_disk: Path, tmp_path: Path) -> None:
+    project = found(small_disk, clients=2, rounds=2, quorum=1.0, wait=120.0)
+    filler = small_disk / "filler"
+
+    def fill(_: Up) -> None:
+        with open(filler, "wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError:
+                    pass
+
+    with pytest.raises(RunError) as stopped:
+        play(project, disturb=after_each_round(fill))
+    assert f"the disk that carries {project.server} is full" in str(stopped.value)
+    assert f"then `holdfast federation resume {project.path}` goes on" in str(stopped.value) and "\n" not in str(stopped.value)
+    filler.unlink()
+    up, _ = play(project)
+    assert up.processes.alive() == []
+    assert_same_model(project, tmp_path, 2)
