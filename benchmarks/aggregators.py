@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator
+from holdfast.core.files import write_atomically
 from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
+from holdfast.core.peak_memory import forget_peak, peak
+from holdfast.core.progress import progress
 from holdfast.core.registry import build, parts
-from holdfast.data.progress import progress
-from holdfast.files import write_atomically
-from holdfast.peak import forget_peak, peak
 
 CLIENTS, NUMBERS = (20, 100, 1000), (10**5, 10**6)
 LARGEST = {"residual": 100 * 10**5}

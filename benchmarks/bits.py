@@ -19,7 +19,7 @@ import torch
 
 import holdfast
 from holdfast.core.registry import parts
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 ATTACKED = {"attack": {"name": "ipm", "fraction": 0.3}, "aggregator": {"name": "median"}}
 MODEL = {"name": "mlp", "hidden": 8, "batch_norm": True, "dropout": 0.2}

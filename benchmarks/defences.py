@@ -13,7 +13,7 @@ from typing import Any
 
 import holdfast
 from holdfast.core.registry import parts
-from holdfast.results import load
+from holdfast.results.run import load
 
 DATA = {
     "digits": {"partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 60}},

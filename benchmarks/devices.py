@@ -17,12 +17,12 @@ import torch
 
 import holdfast
 from holdfast.aggregators.base import AggregationContext
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
 from holdfast.core.registry import parts
-from holdfast.tally import METRICS
+from holdfast.evaluation.scores import METRICS
+from holdfast.experiment.config import make_config
 
 _SETTINGS = {"gas": {"p": 7}, "backdoor": {"size": 2}}  # for small networks and images
 

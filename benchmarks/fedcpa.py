@@ -18,11 +18,11 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext
 from holdfast.aggregators.fedcpa import FedCPA
+from holdfast.core.files import write_atomically
 from holdfast.core.flat import Layout, Slot
 from holdfast.core.keys import Key
-from holdfast.data.progress import progress
-from holdfast.files import write_atomically
-from holdfast.peak import forget_peak, peak
+from holdfast.core.peak_memory import forget_peak, peak
+from holdfast.core.progress import progress
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.deploy.processes import Processes, free_port
 from holdfast.deploy.project import init
 from holdfast.deploy.up import Up
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 EXPERIMENT = """
 [data]

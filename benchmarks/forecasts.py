@@ -104,11 +104,11 @@ def _played(config: dict[str, Any], device: str) -> dict[str, Any]:
     import torch
 
     import holdfast.api  # noqa: F401  (its imports are part of the peak, as they are of the plan's)
-    from holdfast.config import make_config
+    from holdfast.core.peak_memory import peak
     from holdfast.engine.simulator import Simulator
-    from holdfast.grid import expand
-    from holdfast.peak import peak
-    from holdfast.session import start
+    from holdfast.experiment.config import make_config
+    from holdfast.sweeps.grid import expand
+    from holdfast.sweeps.session import start
 
     workers = 0
 

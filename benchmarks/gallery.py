@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from holdfast.config import make_config
+from holdfast.core.files import write_atomically
 from holdfast.core.keys import Key
 from holdfast.data.federation import build_federation, load_samples
 from holdfast.data.samples import Samples
-from holdfast.files import write_atomically
+from holdfast.experiment.config import make_config
 from holdfast.report.charts import heat_map
-from holdfast.report.holdings import Holdings
+from holdfast.report.class_counts import Holdings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _STYLE = (

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench import find_works, run_bench
-from holdfast.store import write_json
+from holdfast.bench.steps import find_works, run_bench
+from holdfast.storage.store import write_json
 
 REACH = {
     ("cifar-20", "compiled-vmap tf32"): 50, ("cifar-48x20", "compiled-vmap tf32"): 90, ("cifar-48x20", "compiled-vmap bf16"): 120,

@@ -82,7 +82,7 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
     """Microseconds of one step of one client, and the memory that the training adds."""
     import torch
 
-    from holdfast.bench import Bench, Work
+    from holdfast.bench.steps import Bench, Work
     from holdfast.local.plan import Plan
 
     model, _, width = point["model"].partition("-")
@@ -104,7 +104,7 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
 def _sweep(point: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of a round of one cell, when so many cells of 10 digits clients are played together; all of a round counts."""
     import holdfast
-    from holdfast.playing import Watch
+    from holdfast.experiment.runner import Watch
 
     ends: list[float] = []
     rounds: dict[int, int] = {}

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast import playing, store
-from holdfast.config import Config, make_config
 from holdfast.engine import lockstep, simulator
+from holdfast.experiment import runner
+from holdfast.experiment.config import Config, make_config
 from holdfast.local import client as local_client
 from holdfast.local.fit import Fitted
-from holdfast.sweeping import results_of, sweep
+from holdfast.storage import store
+from holdfast.sweeps.runner import results_of, sweep
 
 RULES = ("mean", "multi-krum", "median", "rfa", "trimmed-mean", "clustered", "fltrust", "fedcap")
 ATTACKS = ("sign-flip", "replacement", "lie", "min-max", "min-sum", "ipm")
@@ -76,7 +77,7 @@ def play(hands: int, rounds: int) -> None:
     """In a process of its own, because it leaves everything watched."""
     spent: Counter[str] = Counter()
     local_client.fit = noise  # type: ignore[assignment]
-    playing._hands = lambda *_: hands  # type: ignore[assignment]
+    runner._hands = lambda *_: hands  # type: ignore[assignment]
     simulator.give_back_memory = lambda: None  # as beside a GPU
     for part, (of, name) in PARTS.items():
         timed(part, of, name, spent)

@@ -28,8 +28,9 @@ def measure(
     clients: int = 10_000, cohort: int = 50, rounds: int = 200, model: str = "fedcap-cnn", method: str = "ditto", local_epochs: int = 1,
     plan: str = "auto", memory: str = "2GB", evaluate: str = "cohort", threads: int | None = None, out: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    from holdfast.config import make_config
-    from holdfast.session import Watch, start
+    from holdfast.experiment.config import make_config
+    from holdfast.experiment.runner import Watch
+    from holdfast.sweeps.session import start
 
     config = make_config({
         "method": method,

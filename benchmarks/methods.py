@@ -23,10 +23,10 @@ from rich.console import Console
 import holdfast
 from holdfast.api import Swept, fresh_folder
 from holdfast.cli.progress import Follow
-from holdfast.config import assign, read_config
-from holdfast.data.progress import progress
-from holdfast.grid import copied
+from holdfast.core.progress import progress
+from holdfast.experiment.config import assign, read_config
 from holdfast.report.table import Entry, Table, to_markdown, to_rich
+from holdfast.sweeps.grid import copied
 
 DATA = ("digits", "uci-har")
 ATTACKS = ("none", "ipm", "lie")

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Config, make_config
-from holdfast.experiment import Experiment
-from holdfast.session import Watch, start
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.runner import Watch
+from holdfast.sweeps.session import start
 
 WARM = 5  # rounds before the clock starts
 

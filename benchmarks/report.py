@@ -15,13 +15,14 @@ from typing import Any
 
 from PIL import Image
 
-from holdfast import demo
-from holdfast.files import write_atomically
-from holdfast.grid import configs
-from holdfast.manifest import run_folders
+from holdfast.core.files import write_atomically
+from holdfast.demo import runner as demo
+from holdfast.experiment.manifest import run_folders
+from holdfast.experiment.runner import Watch
 from holdfast.report.browser import Browser
 from holdfast.report.page import write_page
-from holdfast.session import Watch, start
+from holdfast.sweeps.grid import configs
+from holdfast.sweeps.session import start
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SWEEP: dict[str, Any] = {

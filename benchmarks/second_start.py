@@ -32,9 +32,10 @@ def start_once(data: str, plan: str) -> dict[str, float]:
     def mark(name: str) -> None:
         marks[name] = time.perf_counter() - begun
 
-    from holdfast.config import make_config
     from holdfast.data import federation
-    from holdfast.session import Watch, start
+    from holdfast.experiment.config import make_config
+    from holdfast.experiment.runner import Watch
+    from holdfast.sweeps.session import start
 
     mark("imported")
     config = make_config({

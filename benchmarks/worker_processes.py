@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from holdfast.bench import WORKS, Work, find_works
-from holdfast.config import make_config, parse_memory
+from holdfast.bench.steps import WORKS, Work, find_works
 from holdfast.core.types import broadcast
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.engine.workers import usable_cores
-from holdfast.experiment import Experiment
+from holdfast.experiment.config import make_config, parse_memory
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.planner import plan_together, sentence
 from holdfast.local.plan import Plan, bounded, bytes_per_row, on_threads
-from holdfast.planning import plan_together, sentence
 
 
 def experiment_of(work: Work, method: str, folder: Path) -> Experiment:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from holdfast.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from holdfast.api import plan, resume, run, sweep, tune
     from holdfast.core.errors import HoldfastError
     from holdfast.core.registry import Part, load_plugin, register, setting
     from holdfast.models.network import Model
-    from holdfast.results import Run, load
+    from holdfast.results.run import Run, load
 
 # Public names and where they live; torch is imported when one of them is first used, not by `import holdfast`.
 _HOMES = {
@@ -26,8 +26,8 @@ _HOMES = {
     "resume": "holdfast.api",
     "sweep": "holdfast.api",
     "tune": "holdfast.api",
-    "load": "holdfast.results",
-    "Run": "holdfast.results",
+    "load": "holdfast.results.run",
+    "Run": "holdfast.results.run",
     "Model": "holdfast.models.network",
     "Part": "holdfast.core.registry",
     "register": "holdfast.core.registry",

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Config, as_table, make_config, merge
 from holdfast.core.errors import ConfigError
-from holdfast.grid import configs
-from holdfast.prediction import Prediction
-from holdfast.rehearsing import rehearse
-from holdfast.results import Run
-from holdfast.session import Watch, start
-from holdfast.session import resume as resume_runs
-from holdfast.standing import Standing
-from holdfast.sweeping import sweep as play_sweep
+from holdfast.experiment.config import Config, as_table, make_config, merge
+from holdfast.experiment.runner import Watch
+from holdfast.forecast.measure import rehearse
+from holdfast.forecast.prediction import Prediction
+from holdfast.results.run import Run
+from holdfast.storage.status import Standing
+from holdfast.sweeps.grid import configs
+from holdfast.sweeps.runner import sweep as play_sweep
+from holdfast.sweeps.session import resume as resume_runs
+from holdfast.sweeps.session import start
 from holdfast.tracking.following import Make, tracked
 from holdfast.tracking.following import chosen as named
-from holdfast.tuning import Tuned, Tuning
+from holdfast.tuning.tune import Tuned, Tuning
 
 Given = Mapping[str, Any] | str | Path
 """A config as tables, or the path of its TOML file."""

@@ -12,7 +12,7 @@ import torch
 
 import holdfast.api  # noqa: F401  # before any test patches what it imports
 from holdfast.core import registry
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import play
 
 # One thread: the tensors are tiny, and bits must not depend on the machine's cores.

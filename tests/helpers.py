@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.config import Config, make_config
 from holdfast.core.keys import Key
 from holdfast.core.registry import parts
 from holdfast.data.federation import Padded, Samples
+from holdfast.experiment.config import Config, make_config
+from holdfast.local.batch_order import schedule
 from holdfast.local.fit import Fitted, Recipe, fit
 from holdfast.local.plan import Plan
-from holdfast.local.schedule import schedule
 from holdfast.models.network import Network
-from holdfast.results import Run
-from holdfast.session import start
+from holdfast.results.run import Run
+from holdfast.sweeps.session import start
 
 LOOP, VMAP = Plan("loop"), Plan("vmap")
 PLANS = {

@@ -18,7 +18,7 @@ from holdfast.api import fresh_folder
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
-from holdfast.report.repeat import as_text
+from holdfast.report.rerun_config import as_text
 from tests.test_session import TINY, config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -135,7 +135,7 @@ def test_resume_by_path(tmp_path: Path) -> None:
 
 
 def test_resume_of_a_sweep_gives_all_its_runs(tmp_path: Path) -> None:
-    from holdfast.session import start
+    from holdfast.sweeps.session import start
 
     start([("a", config()), ("b", config(seed=1))], tmp_path / "sweep")
     runs = holdfast.resume(tmp_path / "sweep")
@@ -256,7 +256,7 @@ def test_an_error_in_the_forward_of_a_module_keeps_its_own_traceback(tmp_path: P
 
 
 def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.session import start
+    from holdfast.sweeps.session import start
 
     sizes = []
     work = Simulator.work

@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from holdfast import session
-from holdfast.config import make_config, read_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
-from holdfast.files import read_json
-from holdfast.report.gather import by_setting, not_begun, read_cells
+from holdfast.core.files import read_json
+from holdfast.experiment.config import make_config, read_config
+from holdfast.experiment.participation import read_availability
 from holdfast.report.live import Lookout
-from holdfast.results import Run
-from holdfast.roster import read_availability
-from holdfast.rows import RowStore
-from holdfast.standing import standing
-from holdfast.store import Store, read_tensors, write_tensors
-from holdfast.sweep_folder import read_sweep
+from holdfast.report.read_runs import by_setting, not_begun, read_cells
+from holdfast.results.run import Run
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.status import standing
+from holdfast.storage.store import Store, read_tensors, write_tensors
+from holdfast.sweeps import session
+from holdfast.sweeps.folder import read_sweep
 from tests.bad_bytes import DEEP, broken, budget, one_line
 from tests.test_session import begin
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import cli, session
-from holdfast.config import make_config
-from holdfast.files import last_lines
+from holdfast import cli
+from holdfast.core.files import last_lines
+from holdfast.experiment.config import make_config
+from holdfast.sweeps import session
 from tests.bad_bytes import limited
 from tests.test_session import TINY
 

@@ -15,22 +15,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import session
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
-from holdfast.grid import configs
-from holdfast.report.gather import by_setting, not_begun, read_cells
+from holdfast.experiment.config import make_config
 from holdfast.report.live import Lookout
 from holdfast.report.page import write_page
-from holdfast.report.reproduction import write_reproduction
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.measures.fedcpa import _changes
-from holdfast.reproducing.outcome import read_outcome, reproduce
-from holdfast.reproducing.study import make
-from holdfast.results import Run
-from holdfast.store import read_tensors, write_tensors
-from holdfast.sweep_folder import SweepFolder, read_sweep
-from holdfast.sweeping import resume_sweep
+from holdfast.report.read_runs import by_setting, not_begun, read_cells
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.measures.fedcpa import _changes
+from holdfast.reproduction.outcome import read_outcome, reproduce
+from holdfast.reproduction.page import write_reproduction
+from holdfast.reproduction.study import make
+from holdfast.results.run import Run
+from holdfast.storage.store import read_tensors, write_tensors
+from holdfast.sweeps import session
+from holdfast.sweeps.folder import SweepFolder, read_sweep
+from holdfast.sweeps.grid import configs
+from holdfast.sweeps.runner import resume_sweep
 from holdfast.tracking.following import _read_record
 from tests.bad_bytes import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line
 from tests.reproducing.conftest import SMALL

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
-from holdfast.config import parse_changes, read_config
 from holdfast.core.errors import ConfigError, DataError, HoldfastError
 from holdfast.core.registry import PLUGIN, load_plugin
 from holdfast.data.cache import cached
 from holdfast.data.hub import _is_whole
 from holdfast.data.layout import arrange, find_splits
 from holdfast.data.sources.wisdm import read_raw
-from holdfast.grid import configs
+from holdfast.experiment.config import parse_changes, read_config
 from holdfast.models.weights import Weights
+from holdfast.sweeps.grid import configs
 from tests.bad_bytes import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line
 
 # ---- weights that a user names ----

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast import bench
-from holdfast.bench import Bench, Work, run_bench
+from holdfast.bench import steps
+from holdfast.bench.steps import Bench, Work, run_bench
 from holdfast.core.errors import ConfigError
+from holdfast.local.batch_order import schedule
 from holdfast.local.plan import Plan
-from holdfast.local.schedule import schedule
 
 TINY = Work("tiny", {"name": "mlp", "hidden": 4}, {"name": "digits"}, clients=3, samples=12, epochs=2, batch_size=5)
 
 
 def test_rows_hold_a_time_and_a_ratio_for_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "WORKS", (TINY,))
-    monkeypatch.setattr(bench, "_BUDGET", {True: 0.0, False: 0.0})
+    monkeypatch.setattr(steps, "WORKS", (TINY,))
+    monkeypatch.setattr(steps, "_BUDGET", {True: 0.0, False: 0.0})
     lines: list[str] = []
     result = run_bench(["tiny"], True, 1, lines.append)
     rows = {row["plan"]: row for row in result["rows"]}
@@ -30,7 +30,7 @@ def test_rows_hold_a_time_and_a_ratio_for_every_plan(monkeypatch: pytest.MonkeyP
 
 
 def test_threads_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "WORKS", ())
+    monkeypatch.setattr(steps, "WORKS", ())
     before = torch.get_num_threads()
     assert run_bench(None, True, before + 1)["threads"] == before + 1
     assert torch.get_num_threads() == before

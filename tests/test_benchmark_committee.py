@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks import committee
-from holdfast.grid import configs
 from holdfast.methods.c_pfl import CPfl
+from holdfast.sweeps.grid import configs
 
 
 def test_cells_are_in_the_order_of_the_tables() -> None:

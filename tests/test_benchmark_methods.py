@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import read_config
-from holdfast.results import Run
+from holdfast.experiment.config import read_config
+from holdfast.results.run import Run
 from tests.helpers import built_in
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.cards import example
+from holdfast.cli.part_text import example
 from holdfast.cli.progress import Follow
-from holdfast.config import make_config
 from holdfast.core import registry
 from holdfast.core.registry import KINDS, describe, parts
-from holdfast.results import load
+from holdfast.experiment.config import make_config
+from holdfast.results.run import load
 
 SMALL = [
     "--set", "train.rounds=2", "--set", "data.clients=4", "--set", "train.local_epochs=1", "--plan", "loop", "--set", "engine.threads=1",
@@ -376,7 +376,7 @@ def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch:
 
 
 def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.session.start", divmod)
+    monkeypatch.setattr("holdfast.sweeps.session.start", divmod)
     answer = cli("run")
     assert answer.code == 1 and "TypeError: divmod" in answer.err and "please report" in answer.err
 
@@ -516,7 +516,7 @@ def test_bench_prints_what_it_is_given(cli: Callable[..., Answer], monkeypatch: 
         say("timing")
         return {"rows": [{"work": "digits-mlp-100", "plan": "vmap", "seconds": 0.5, "ratio": 7.25}]}
 
-    monkeypatch.setitem(sys.modules, "holdfast.bench", SimpleNamespace(run_bench=run_bench))
+    monkeypatch.setitem(sys.modules, "holdfast.bench.steps", SimpleNamespace(run_bench=run_bench))
     assert "7.25" in cli("bench", "--work", "digits-mlp-100", "--quick").out
     answer = cli("bench", "--json", "--device", "cuda")
     assert json.loads(answer.out)["rows"][0]["plan"] == "vmap" and "timing" in answer.err

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from holdfast.cli import main
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 ATTACK = {"name": "ipm", "fraction": 0.34}
 

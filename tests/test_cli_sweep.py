@@ -19,8 +19,8 @@ from holdfast.core.registry import register
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Method
-from holdfast.report.gather import read_cells
 from holdfast.report.page import render
+from holdfast.report.read_runs import read_cells
 from tests.test_cli import HERE, Answer, refused
 from tests.test_resume import bits
 

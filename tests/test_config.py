@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from holdfast.config import Config, assign, make_config, merge, parse_memory, parse_value, read_config
 from holdfast.core.errors import ConfigError
-from holdfast.grid import expand
+from holdfast.experiment.config import Config, assign, make_config, merge, parse_memory, parse_value, read_config
+from holdfast.experiment.object_names import unnamed
 from holdfast.methods.ditto import Ditto
 from holdfast.models.network import Model
-from holdfast.naming import unnamed
+from holdfast.sweeps.grid import expand
 
 # design.md's example with parts that exist already
 CONTRACT = """

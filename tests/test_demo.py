@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import demo
 from holdfast.cli import main
-from holdfast.config import read_config
+from holdfast.demo import runner as demo
+from holdfast.experiment.config import read_config
 
 
 def test_the_demo_writes_a_page_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,8 +34,8 @@ def test_the_demo_is_one_sweep_of_what_it_says() -> None:
 
 @pytest.mark.slow
 def test_the_demo_shows_what_it_is_for(tmp_path: Path) -> None:
-    from holdfast.report.gather import by_setting, read_cells
-    from holdfast.session import Watch
+    from holdfast.experiment.runner import Watch
+    from holdfast.report.read_runs import by_setting, read_cells
 
     began = time.monotonic()
     demo.play(tmp_path / "demo", Watch())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.detection import Seen, auc, of_rounds
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.results import Run
+from holdfast.evaluation.detection import Seen, auc, of_rounds
+from holdfast.results.run import Run
 
 NAN = float("nan")
 

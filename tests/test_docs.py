@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import make_config
-from holdfast.grid import expand
+from holdfast.experiment.config import make_config
+from holdfast.sweeps.grid import expand
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast import evaluate, tally
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.engine import client as engine_client
-from holdfast.evaluate import score
+from holdfast.engine import client_stack as engine_client
+from holdfast.evaluation import evaluate, scores
+from holdfast.evaluation.evaluate import score
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import LOOP, VMAP, deal, network_of, random_samples, starts
 
 COUNTS = [7, 0, 30, 1, 5, 9, 3, 12]
@@ -92,7 +92,7 @@ def test_a_broken_model_is_wrong() -> None:
         got = score(network, plain, bank, which, SAMPLES, DATA, plan)
         assert got.correct.sum() == 0 and torch.isnan(got.loss[torch.tensor(COUNTS) > 0]).all()
     infinite = torch.tensor([[float("inf"), 0.0, 0.0]])
-    assert not tally.judge(infinite, torch.tensor([0]))[0].any()
+    assert not scores.judge(infinite, torch.tensor([0]))[0].any()
 
 
 @pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
@@ -186,7 +186,7 @@ def test_a_model_that_all_share_is_tested_once_where_all_have_the_same_test_set(
 ) -> None:
     tested: list[int] = []
 
-    def counted(*args: Any, **options: Any) -> tally.Score:
+    def counted(*args: Any, **options: Any) -> scores.Score:
         tested.append(len(args[5].count))
         return score(*args, **options)
 

@@ -8,11 +8,11 @@ import holdfast
 from holdfast.core.registry import register
 from holdfast.core.types import ROOT, broadcast
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
-from holdfast.rows import RowStore
-from holdfast.store import seal_all
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import seal_all
 from tests.helpers import tiny
 
 

@@ -10,14 +10,14 @@ import pytest
 from torch import nn
 
 from holdfast.aggregators.krum import Krum
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.detectors.norm import Norm
-from holdfast.grid import configs, expand
+from holdfast.experiment.config import make_config
+from holdfast.experiment.object_names import agree, unnamed
 from holdfast.methods.ditto import Ditto
 from holdfast.methods.fedavg import FedAvg
 from holdfast.models.network import Model
-from holdfast.naming import agree, unnamed
+from holdfast.sweeps.grid import configs, expand
 from holdfast.wrappers.nnm import NearestNeighbourMixing
 
 

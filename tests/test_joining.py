@@ -16,11 +16,11 @@ from torch import Tensor
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Samples
-from holdfast.experiment import Experiment
-from holdfast.joining import Newcomer, _cell_with, _understood, from_config, join
+from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
-from holdfast.results import Run
+from holdfast.results.late_join import Newcomer, _cell_with, _understood, from_config, join
+from holdfast.results.run import Run
 from tests.data.folders import grey, write_images, write_table
 from tests.helpers import play, slow_fit, tiny
 from tests.test_cli import Answer, cli, refused

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast import metrics
-from holdfast.metrics import NAMES, detection, of_round, of_run
+from holdfast.evaluation import metrics
+from holdfast.evaluation.metrics import NAMES, detection, of_round, of_run
 
 
 def counts(*values: float) -> Tensor:

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.attendance import attendance
 from holdfast.cli import main
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.engine.rehearsal import Rehearsal, Span, Work, computed_rows, own_steps, shares
-from holdfast.experiment import Experiment
+from holdfast.experiment.config import make_config
+from holdfast.experiment.loop import Experiment
+from holdfast.forecast.participation import attendance
+from holdfast.forecast.prediction import Rehearsed, evaluations, line, predict_seconds
+from holdfast.forecast.short_rounds import Rehearsal, Span, Work, computed_rows, own_steps, shares
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
-from holdfast.prediction import Rehearsed, evaluations, line, predict_seconds
 from tests.helpers import TINY
 from tests.test_cli_sweep import FallsMethod
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted does not depend on how often it is tried."""
-    monkeypatch.setattr("holdfast.rehearsing._ROUNDS", (3, 4))
+    monkeypatch.setattr("holdfast.forecast.measure._ROUNDS", (3, 4))
 
 
 def table(**sections: Any) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
 
 
 def test_a_long_training_is_cut_and_counted_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: list[Span]) -> None:
-    monkeypatch.setattr("holdfast.rehearsing.shares", lambda expected, longest: (0.1, 0.25))
+    monkeypatch.setattr("holdfast.forecast.measure.shares", lambda expected, longest: (0.1, 0.25))
     given = table(method="local", data={"partition": {"name": "iid", "samples_per_client": 20}, "split": {"train": 0.5, "test": 0.5}},
                   train={"local_epochs": 20, "rounds": 3})  # fmt: skip
     found = holdfast.plan(given, out=tmp_path / "run")

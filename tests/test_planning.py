@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import planning
-from holdfast.experiment import Experiment, shared_samples
-from holdfast.local.forecast import Forecast
+from holdfast.experiment import planner
+from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.local.plan import Plan
+from holdfast.local.plan_choice import Forecast
 from tests.test_session import config
 
 GPU = torch.device("cuda")  # only its name is used
@@ -29,24 +29,24 @@ def alike(members: list[Experiment]) -> dict[str, list[Experiment]]:
 
 def test_a_group_has_the_models_of_all_that_are_fused(tmp_path: Path) -> None:
     fused = experiments(tmp_path, {"method": "ditto"}, {"method": "ditto", "seed": 1}, {"method": "fedavg"})
-    assert planning._groups(fused) == (2 * 4 * 2, 4), "two experiments of four clients with two models each; four clients"
+    assert planner._groups(fused) == (2 * 4 * 2, 4), "two experiments of four clients with two models each; four clients"
 
 
 def test_the_servers_own_data_is_one_more_in_the_group(tmp_path: Path) -> None:
     fused = experiments(tmp_path, {"method": "fedavg"}, {"method": "fedavg", "aggregator": "fltrust", "data": {"root": 10}})
-    assert planning._groups(fused) == (4 + 4 + 1,)
+    assert planner._groups(fused) == (4 + 4 + 1,)
 
 
 def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Path) -> None:
     small, large = {"method": "fedavg"}, {"method": "ditto", "model": {"name": "mlp", "hidden": 400}}
     members = experiments(tmp_path, small, large)
-    shares = planning._memory(alike(members), GPU)
-    row = [planning._row(experiment) for experiment in members]
+    shares = planner._memory(alike(members), GPU)
+    row = [planner._row(experiment) for experiment in members]
     wanted = [4 * row[0], 8 * row[1]]
     assert row[1] > 10 * row[0] > 0
     assert list(shares.values()) == [10**9 * part // sum(wanted) for part in wanted]
-    assert planning._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, "one alone has all of it"
-    assert set(planning._memory(alike(members), torch.device("cpu")).values()) == {10**9}, "a CPU's stacks come and go"
+    assert planner._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, "one alone has all of it"
+    assert set(planner._memory(alike(members), torch.device("cpu")).values()) == {10**9}, "a CPU's stacks come and go"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_the_announced_steps_by_hand(tmp_path: Path, method: str, train: dict[st
     """Partial batches are steps too, and a client of Ditto trains two models."""
     (experiment,) = experiments(tmp_path, {"method": method, "train": train, "data": {"split": {"train": 0.7, "test": 0.3}}})
     assert experiment.cell.federation.train.counts.tolist() == [14] * 4
-    assert planning.client_steps(experiment) == steps
+    assert planner.client_steps(experiment) == steps
     told = Forecast(Plan("loop"), {"loop": 500_000.0}, 0)
-    assert f"expect about {steps / 2:.1f} s of training" in planning.sentence(told, [experiment], 1)
+    assert f"expect about {steps / 2:.1f} s of training" in planner.sentence(told, [experiment], 1)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import evaluate
+from holdfast.evaluation import evaluate
+from holdfast.evaluation.prototypes import averaged, prototypes
 from holdfast.local.plan import Plan
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.prototypes import averaged, prototypes
 from tests.helpers import LOOP, VMAP, deal, random_samples, starts
 
 COUNTS = [7, 0, 30, 1, 5]

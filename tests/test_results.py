@@ -14,9 +14,9 @@ import holdfast
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import register
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.results import Run, load
-from holdfast.session import start
-from holdfast.store import Store
+from holdfast.results.run import Run, load
+from holdfast.storage.store import Store
+from holdfast.sweeps.session import start
 from tests.test_session import begin, config
 
 CONTRACT = {
@@ -126,7 +126,7 @@ def test_the_models_are_those_that_were_measured(tmp_path: Path, method: str, un
 def test_the_personal_model_is_the_private_row(ditto: Run) -> None:
     head = ditto.store.head()
     assert head is not None
-    from holdfast.rows import RowStore
+    from holdfast.storage.client_state import RowStore
 
     rows = RowStore(ditto.path / "rows", head[1]["rows/index"])
     for client in sorted(rows.place):

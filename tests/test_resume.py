@@ -20,15 +20,16 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import experiment as experiment_module
-from holdfast import manifest, planning, session
-from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.data.federation import load_samples
 from holdfast.engine.simulator import Simulator
-from holdfast.results import Run
-from holdfast.rows import RowStore
-from holdfast.store import Store
+from holdfast.experiment import loop as experiment_module
+from holdfast.experiment import manifest, planner
+from holdfast.experiment.config import Config, make_config
+from holdfast.results.run import Run
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import Store
+from holdfast.sweeps import session
 
 torch.set_num_threads(1)
 digits = cache(lambda: load_samples(make_config({}).data))
@@ -142,7 +143,7 @@ def die_at(event: int, given: Config | list[tuple[str, Config]], out: Path) -> N
 def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the manifest alone; measuring a plan again would be a mistake."""
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
         session.resume(out)
 
 
@@ -264,8 +265,8 @@ def test_killed_at_random_times_again_and_again(tmp_path: Path, monkeypatch: pyt
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
-from holdfast import session
-from holdfast.config import make_config
+from holdfast.sweeps import session
+from holdfast.experiment.config import make_config
 def moved(experiment):
     if experiment.cell.round == 3:
         print("round 3", flush=True)

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.roster import Roster, read_availability
+from holdfast.experiment.participation import Roster, read_availability
 
 EVERYONE = torch.arange(20)
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.config import make_config
 from holdfast.core.errors import HoldfastError
 from holdfast.engine.simulator import Simulator
-from holdfast.results import Run
-from holdfast.session import start
+from holdfast.experiment.config import make_config
+from holdfast.results.run import Run
+from holdfast.sweeps.session import start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -10,8 +10,8 @@ import pytest
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build, find, parts
-from holdfast.grid import configs
-from holdfast.search import Contender, Search, draw
+from holdfast.sweeps.grid import configs
+from holdfast.tuning.space import Contender, Search, draw
 
 DATA = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
 

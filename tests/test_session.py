@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import planning, session
-from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.engine.simulator import Simulator
-from holdfast.results import Run
-from holdfast.session import Watch
-from holdfast.store import Store
+from holdfast.experiment import planner
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.runner import Watch
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps import session
 
 TINY: dict[str, Any] = {
     "method": "ditto",
@@ -94,14 +95,14 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_somebody_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two starts at once: both found the directory empty, one has played while the other was still measuring."""
-    measure = planning._forecasts
+    measure = planner._forecasts
 
     def slowly(*args: Any) -> Any:
-        monkeypatch.setattr(planning, "_forecasts", measure)
+        monkeypatch.setattr(planner, "_forecasts", measure)
         begin(tmp_path / "run", seed=1)
         return measure(*args)
 
-    monkeypatch.setattr(planning, "_forecasts", slowly)
+    monkeypatch.setattr(planner, "_forecasts", slowly)
     with pytest.raises(ConfigError, match="holds a run already"):
         begin(tmp_path / "run", seed=2)
     assert Run(tmp_path / "run").config.seed == 1
@@ -160,7 +161,7 @@ def test_plan_rows_and_threads_come_from_the_manifest(tmp_path: Path, monkeypatc
 
     (tmp_path / "run" / "head.json").unlink()  # play it all again
     monkeypatch.setattr(Simulator, "exchange", look)
-    monkeypatch.setattr(planning, "choose", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr(planner, "choose", lambda *args: pytest.fail("measured again"))
     before = torch.get_num_threads()
     session.resume(tmp_path / "run")
     assert {(plan.name, plan.rows, threads) for plan, threads in seen} == {("vmap", 3, 2)}

@@ -15,7 +15,7 @@ from benchmarks.soak.course import Course
 from benchmarks.soak.disk import garble_unsealed
 from benchmarks.soak.memory import Life
 from benchmarks.soak.record import BEGIN, END, Disturbance, Outcome, write_into
-from holdfast.store import Store
+from holdfast.storage.store import Store
 from tests.helpers import play
 
 

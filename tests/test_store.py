@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import rows as rows_module
-from holdfast import store as store_module
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.files import read_json, write_atomically
-from holdfast.rows import RowStore
-from holdfast.store import Store, seal_all, write_tensors
+from holdfast.core.files import read_json, write_atomically
+from holdfast.storage import client_state as rows_module
+from holdfast.storage import store as store_module
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import Store, seal_all, write_tensors
 
 WIDTH = 7
 
@@ -189,7 +189,7 @@ def test_a_row_of_very_many_fields(tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys, torch
 from pathlib import Path
-from holdfast.rows import RowStore
+from holdfast.storage.client_state import RowStore
 rows = RowStore(Path(sys.argv[1]))
 width = 50_000
 def go(rounds, clients):

@@ -14,22 +14,23 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import experiment as experiment_module
-from holdfast import planning, session, sweeping
-from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError, DataError, RunError
+from holdfast.core.files import read_json, write_if_absent
 from holdfast.core.registry import register
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment import Experiment
-from holdfast.files import read_json, write_if_absent
-from holdfast.grid import expand
+from holdfast.experiment import loop as experiment_module
+from holdfast.experiment import planner
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.loop import Experiment
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
 from holdfast.models.mlp import Mlp
-from holdfast.report.gather import by_setting, read_cells
-from holdfast.results import Run
-from holdfast.store import Store
-from holdfast.sweeping import resume_sweep, sweep
+from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps import runner, session
+from holdfast.sweeps.grid import expand
+from holdfast.sweeps.runner import resume_sweep, sweep
 from tests.helpers import RAGGED, TINY, assert_same, everything, play
 from tests.test_resume import STAGES, bits, die_at, digits, in_child, table, was_killed, watched
 
@@ -83,7 +84,7 @@ def statuses(standings: list[Any]) -> list[str]:
 
 
 def no_training(patch: pytest.MonkeyPatch) -> None:
-    for owner, name in ((planning, "choose"), (Simulator, "exchange"), (Experiment, "__init__")):
+    for owner, name in ((planner, "choose"), (Simulator, "exchange"), (Experiment, "__init__")):
         patch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("something was built, measured or trained"))
 
 
@@ -118,7 +119,7 @@ def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: py
 def check_resumed(out: Path, whole: Path, cells: Cells, again: str, monkeypatch: pytest.MonkeyPatch, about: str) -> None:
     with monkeypatch.context() as patch:
         if list(out.glob("groups/*.json")):
-            patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+            patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
         standings = resume_sweep(out) if again == "resume" and (out / "sweep.json").exists() else sweep(cells, out)
     assert statuses(standings) == ["finished", "finished", "failed", "finished"], about
     for folder in folders(whole):
@@ -167,7 +168,7 @@ def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pyte
     group["plans"] = [{**plan, "name": "vmap", "rows": 3} for plan in group["plans"]]  # as if that had been measured then
     (tmp_path / "cut" / "groups" / "000.json").write_text(json.dumps(group))
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
         standings = resume_sweep(tmp_path / "cut")
     assert statuses(standings) == ["finished", "finished", "failed", "finished"]
     assert json.loads((folders(tmp_path / "cut")[3] / "manifest.json").read_text())["plan"]["rows"] == 3
@@ -183,7 +184,7 @@ def test_what_is_finished_is_not_touched_again(tmp_path: Path, monkeypatch: pyte
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("*")} == before
     (folders(tmp_path / "s")[1] / "result.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "choose", lambda *args: pytest.fail("the plan was measured again"))
+        patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
         patch.setattr(Simulator, "exchange", lambda *args: pytest.fail("a committed round was played again"))
         assert sweep(cells, tmp_path / "s") == first
 
@@ -224,7 +225,7 @@ def test_runs_and_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "choose", lambda *args: 1 / 0)
+    monkeypatch.setattr(planner, "choose", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sweep(cells_of(seed=[0, 1]), tmp_path / "s")
     assert not (tmp_path / "s").exists()
@@ -256,7 +257,7 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, file: str) -> None:
 
 
 def test_shards_are_blocks_of_nearly_equal_size(tmp_path: Path) -> None:
-    folder = sweeping.SweepFolder(tmp_path, cells_of(seed=list(range(10))))
+    folder = runner.SweepFolder(tmp_path, cells_of(seed=list(range(10))))
     for of in (1, 3, 4, 10, 13):
         parts = [folder.shard(number, of) for number in range(1, of + 1)]
         assert [place for part in parts for place in part] == folder.cells

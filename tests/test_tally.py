@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import evaluate
 from holdfast.core.keys import Key
-from holdfast.evaluate import score
+from holdfast.evaluation import evaluate
+from holdfast.evaluation.evaluate import score
+from holdfast.evaluation.scores import METRICS, UNDEFINED, Score, Tally
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
-from holdfast.results import Run
-from holdfast.tally import METRICS, UNDEFINED, Score, Tally
+from holdfast.results.run import Run
 from tests.helpers import LOOP, VMAP, assert_same, deal, everything, network_of, random_samples, samples_of, starts
 
 NAN, INF = float("nan"), float("inf")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import manifest, session
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import register, setting
+from holdfast.experiment import manifest
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
-from holdfast.results import Run
-from holdfast.store import Store
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps import session
 from tests.helpers import assert_same, everything, tiny
 
 

@@ -15,9 +15,9 @@ import pytest
 import holdfast
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
-from holdfast.playing import Watch
-from holdfast.results import Run
-from holdfast.store import Store
+from holdfast.experiment.runner import Watch
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
 from holdfast.tracking import Known, chosen, following
 from holdfast.tracking.base import Figures, harmless, numbers, settings
 

@@ -15,15 +15,15 @@ import torch
 import holdfast
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.files import read_json
 from holdfast.engine.simulator import Simulator
-from holdfast.files import read_json
-from holdfast.grid import configs
-from holdfast.manifest import run_folders
-from holdfast.results import Run
-from holdfast.search import Contender
-from holdfast.standing import Standing
-from holdfast.sweep_folder import read_sweep
-from holdfast.tuning import Tuning, _best
+from holdfast.experiment.manifest import run_folders
+from holdfast.results.run import Run
+from holdfast.storage.status import Standing
+from holdfast.sweeps.folder import read_sweep
+from holdfast.sweeps.grid import configs
+from holdfast.tuning.space import Contender
+from holdfast.tuning.tune import Tuning, _best
 from tests.test_cli import Answer
 from tests.test_resume import bits
 

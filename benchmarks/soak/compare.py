@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from holdfast.core.types import State
-from holdfast.rows import RowStore
-from holdfast.store import Store, read_tensors
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import Store, read_tensors
 
 
 def content(run: Path, private: bool = True) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.rows import RowStore
-from holdfast.store import read_tensors
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import read_tensors
 
 
 class SmallDisk:

@@ -23,7 +23,7 @@ from benchmarks.soak.relay import Relay
 from holdfast.core.errors import HoldfastError
 from holdfast.deploy.processes import free_port
 from holdfast.deploy.project import Project, open_project
-from holdfast.store import Store
+from holdfast.storage.store import Store
 
 FREEZE, CUT, TORN, RESTART, FULL = "freeze", "connections cut", "a connection torn", "restarted machine", "full disk"
 CLIENTS = 3

@@ -17,8 +17,8 @@ from benchmarks.soak.memory import Memory, in_words
 from benchmarks.soak.processes import WORKER, Command, all_gone, parent, send
 from benchmarks.soak.record import KILL, Disturbance, Outcome
 from holdfast.core.errors import HoldfastError
-from holdfast.manifest import run_folders
-from holdfast.store import Store
+from holdfast.experiment.manifest import run_folders
+from holdfast.storage.store import Store
 
 FREEZE, POWER, FULL = "freeze", "power cut", "full disk"
 RUN = """

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holdfast.attacks.base import REACH, Attack, View
 from holdfast.attacks.class_means import votes
-from holdfast.attacks.lies import lie
-from holdfast.attacks.poisoned import owners, with_trigger
+from holdfast.attacks.data_poisoning import owners, with_trigger
+from holdfast.attacks.false_numbers import lie
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink

@@ -10,7 +10,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from holdfast.attacks.lies import Lie
+from holdfast.attacks.false_numbers import Lie
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, setting

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks.base import Attack
-from holdfast.attacks.poisoned import chosen, owner_keys, with_inputs
+from holdfast.attacks.data_poisoning import chosen, owner_keys, with_inputs
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from holdfast.attacks.base import Attack
-from holdfast.attacks.poisoned import chosen, owner_keys, owners, with_labels
+from holdfast.attacks.data_poisoning import chosen, owner_keys, owners, with_labels
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.data.federation import Federation

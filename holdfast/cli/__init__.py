@@ -1,5 +1,4 @@
-"""The command line. `main` is the command `holdfast`; the commands live in runs.py, sweeps.py, plans.py, data.py, diagnose.py,
-compare.py, tune.py, parts.py, reproduce.py, federation.py, federation_clients.py, late.py and more.py.
+"""The command line. `main` is the command `holdfast`; each other module here holds one command or a few of a kind.
 
 Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
 
@@ -14,14 +13,43 @@ from typing import Any, NoReturn
 
 import typer
 
-from holdfast.cli import compare, data, diagnose, federation, federation_clients, late, more, parts, plans, reproduce, runs, sweeps, tune
+from holdfast.cli import (
+    bench,
+    compare,
+    customise,
+    data,
+    demo,
+    diagnose,
+    federation,
+    federation_clients,
+    parts,
+    plan,
+    reproduce,
+    runs,
+    sweeps,
+    tune,
+)
 from holdfast.cli.app import app, complain
 from holdfast.core.errors import HoldfastError, RunError
 
 __all__ = [
-    "app", "compare", "data", "diagnose", "federation", "federation_clients", "late", "main", "more", "parts", "plans", "reproduce",
-    "runs", "sweeps", "tune",
-]  # fmt: skip
+    "app",
+    "bench",
+    "compare",
+    "customise",
+    "data",
+    "demo",
+    "diagnose",
+    "federation",
+    "federation_clients",
+    "main",
+    "parts",
+    "plan",
+    "reproduce",
+    "runs",
+    "sweeps",
+    "tune",
+]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -82,6 +110,6 @@ def _in_a_plugin(error: HoldfastError) -> bool:
 
 
 def _place(error: Exception) -> object:
-    from holdfast.core.blame import place_of
+    from holdfast.core.error_origin import place_of
 
     return place_of(error)

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from holdfast import __version__
 from holdfast.core.errors import in_print
+from holdfast.core.version import __version__
 
 app = typer.Typer(
     name="holdfast",
@@ -90,7 +90,7 @@ def to_stderr() -> Console:
 
 
 def print_json(content: Any) -> None:
-    from holdfast.files import clean
+    from holdfast.core.files import clean
 
     print(json.dumps(clean(content), indent=1, default=str))
 

@@ -14,8 +14,8 @@ from holdfast.cli.runs import absolute, is_grid, read_cells
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.config import Config
-    from holdfast.report.holdings import Holdings
+    from holdfast.experiment.config import Config
+    from holdfast.report.class_counts import Holdings
 
 
 class Part(StrEnum):
@@ -52,7 +52,7 @@ def show_data(
         if file is not None and not file.absolute().parent.is_dir():
             raise ConfigError(f"{option}: there is no folder {file.parent}")
     with only_json(as_json):
-        from holdfast.report.holdings import Holdings
+        from holdfast.report.class_counts import Holdings
 
         cells = read_cells(config, changes or [], {"data.dir": absolute(data_dir)}, plugin)
         if not 0 <= cell < len(cells):
@@ -82,7 +82,7 @@ def _among(cells: list[tuple[str, Config]], cell: int) -> str:
 
 def _write(holdings: Holdings, png: Path | None, html: Path | None) -> None:
     if png is not None:
-        from holdfast.report.picture import write_png
+        from holdfast.report.heat_map_png import write_png
 
         write_png(holdings, png)
     if html is not None:
@@ -94,7 +94,7 @@ def _write(holdings: Holdings, png: Path | None, html: Path | None) -> None:
 def _print(holdings: Holdings, everybody: bool) -> None:
     from rich.table import Table
 
-    from holdfast.report.terminal import heat_lines
+    from holdfast.report.terminal_heat_map import heat_lines
 
     console = to_stdout()
     facts = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

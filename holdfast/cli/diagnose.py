@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.report.diagnosis import Diagnosis
-    from holdfast.results import Run
+    from holdfast.results.run import Run
 
 _ENDINGS = (".csv", ".png", ".html")
 
@@ -57,7 +57,7 @@ def diagnose(
     if what is None and files:
         raise ConfigError("WHAT: say what to write; `holdfast diagnose RUN` lists what there is")
     with only_json(as_json):
-        from holdfast.results import Run
+        from holdfast.results.run import Run
 
         load_plugins(plugin)
         run = Run(folder)
@@ -82,7 +82,7 @@ def _found(
 ) -> Diagnosis:
     from holdfast.diagnostics import computed
     from holdfast.diagnostics.recorded import diagnose as recorded
-    from holdfast.results import Run
+    from holdfast.results.run import Run
 
     if what == "rank-change":
         return computed.rank_change(run, rounds)

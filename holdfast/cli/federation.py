@@ -105,7 +105,7 @@ def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = N
 
 def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
     from holdfast.deploy.inspect import examined
-    from holdfast.store import Store
+    from holdfast.storage.store import Store
 
     examined(project).require()
     console = to_stderr()
@@ -277,8 +277,8 @@ def logs(
       holdfast federation logs ward node3 --lines 100
     """
     project = opened(folder)
+    from holdfast.core.files import last_lines
     from holdfast.deploy.inspect import logs as files
-    from holdfast.files import last_lines
 
     found = files(project)
     if name is None:

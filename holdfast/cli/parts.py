@@ -63,7 +63,7 @@ def show(
       holdfast show ditto
       holdfast show config
     """
-    from holdfast.cli.cards import example
+    from holdfast.cli.part_text import example
     from holdfast.core.registry import KINDS, describe, parts
 
     with only_json(as_json):
@@ -101,7 +101,7 @@ def _print_card(card: dict[str, Any]) -> None:
 
 
 def _show_config(as_json: bool) -> None:
-    from holdfast.cli.cards import fields_of
+    from holdfast.cli.part_text import fields_of
 
     sections = fields_of()
     if as_json:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from holdfast.core.errors import in_print
 
 if TYPE_CHECKING:
-    from holdfast.experiment import Experiment
-    from holdfast.session import Watch
+    from holdfast.experiment.loop import Experiment
+    from holdfast.experiment.runner import Watch
 
 MOST_BARS = 12  # a sweep of more cells than this has one bar for all
 
@@ -37,7 +37,7 @@ class Follow:
         )  # fmt: skip
 
     def watch(self) -> Watch:
-        from holdfast.session import Watch
+        from holdfast.experiment.runner import Watch
 
         return Watch(say=self.say, moved=self.moved, planned=self.planned)
 

@@ -33,9 +33,9 @@ from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options
 
 if TYPE_CHECKING:
-    from holdfast.reproducing.cells import Grid, Wanted
-    from holdfast.reproducing.outcome import Outcome
-    from holdfast.reproducing.study import Study
+    from holdfast.reproduction.experiments import Grid, Wanted
+    from holdfast.reproduction.outcome import Outcome
+    from holdfast.reproduction.study import Study
 
 
 @app.command()
@@ -79,9 +79,9 @@ def reproduce(
     if paper is None:
         return _list(as_json)
     with only_json(as_json):
-        from holdfast.config import parse_changes
-        from holdfast.reproducing.cells import Wanted
-        from holdfast.reproducing.study import find
+        from holdfast.experiment.config import parse_changes
+        from holdfast.reproduction.experiments import Wanted
+        from holdfast.reproduction.study import find
         from holdfast.tracking import chosen
 
         load_plugins(plugin)
@@ -111,9 +111,9 @@ def _folder(study: Study, wanted: Wanted, out: Path | None, several: bool) -> Pa
 
 
 def _play(study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]) -> Outcome:
-    from holdfast.report.reproduction import write_reproduction
-    from holdfast.reproducing.cells import Grid
-    from holdfast.reproducing.outcome import reproduce as play
+    from holdfast.reproduction.experiments import Grid
+    from holdfast.reproduction.outcome import reproduce as play
+    from holdfast.reproduction.page import write_reproduction
     from holdfast.tracking import tracked
 
     console = to_stderr()
@@ -140,14 +140,14 @@ def _experiments(grid: Grid) -> str:
 
 def _index(outcomes: list[Outcome]) -> Path | None:
     """A page that leads to all of them, where there are several."""
-    from holdfast.report.reproduction import write_index
+    from holdfast.reproduction.page import write_index
 
     return write_index(outcomes, outcomes[0].path.parent) if len(outcomes) > 1 else None
 
 
 def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: bool) -> int:
-    from holdfast.report.sheet import sheet_of, to_table
     from holdfast.report.table import to_rich
+    from holdfast.reproduction.sheet import sheet_of, to_table
 
     if as_json:
         print_json({"reproductions": [_plain(outcome) for outcome in outcomes]})
@@ -167,7 +167,7 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    from holdfast.report.sheet import sheet_of
+    from holdfast.reproduction.sheet import sheet_of
 
     boxes = [box for row in sheet_of(outcome).boxes for box in row if box is not None]
     return {
@@ -183,8 +183,8 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 def _list(as_json: bool) -> int:
     from rich.table import Table
 
-    from holdfast.reproducing.cells import Grid, Wanted
-    from holdfast.reproducing.study import keys, read
+    from holdfast.reproduction.experiments import Grid, Wanted
+    from holdfast.reproduction.study import keys, read
 
     studies = [read(key) for key in keys()]
     many = {study.key: [len(Grid(study, Wanted(scale=scale)).to_play()) for scale in ("quick", "full")] for study in studies}
@@ -203,7 +203,7 @@ def _list(as_json: bool) -> int:
 
 
 def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
-    from holdfast.reproducing.cells import Grid
+    from holdfast.reproduction.experiments import Grid
 
     grids = [Grid(study, wanted) for study in studies]
     if as_json:

@@ -35,10 +35,10 @@ from holdfast.cli.live import check as check_live
 from holdfast.cli.live import follow as follow_live
 from holdfast.cli.progress import Follow
 from holdfast.core.errors import ConfigError
-from holdfast.files import expand, write_atomically
+from holdfast.core.files import expand, write_atomically
 
 if TYPE_CHECKING:
-    from holdfast.config import Config
+    from holdfast.experiment.config import Config
     from holdfast.report.table import Table
 
 DIVERGED = 3
@@ -75,7 +75,7 @@ def run(
     """
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep, play_sweep
-        from holdfast.session import start
+        from holdfast.sweeps.session import start
         from holdfast.tracking import tracked
 
         cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
@@ -110,9 +110,9 @@ def resume(
     """
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep
-        from holdfast.session import resume as continue_run
-        from holdfast.sweep_folder import is_sweep
-        from holdfast.sweeping import resume_sweep
+        from holdfast.experiment.manifest import is_sweep
+        from holdfast.sweeps.runner import resume_sweep
+        from holdfast.sweeps.session import resume as continue_run
         from holdfast.tracking import tracked
 
         plugins = [str(p) for p in plugin or []]
@@ -151,12 +151,12 @@ def report(
       holdfast report runs/sweep --figures figures --format png
     """
     check_live(live, port, out, markdown)
-    from holdfast.report.exports import export
-    from holdfast.report.figures import write_figures
-    from holdfast.report.gather import by_setting, read_cells
+    from holdfast.report.figure_files import write_figures
     from holdfast.report.page import render, write_page
+    from holdfast.report.read_runs import by_setting, read_cells
     from holdfast.report.table import tabulate, to_markdown
-    from holdfast.reproducing.outcome import is_reproduction
+    from holdfast.report.table_exports import export
+    from holdfast.reproduction.outcome import is_reproduction
 
     load_plugins(plugin)
     if (folder / "federation.toml").exists():
@@ -190,9 +190,9 @@ def report(
 
 def _report_reproduction(folder: Path, tables: str | None, figures: Path | None, form: str, out: Path | None, opened: bool) -> None:
     """The page of a paper's table that was played again; its tables stand beside it already."""
-    from holdfast.report.figures import write_figures
-    from holdfast.report.reproduction import write_reproduction
-    from holdfast.reproducing.outcome import read_outcome
+    from holdfast.report.figure_files import write_figures
+    from holdfast.reproduction.outcome import read_outcome
+    from holdfast.reproduction.page import write_reproduction
 
     page = write_reproduction(read_outcome(folder))
     if figures is not None:
@@ -211,8 +211,8 @@ def _report_reproduction(folder: Path, tables: str | None, figures: Path | None,
 
 def read_cells(config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None) -> list[tuple[str, Config]]:
     """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
-    from holdfast.config import assign, read_config
-    from holdfast.grid import configs
+    from holdfast.experiment.config import assign, read_config
+    from holdfast.sweeps.grid import configs
 
     load_plugins(plugins)
     table = read_config(config, changes)
@@ -258,8 +258,7 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         yield
     except KeyboardInterrupt:
         from holdfast.core.registry import plugin_options
-        from holdfast.manifest import run_folders
-        from holdfast.sweep_folder import is_sweep
+        from holdfast.experiment.manifest import is_sweep, run_folders
 
         again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
         kept = f"`{again}` continues it" if run_folders(folder) or is_sweep(folder) else "it had not begun, and nothing was kept"
@@ -269,8 +268,8 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
     """The result of a run in the form that was asked for."""
-    from holdfast.report.gather import one_each
-    from holdfast.report.gather import read_cells as read_runs
+    from holdfast.report.read_runs import one_each
+    from holdfast.report.read_runs import read_cells as read_runs
     from holdfast.report.table import tabulate
 
     if as_json:
@@ -282,7 +281,7 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
 
 def diverged(folder: Path) -> int:
     """The exit code of a run that has come to its end: a script is not to take a model that diverged for a good one."""
-    from holdfast.standing import standing
+    from holdfast.storage.status import standing
 
     stands = standing(folder, "")
     if stands.status != "diverged":

@@ -29,8 +29,8 @@ from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, su
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.config import Config
-    from holdfast.standing import Standing
+    from holdfast.experiment.config import Config
+    from holdfast.storage.status import Standing
 
 
 @app.command()
@@ -94,7 +94,7 @@ def play_sweep(
     cells: list[tuple[str, Config]], folder: Path, plugins: list[Path] | None, shard: tuple[int, int] = (1, 1), retry: bool = False,
     track: list[str] | None = None,
 ) -> list[Standing]:  # fmt: skip
-    from holdfast.sweeping import sweep as play
+    from holdfast.sweeps.runner import sweep as play
     from holdfast.tracking import tracked
 
     with Follow(to_stderr()) as follow, resumable(folder, plugins), tracked(track or [], follow.watch()) as watch:
@@ -103,10 +103,10 @@ def play_sweep(
 
 def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins: list[Path] | None) -> int:
     """How every cell stands, in the form that was asked for; 1 where one of this process's cells failed."""
-    from holdfast.manifest import run_folders
-    from holdfast.report.equal import without_effect
-    from holdfast.report.gather import Line, by_setting, one_each
-    from holdfast.report.gather import read_cells as read_runs
+    from holdfast.experiment.manifest import run_folders
+    from holdfast.report.equal_runs import without_effect
+    from holdfast.report.read_runs import Line, by_setting, one_each
+    from holdfast.report.read_runs import read_cells as read_runs
     from holdfast.report.table import tabulate
 
     failed = [standing for standing in standings if standing.mine and standing.status == "failed"]
@@ -131,7 +131,7 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
 
 
 def say_failed(failed: list[Standing]) -> None:
-    from holdfast.standing import TRACEBACK
+    from holdfast.storage.status import TRACEBACK
 
     again = "--retry tries them again from their last committed round"
     to_stderr().print(f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True)

@@ -33,7 +33,7 @@ from holdfast.cli.runs import engine_options, new_folder
 from holdfast.cli.sweeps import say_failed
 
 if TYPE_CHECKING:
-    from holdfast.tuning import Tuned
+    from holdfast.tuning.tune import Tuned
 
 
 @app.command()
@@ -72,9 +72,9 @@ def tune(
       holdfast tune config.toml --budget 4 --set data.split.train=0.65 --set data.split.validation=0.1
     """
     with only_json(as_json):
-        from holdfast.config import assign, read_config
+        from holdfast.experiment.config import assign, read_config
         from holdfast.tracking import chosen, tracked
-        from holdfast.tuning import Tuning
+        from holdfast.tuning.tune import Tuning
 
         load_plugins(plugin)
         chosen(track or [])  # what is missing is said before the trials

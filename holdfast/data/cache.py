@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import DataError, StoreError
-from holdfast.files import HOST, as_json, parse_json, read_whole, sync, write_json
+from holdfast.core.files import HOST, as_json, parse_json, read_whole, sync, write_json
 
 ENVIRONMENT = "HOLDFAST_CACHE"
 FORMAT = 3  # raise when what is made from the same files changes

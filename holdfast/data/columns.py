@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from holdfast.core.errors import DataError
-from holdfast.data.words import hash_word
+from holdfast.data.hashed_words import hash_word
 
 if TYPE_CHECKING:
     import pyarrow as pa

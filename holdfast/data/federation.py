@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_serializer,
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.files import expand
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build
 from holdfast.data.partitions.base import Dealt, Partition
 from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
 from holdfast.data.table import Padded, Table
-from holdfast.files import expand
 
 __all__ = ["DataSettings", "Federation", "Padded", "Samples", "Split", "Table", "build_federation", "load_samples"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import DataError
+from holdfast.core.files import parse_json, read_whole, write_json
 from holdfast.data.layout import arrange, choose_test
-from holdfast.files import parse_json, read_whole, write_json
 
 CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of what is not Parquet
 PATIENCE = 10.0  # seconds to wait for an answer

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.data.cache import New
 from holdfast.data.moments import Moments
-from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
-from holdfast.data.progress import progress
+from holdfast.data.row_order import Order
 
 if TYPE_CHECKING:
     from PIL.Image import Image

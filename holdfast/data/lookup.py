@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.core.errors import DataError
+from holdfast.core.files import expand
 from holdfast.data.cache import cache_folder
 from holdfast.data.hub import Repository, Unreachable, fetch
 from holdfast.data.layout import EXPECTED, find_splits
-from holdfast.files import expand
 
 ENVIRONMENT = "HOLDFAST_DATA"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import DataError, suggest
+from holdfast.core.files import parse_json
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import find_splits
-from holdfast.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

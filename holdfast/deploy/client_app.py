@@ -22,7 +22,7 @@ app = ClientApp()
 @app.query()
 def enrol(message: Message, context: Context) -> Message:
     """Say who this node is."""
-    from holdfast.deploy.post import answer, pack_client
+    from holdfast.deploy.messaging import answer, pack_client
 
     if "client-id" not in context.node_config:
         raise ValueError("this SuperNode has no client-id; start it with --node-config 'client-id=...'")
@@ -34,7 +34,7 @@ def enrol(message: Message, context: Context) -> Message:
 def work(message: Message, context: Context) -> Message:
     """Carry out one task of the method, or measure. Where there are keys, only what the server has signed; and the reply is signed."""
     from holdfast.deploy.envelope import NodeSigner, Subject
-    from holdfast.deploy.post import answer, config_record
+    from holdfast.deploy.messaging import answer, config_record
     from holdfast.deploy.trainer import ask
 
     signer = NodeSigner.of(context.node_config)
@@ -43,7 +43,7 @@ def work(message: Message, context: Context) -> Message:
     settings, attempt = (dict(context.node_config), dict(context.run_config)), str(context.run_id)
     content = ask(str(context.node_config.get("trainer", "")), message.content, *settings, attempt)
     if content is None:  # nobody there: then it is done here
-        from holdfast.deploy.work import Workshop
+        from holdfast.deploy.node_worker import Workshop
 
         content = Workshop().perform(message.content, *settings, attempt)
     reply = answer(content, message)

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, RecordDict
 
 from holdfast.core.errors import RunError
+from holdfast.core.files import is_whole, lock, parse_json, read_json, read_whole, unlock, write_atomically, write_json
 from holdfast.deploy import keys
-from holdfast.files import is_whole, lock, parse_json, read_json, read_whole, unlock, write_atomically, write_json
 
 ENVELOPE = "post"
 """The record of a message that holds its envelope; all others are its payload."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.core.errors import ConfigError
 from holdfast.deploy.project import Project, open_node
-from holdfast.store import read_tensors
+from holdfast.storage.store import read_tensors
 
 
 def export_model(project: Project | None, out: Path, client: int | None, model: str | None, node: Path | None) -> str:
@@ -21,7 +21,7 @@ def export_model(project: Project | None, out: Path, client: int | None, model: 
     assert project is not None
     from safetensors.torch import save_file
 
-    from holdfast.results import Run
+    from holdfast.results.run import Run
 
     if not (project.run / "head.json").exists():
         raise ConfigError(f"{project.path} has no model yet: no round is committed")

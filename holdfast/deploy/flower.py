@@ -11,13 +11,15 @@ What goes wrong without this:
   may meet a closing one;
 - a SuperNode whose TLS connection breaks for seconds gives up, and its process stays without doing anything; so it does when its heartbeat
   alone has died;
-- the token of a task, which is all that one needs to read a model and to answer, stands in the process list.
+- the token of a task, which is all that one needs to read a model and to answer, stands in the process list;
+- a ClientApp whose SuperNode and SuperExec were killed tries to reach them for ever.
 
 A Flower that keeps one of the first three elsewhere goes on as it is; the others are errors there."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,10 +37,11 @@ from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.retry import RetryInvoker
 
-from holdfast.deploy.alive import note_away, show_life
-from holdfast.deploy.processes import LOST
+from holdfast.deploy.heartbeat import note_away, show_life
+from holdfast.deploy.processes import LOST, signal_at_parents_death
 from holdfast.deploy.proxy_limits import Limits
 
+CLIENT_APP = constant.TASK_TYPE_TO_COMMAND[constant.TaskType.CLIENT_APP]
 PATIENCE = 60_000
 """Milliseconds for the database: as long as Flower waits for a sign of life."""
 
@@ -133,9 +136,15 @@ def _leave(code: int, said: str) -> None:
     os._exit(code)
 
 
-def pass_tokens_unseen() -> None:
+def _end_with_superexec() -> None:
+    """A ClientApp whose SuperNode is gone tries to reach it for ever, and a node is not started again while a process of it lives. It may
+    end at any moment: what it keeps is written by atomic renames. A ServerApp goes on without its SuperExec, so it is left alone."""
+    signal_at_parents_death(signal.SIGKILL)
+
+
+def start_apps_safely() -> None:
     """The token of a task goes to its process by a file without a name, as its standard input, and not by the process list, which every
-    user of the machine can read."""
+    user of the machine can read; and a ClientApp ends with the SuperExec that started it."""
     from flwr.supercore.superexec.executor import subprocess_executor
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -144,7 +153,7 @@ def pass_tokens_unseen() -> None:
             file.write(command[place + 1].encode())
             file.flush()
             unseen = [*command[:place], "--token-file", "/dev/stdin", *command[place + 2 :]]
-            return subprocess.Popen(unseen, stdin=file, **options)
+            return subprocess.Popen(unseen, stdin=file, preexec_fn=_end_with_superexec if unseen[0] == CLIENT_APP else None, **options)
 
     vars(subprocess_executor)["subprocess"] = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
 
@@ -194,7 +203,7 @@ def supernode() -> None:
 def superexec() -> None:
     from flwr.supercore.cli import flower_superexec
 
-    pass_tokens_unseen()
+    start_apps_safely()
     wait_for_listener(sys.argv)
     flower_superexec()
 

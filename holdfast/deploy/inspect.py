@@ -18,7 +18,7 @@ from holdfast.deploy.ledger import Entry
 from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.deploy.processes import Processes, in_use
 from holdfast.deploy.project import Project
-from holdfast.store import Store
+from holdfast.storage.store import Store
 
 
 def standing(project: Project) -> dict[str, Any]:

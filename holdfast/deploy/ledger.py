@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
+from holdfast.core.files import clean, is_number, is_whole, parse_json, readable, sync, write_atomically
 from holdfast.deploy.signed_head import SIGNED_HEAD, SIGNING_KEY, SignedHead, read_signed_head
-from holdfast.files import clean, is_number, is_whole, parse_json, readable, sync, write_atomically
 
 _START = "0" * 64
 _PIECE = 1 << 20  # bytes that are read at a time

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
+from holdfast.core.files import is_whole, read_whole
 from holdfast.deploy.check import Check
 from holdfast.deploy.ledger import Entry, Ledger
 from holdfast.deploy.signed_head import PUBLIC_KEY, SIGNED_HEAD, read_signed_head
-from holdfast.files import is_whole, read_whole
-from holdfast.store import Store
+from holdfast.storage.store import Store
 
 Found = TypeVar("Found")
 _HEX = re.compile(r"[0-9a-f]{64}")

@@ -20,23 +20,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.config import Config, make_config, read_config
 from holdfast.core.device import put
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.files import read_whole, remove_left_over
 from holdfast.core.types import Exchange, State
 from holdfast.data.federation import Federation
-from holdfast.data.own import holding
+from holdfast.data.node_data import holding
 from holdfast.data.samples import Samples
 from holdfast.data.sources.declared import Declared
 from holdfast.deploy.privacy import Guard
-from holdfast.engine.client import EVALUATE, Job, perform_personal, schema_of
+from holdfast.engine.client_stack import EVALUATE, Job, perform_personal, schema_of
 from holdfast.engine.simulator import Call, Simulator
-from holdfast.experiment import Experiment
-from holdfast.files import read_whole, remove_left_over
+from holdfast.experiment.config import Config, make_config, read_config
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.manifest import digest_of, plugins_of
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
-from holdfast.manifest import digest_of, plugins_of
-from holdfast.store import read_tensors, write_atomically, write_tensors
+from holdfast.storage.store import read_tensors, write_atomically, write_tensors
 
 Version = tuple[int, int]
 """Round and step."""

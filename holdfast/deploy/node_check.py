@@ -10,10 +10,10 @@ from holdfast.deploy.check import Check
 from holdfast.deploy.enrolment import fingerprint_of
 from holdfast.deploy.keys import public_of
 from holdfast.deploy.node import declared_in, expected, federated, own_data
+from holdfast.deploy.node_worker import Own
 from holdfast.deploy.privacy import Account, PrivacySettings
 from holdfast.deploy.project import open_node
-from holdfast.deploy.work import Own
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 
 
 def examine_node(home: Path) -> Iterator[Check]:

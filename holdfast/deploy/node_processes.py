@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
-from holdfast.deploy.alive import ServerContact
 from holdfast.deploy.disk import naming_a_full_disk, shortage
+from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import make_authority, make_secret, make_server_certificate
 from holdfast.deploy.processes import HOST, Processes, free_port
 from holdfast.deploy.project import open_node

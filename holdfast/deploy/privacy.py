@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.config import Section
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.files import is_number, is_whole, lock, read_json, unlock, write_json
 from holdfast.core.registry import setting
 from holdfast.core.types import UNDEFINED, Field, Schema
-from holdfast.engine.client import EVALUATE
-from holdfast.files import is_number, is_whole, lock, read_json, unlock, write_json
+from holdfast.engine.client_stack import EVALUATE
+from holdfast.experiment.config import Section
 
 _ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
 Releases = list[tuple[float, int]]

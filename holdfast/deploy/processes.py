@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
 from holdfast.core.errors import RunError
-from holdfast.deploy.alive import ENVIRONMENT, FROZEN, away_file
+from holdfast.core.files import lock, unlock
+from holdfast.deploy.heartbeat import ENVIRONMENT, FROZEN, away_file
 from holdfast.deploy.sockets import remove_left_over
-from holdfast.files import lock, unlock
 
 HOST = "127.0.0.1"
 LOST = 75
@@ -176,7 +175,7 @@ class Processes:
 
     def environment(self) -> dict[str, str]:
         """Ours first on both paths, so that Flower's children find the same programs and the same holdfast."""
-        paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+        paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         joined = {name: os.pathsep.join(filter(None, [first, inherited.get(name)])) for name, first in paths.items()}
         return {**inherited, **_QUIET, **joined, "FLWR_HOME": str(self.flower)}
@@ -330,5 +329,10 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 def _die_with_parent() -> None:
     """Linux: when whoever started the federation is killed, and cannot stop it, the federation stops too."""
+    signal_at_parents_death(signal.SIGTERM)
+
+
+def signal_at_parents_death(which: signal.Signals) -> None:
+    """Linux: in a new process, before its program begins."""
     if sys.platform == "linux":
-        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        _LIBC.prctl(1, which)  # PR_SET_PDEATHSIG

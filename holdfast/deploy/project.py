@@ -20,16 +20,16 @@ from typing import Any
 
 from pydantic import ValidationError, field_validator
 
-from holdfast.config import Config, Section
 from holdfast.core.errors import ConfigError
+from holdfast.core.files import expand, read_toml, read_whole, write_atomically
 from holdfast.core.registry import explain, load_plugin, setting
+from holdfast.core.toml import to_toml
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate, node_public
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.ledger_keeping import ready_ledger
 from holdfast.deploy.privacy import PrivacySettings
-from holdfast.files import expand, read_toml, read_whole, write_atomically
-from holdfast.report.toml import to_toml
+from holdfast.experiment.config import Config, Section
 
 _PRIVATE = 0o700
 """Of the folders of server and nodes: also updates, logs and private models are nobody else's business."""

@@ -25,8 +25,8 @@ import httpx
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.error.catalog import API_ERROR_MAP
 
-from holdfast.deploy.alive import show_life
 from holdfast.deploy.fleet_rules import ANNOUNCE, CALLS, FLEET, PULL, PUSH, Refused, Rules
+from holdfast.deploy.heartbeat import show_life
 from holdfast.deploy.proxy_keys import Keys, Node
 from holdfast.deploy.proxy_limits import Limits, Tally
 from holdfast.deploy.proxy_server import Server

@@ -15,8 +15,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.files import read_json
 from holdfast.deploy.enrolment import fingerprint_of
-from holdfast.files import read_json
 
 _KEY, _SIGNATURE, _TIME = (name.encode() for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER))
 _LONGEST = 1000  # bytes of one of these headers: those of the largest curve have about 400

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
+from holdfast.core.files import is_whole, parse_json, read_json
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Ledger
-from holdfast.files import is_whole, parse_json, read_json
 
 _FULL = 4_000_000  # bytes of the file, after which it becomes refusals.old.jsonl
 _PIECE = 1 << 20  # bytes that are read at a time

@@ -117,7 +117,9 @@ class Reply:
             if ENVELOPE not in records:
                 raise NotProven("it has no envelope")
             envelope = ConfigRecord.inflate(self._small(records[ENVELOPE]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (NotThere, NeverComes, NotProven):
+            raise
+        except Exception as error:  # as below: Flower's parsers fail in many ways
             raise NotProven(f"its envelope cannot be read ({_short(error)})") from None
         proof(envelope, {name: digest for name, digest in records.items() if name != ENVELOPE})
         self.proven = True

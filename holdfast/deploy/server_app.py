@@ -18,18 +18,19 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from holdfast.config import Config
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import is_whole, read_json, write_json
 from holdfast.core.registry import load_plugin
-from holdfast.deploy.chronicle import Chronicle
-from holdfast.deploy.door import Door, KeyedDoor, OpenDoor
-from holdfast.deploy.fleet import Fleet, Patience
+from holdfast.deploy.admission import Door, KeyedDoor, OpenDoor
+from holdfast.deploy.audit import Chronicle
+from holdfast.deploy.flower_engine import Fleet, Patience
 from holdfast.deploy.keys import load_private
 from holdfast.deploy.ledger import Ledger
+from holdfast.deploy.messaging import Post
 from holdfast.deploy.node import expected, federated
-from holdfast.deploy.post import Post
-from holdfast.files import is_whole, read_json, write_json
-from holdfast.session import Watch, resume, start
+from holdfast.experiment.config import Config
+from holdfast.experiment.runner import Watch
+from holdfast.sweeps.session import resume, start
 
 app = ServerApp()
 

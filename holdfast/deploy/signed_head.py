@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import RunError
-from holdfast.files import as_json, is_whole, parse_json, read_whole
+from holdfast.core.files import as_json, is_whole, parse_json, read_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

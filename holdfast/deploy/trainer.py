@@ -21,9 +21,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from holdfast.core.errors import in_print
-from holdfast.deploy.alive import show_life
+from holdfast.core.files import is_whole, parse_json
+from holdfast.deploy.heartbeat import show_life
 from holdfast.deploy.sockets import listen
-from holdfast.files import is_whole, parse_json
 
 _MOST = 1 << 34  # bytes of the arrays of a frame: more is a mistake
 _INDEX = 1 << 26  # bytes of its index
@@ -49,7 +49,7 @@ def ask(path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[st
 
 def serve(path: Path) -> None:
     """Answer one request after the other, for ever; the socket goes with the process."""
-    from holdfast.deploy.work import Workshop
+    from holdfast.deploy.node_worker import Workshop
 
     workshop = Workshop()
     with listen(path) as door:

@@ -13,17 +13,17 @@ import time
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
-from holdfast.deploy.alive import ServerContact
+from holdfast.core.files import read_json, write_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
+from holdfast.deploy.heartbeat import ServerContact
 from holdfast.deploy.keys import ready_certificates
 from holdfast.deploy.ledger import Entry
 from holdfast.deploy.node_processes import Say, client_of, start_again, start_node
 from holdfast.deploy.processes import HOST, Processes, free_port, in_use, write_app
 from holdfast.deploy.project import Project
 from holdfast.deploy.refusals import ProxyStrikes
-from holdfast.files import read_json, write_json
-from holdfast.store import Store
+from holdfast.storage.store import Store
 
 _LINK = "link"
 _SOON, _FALLS = 60.0, 5  # seconds within which a part that was started again should not stop, and how often it may

@@ -24,7 +24,7 @@ from torch import Tensor
 from holdfast.core.errors import in_print
 from holdfast.core.types import Exchange, Schema
 from holdfast.deploy.envelope import ENVELOPE
-from holdfast.deploy.post import config_record, expect_names
+from holdfast.deploy.messaging import config_record, expect_names
 from holdfast.deploy.replies import Malformed, ReplyLimits
 
 _HEADER_ROOM = 1024  # an .npy header of a plain array takes 128 bytes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.aggregators.geometry import norms
 from holdfast.core.registry import register, setting
-from holdfast.core.screen import NOT_FINITE
+from holdfast.core.screening import NOT_FINITE
 from holdfast.core.types import Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
 

@@ -12,7 +12,7 @@ from holdfast.diagnostics.importance import by_place, rank_changes, series_of
 from holdfast.diagnostics.recorded import name_of_run
 from holdfast.report.charts import Series
 from holdfast.report.diagnosis import Curves, Diagnosis, Sheet
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 COMPUTED = {
     "rank-change": "plays the run again: how far training, honest and poisoned, moves parameters in the order by importance",

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError
-from holdfast.data.progress import progress
-from holdfast.evaluate import score
+from holdfast.core.progress import progress
+from holdfast.evaluation.evaluate import score
 from holdfast.local.fisher import Definition, diagonal
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 _AT_ONCE = 32  # clients whose models and information are in memory together
 

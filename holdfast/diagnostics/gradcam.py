@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError
 from holdfast.data.samples import Samples
 from holdfast.report.charts import shorten
-from holdfast.report.pen import write_image
-from holdfast.results import Run
+from holdfast.report.raster import write_image
+from holdfast.results.run import Run
 
 _SIDE, _GAP, _HEAD, _FRAME = 128, 10, 22, 4  # pixels
 _RIGHT, _WRONG, _INK = (31, 95, 191), (200, 40, 40), (27, 31, 36)  # the paper's frames: blue for success, red for failure

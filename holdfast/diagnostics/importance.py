@@ -22,18 +22,19 @@ from torch import Tensor
 from holdfast.aggregators.critical import importance, spans_of
 from holdfast.attacks.adversary import Adversary
 from holdfast.attacks.base import Attack
-from holdfast.config import Config, make_config
 from holdfast.core.errors import ConfigError
+from holdfast.core.files import write_atomically
+from holdfast.core.progress import progress
 from holdfast.core.types import ROOT, Exchange, Uplink
-from holdfast.data.progress import progress
-from holdfast.engine.cell import Cell
+from holdfast.engine.run_context import Cell
 from holdfast.engine.simulator import Call, Simulator
-from holdfast.experiment import Experiment
-from holdfast.files import write_atomically
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.runner import Watch
 from holdfast.report.charts import Series, curves
 from holdfast.report.page import document, header
-from holdfast.results import Run
-from holdfast.session import Watch, start
+from holdfast.results.run import Run
+from holdfast.sweeps.session import start
 
 
 def rank_changes(

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from holdfast.core.errors import ConfigError
-from holdfast.recorded import SHARES
 from holdfast.report.charts import Point, Series
 from holdfast.report.diagnosis import Cells, Curves, Diagnosis
-from holdfast.results import Run, name_of
+from holdfast.results.run import Run, name_of
+from holdfast.results.tables import SHARES
 
 _MEGABYTE = 1e6
 _ROWS = 12  # of a short table

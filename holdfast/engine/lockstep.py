@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import StoreError
 from holdfast.core.types import Exchange, Uplink
-from holdfast.engine.cell import Cell
-from holdfast.engine.client import EVALUATE
-from holdfast.engine.hands import each
+from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.host_threads import each
+from holdfast.engine.run_context import Cell
 from holdfast.engine.simulator import Call
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
-from holdfast.store import Ready, seal_all
+from holdfast.storage.store import Ready, seal_all
 
 
 class Engine(Protocol):

@@ -21,22 +21,22 @@ from torch import Tensor
 
 from holdfast.core.device import counting, put
 from holdfast.core.errors import DataError
+from holdfast.core.files import readable
 from holdfast.core.keys import Key
 from holdfast.core.memory import give_back_memory
-from holdfast.core.screen import screen
+from holdfast.core.screening import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
 from holdfast.data.federation import Padded
-from holdfast.engine.cell import join
-from holdfast.engine.client import EVALUATE, Job, perform, schema_of
-from holdfast.engine.hands import each, joined, on_host
-from holdfast.engine.staff import Call, Done, Staff
+from holdfast.engine.client_stack import EVALUATE, Job, perform, schema_of
+from holdfast.engine.host_threads import each, joined, on_host
+from holdfast.engine.run_context import join
+from holdfast.engine.worker_dispatch import Call, Done, Staff
 from holdfast.engine.workers import can_fork
-from holdfast.files import readable
 from holdfast.local.client import Local, Received
 from holdfast.local.per_client import Settings, handed
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget
-from holdfast.rows import RowStore
+from holdfast.storage.client_state import RowStore
 
 __all__ = ["Call", "Simulator"]
 _PORTIONS = 4  # for each worker, on plan `loop`

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.core.blame import note_place, place_of
+from holdfast.core.error_origin import note_place, place_of
 from holdfast.core.errors import RunError
-from holdfast.files import let_go_of_locks
+from holdfast.core.files import let_go_of_locks
 
 Work = Callable[[Any], Any]
 

@@ -23,11 +23,11 @@ from torch import Tensor
 from holdfast.core.device import Precision, put
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
+from holdfast.local.batch_order import schedule
+from holdfast.local.gradients import Single, Stacked
 from holdfast.local.losses import Loss, cross_entropy
 from holdfast.local.plan import Plan
-from holdfast.local.schedule import schedule
 from holdfast.local.stack import Recipe, Stack
-from holdfast.local.steps import Single, Stacked
 from holdfast.models.network import Network
 
 Definition = Literal["batch-sum", "batch-mean", "per-sample", "full", "full-mean"]

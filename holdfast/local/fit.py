@@ -13,14 +13,14 @@ from torch import Tensor
 from holdfast.core.device import Precision, put
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
+from holdfast.local.batch_order import schedule
+from holdfast.local.gradients import Single, Stacked, Step, apply_step, no_luck
 from holdfast.local.per_client import plain, training
 from holdfast.local.plan import REPLAYED, STACKED, Plan
 from holdfast.local.programs import CannotReplay, replay
-from holdfast.local.schedule import schedule
 from holdfast.local.sgd import PerRow, arranged
 from holdfast.local.stack import Recipe as Recipe
 from holdfast.local.stack import Stack
-from holdfast.local.steps import Single, Stacked, Step, apply_step, no_luck
 from holdfast.models.network import Network
 
 _NO_KEY = torch.zeros((), dtype=torch.int64)

@@ -18,12 +18,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from holdfast.core.device import Precision
 from holdfast.core.keys import Key
 from holdfast.local.augment import Augment
+from holdfast.local.function_identity import same
+from holdfast.local.gradients import Stacked, Tensors, apply_step
 from holdfast.local.losses import Batch
-from holdfast.local.same import same
 from holdfast.local.sgd import Sgd
 from holdfast.local.stack import Stack
-from holdfast.local.steps import Stacked, Tensors, apply_step
-from holdfast.models.folded import DECOMPOSITIONS, as_products
+from holdfast.models.batched_convolution import DECOMPOSITIONS, as_products
 
 _WARM_UP = 3  # runs before a capture: libraries choose their kernels and buffers in the first ones
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.local.function_identity import HoldsTensors
+from holdfast.local.gradients import Tensors, no_luck
 from holdfast.local.plan import Plan
 from holdfast.local.program import Program, Structure
-from holdfast.local.same import HoldsTensors
 from holdfast.local.sgd import PerRow
 from holdfast.local.stack import Stack
-from holdfast.local.steps import Tensors, no_luck
 
 _log = logging.getLogger("holdfast.local")
 _MOST = 32  # programs that are kept; each holds its rows' tensors, and all go when memory is short

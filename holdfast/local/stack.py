@@ -15,11 +15,11 @@ from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.augment import Augment
+from holdfast.local.batch_order import Schedule
+from holdfast.local.gradients import Step
 from holdfast.local.losses import Batch, Loss, cross_entropy
 from holdfast.local.per_client import plain
-from holdfast.local.schedule import Schedule
 from holdfast.local.sgd import PerRow, Sgd, per_row
-from holdfast.local.steps import Step
 from holdfast.models.network import Network
 
 _FETCH_AT_ONCE = 1 << 24  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)

@@ -21,7 +21,7 @@ from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
-from holdfast.methods.tuning import fit_part
+from holdfast.methods.finetuning import fit_part
 from holdfast.models.network import Network
 from holdfast.models.pair import SHARED, Pair, filled, halves, loss_with, taken
 

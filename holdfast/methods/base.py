@@ -12,7 +12,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.registry import Part, declared
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
 from holdfast.local.client import Local, Received
-from holdfast.local.same import identity
+from holdfast.local.function_identity import identity
 from holdfast.methods.client_view import ClientView
 from holdfast.methods.context import Context
 from holdfast.models.network import Network

@@ -24,7 +24,7 @@ from holdfast.detectors.committee import PAPER, Committee
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context, Merged, memory_of
-from holdfast.methods.tuning import Tuned, fit_part, tune, tuned_or_newest
+from holdfast.methods.finetuning import Tuned, fit_part, tune, tuned_or_newest
 from holdfast.models.network import Network
 
 

@@ -17,7 +17,7 @@ from holdfast.aggregators.geometry import distances
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.local.client import Local, Received
-from holdfast.methods import kept
+from holdfast.methods import model_memory
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 
@@ -43,7 +43,7 @@ class FedAmpServer(ServerRule):
     method: FedAmp
 
     def init(self, ctx: Context) -> State:
-        return kept.empty(ctx)
+        return model_memory.empty(ctx)
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         with ctx.timer.part("attend"):
@@ -52,7 +52,7 @@ class FedAmpServer(ServerRule):
         answered, p = torch.isin(ctx.cohort, up.ids), ctx.wire.parameters
         trained = torch.cat([sent[answered, :p] + up["update"], up["buffers"]], 1)
         tables = {"attention": xi[answered], "attended": state["ids"]}
-        return kept.with_sent(state, up.ids, trained), Verdict(up.ids, tables=tables)
+        return model_memory.with_sent(state, up.ids, trained), Verdict(up.ids, tables=tables)
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
         yield from ()
@@ -61,7 +61,7 @@ class FedAmpServer(ServerRule):
     def mixtures(self, state: State, ctx: Context, ids: Tensor) -> tuple[Tensor, Tensor]:
         """u [n, size], and xi [n, kept models]. A client that has sent nothing yet is where everybody began. How close two models are is a
         matter of their parameters: counters and running statistics of BatchNorm are mixed, but have no say."""
-        method, p, own = self.method, ctx.wire.parameters, kept.last(state, ids, ctx.initial)
+        method, p, own = self.method, ctx.wire.parameters, model_memory.last(state, ids, ctx.initial)
         apart = distances(torch.cat([state["models"], ctx.initial[None]])[:, :p])[:, :-1]
         rows = torch.where(torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"]))
         xi = method.alpha * torch.exp(-apart[rows] / method.sigma) / method.sigma

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.evaluation.prototypes import prototypes, width_of
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
 from holdfast.local.fisher import Definition, trace
@@ -29,7 +30,6 @@ from holdfast.methods.context import Context, laid_out
 from holdfast.models.channels import channels
 from holdfast.models.features import catching, features
 from holdfast.models.network import Network
-from holdfast.prototypes import prototypes, width_of
 
 WAS = "was."
 

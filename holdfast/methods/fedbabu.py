@@ -18,7 +18,7 @@ from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.methods.context import Context
-from holdfast.methods.tuning import Tuned, ask_to_tune, fit_part, tune, tuned_or_newest
+from holdfast.methods.finetuning import Tuned, ask_to_tune, fit_part, tune, tuned_or_newest
 from holdfast.models.network import Network
 
 PAPER = "Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022"

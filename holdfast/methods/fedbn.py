@@ -10,7 +10,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.keeping import KeepsTheRest
+from holdfast.methods.partial_sharing import KeepsTheRest
 from holdfast.models.network import Network
 
 PAPER = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"

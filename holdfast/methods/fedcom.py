@@ -20,8 +20,8 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
+from holdfast.local.gradients import Tensors
 from holdfast.local.losses import Batch
-from holdfast.local.steps import Tensors
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 

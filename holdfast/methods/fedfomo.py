@@ -19,10 +19,10 @@ from holdfast.core.keys import mix
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
 from holdfast.data.table import Padded, either
-from holdfast.evaluate import score
+from holdfast.evaluation.evaluate import score
 from holdfast.local.client import Local, Received
 from holdfast.local.per_client import plain
-from holdfast.methods import kept
+from holdfast.methods import model_memory
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 
@@ -106,14 +106,14 @@ class FedFomoServer(ServerRule):
     method: FedFomo
 
     def init(self, ctx: Context) -> State:
-        return {**kept.empty(ctx), "affinity": ctx.initial.new_zeros(0, 0)}
+        return {**model_memory.empty(ctx), "affinity": ctx.initial.new_zeros(0, 0)}
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         best = self._best(state, ctx, ctx.cohort)
         up = yield Exchange("train", ctx.cohort, state["models"], torch.cat([torch.full_like(ctx.cohort, -1)[:, None], best], 1))
         best = best[torch.isin(ctx.cohort, up.ids)]
         trained = torch.cat([ctx.initial[: ctx.wire.parameters] + up["update"], up["buffers"]], 1)
-        fresh = kept.with_sent(state, up.ids, trained)
+        fresh = model_memory.with_sent(state, up.ids, trained)
         place = torch.searchsorted(fresh["ids"], state["ids"])
         affinity = ctx.initial.new_zeros(len(fresh["ids"]), len(fresh["ids"]))
         affinity[place[:, None], place] = state["affinity"]

@@ -19,7 +19,7 @@ from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Ve
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.methods.kept import with_sent, without
+from holdfast.methods.model_memory import with_sent, without
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
 from holdfast.models.features import linear_head
 from holdfast.models.heads import Around, around

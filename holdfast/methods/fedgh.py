@@ -17,12 +17,12 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.evaluation.prototypes import prototypes
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 from holdfast.models.features import head_sizes, linear_head
 from holdfast.models.network import Network
-from holdfast.prototypes import prototypes
 
 
 class FedGHClient(ClientRule):

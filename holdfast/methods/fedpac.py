@@ -19,15 +19,15 @@ from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
 from holdfast.core.simplex import least
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.evaluation.prototypes import Prototypes, apart, averaged, prototypes
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
-from holdfast.methods.kept import with_sent
+from holdfast.methods.finetuning import fit_part
+from holdfast.methods.model_memory import with_sent
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
-from holdfast.methods.tuning import fit_part
 from holdfast.models.features import catching, head_sizes
-from holdfast.prototypes import Prototypes, apart, averaged, prototypes
 
 
 def aligned(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.keeping import KeepsTheRest
+from holdfast.methods.partial_sharing import KeepsTheRest
 from holdfast.models.network import Network
 
 PAPER = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, 2019"

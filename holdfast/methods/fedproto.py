@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast, nothing
+from holdfast.evaluation.prototypes import apart, averaged, held, prototypes
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
@@ -23,7 +24,6 @@ from holdfast.methods.context import Context
 from holdfast.models.features import catching
 from holdfast.models.heads import Around, around
 from holdfast.models.network import Network
-from holdfast.prototypes import apart, averaged, held, prototypes
 
 FAR = 50.0
 """How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""

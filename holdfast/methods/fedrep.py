@@ -14,7 +14,7 @@ from holdfast.core.types import State
 from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
-from holdfast.methods.tuning import fit_part
+from holdfast.methods.finetuning import fit_part
 from holdfast.models.network import Network
 
 PAPER = "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"

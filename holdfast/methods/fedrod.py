@@ -23,7 +23,7 @@ from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.models.network import Network
 from holdfast.models.pair import loss_with
-from holdfast.models.stand_in import StandIn
+from holdfast.models.proxy_module import StandIn
 
 NOBODY = 1e-30
 """In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity gets into a loss."""

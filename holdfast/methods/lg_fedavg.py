@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.registry import register
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
-from holdfast.methods.keeping import KeepsTheRest
+from holdfast.methods.partial_sharing import KeepsTheRest
 from holdfast.models.network import Network
 
 PAPER = "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, arXiv 2001.01523, 2019"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.local.client import Local, Received
+from holdfast.local.gradients import Tensors
 from holdfast.local.losses import Batch, Loss
-from holdfast.local.steps import Tensors
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 from holdfast.models.network import Network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.models.backbone_head import Split
 from holdfast.models.base import NetworkPart
 from holdfast.models.cnn_512 import Cnn512
 from holdfast.models.cnn_bn import CnnBn
@@ -9,7 +10,6 @@ from holdfast.models.fedcap_cnn import FedCapCnn
 from holdfast.models.lenet import LeNet
 from holdfast.models.mlp import Mlp
 from holdfast.models.resnet18 import ResNet18
-from holdfast.models.split import Split
 from holdfast.models.text_cnn import TextCnn
 from holdfast.models.text_mean import TextMean
 

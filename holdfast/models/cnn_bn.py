@@ -9,8 +9,8 @@ from torch import nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import Split, as_tuple, image_shape, widths
 from holdfast.models.base import NetworkPart
-from holdfast.models.split import Split, as_tuple, image_shape, widths
 
 
 @register("model", "cnn-bn")

@@ -12,8 +12,8 @@ from torch import nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import image_shape
 from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.split import image_shape
 from holdfast.models.two_convolutions import two_convolutions
 
 # Output channels of the two convolutions, width of the first linear layer.

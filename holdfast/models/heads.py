@@ -9,7 +9,7 @@ from torch import nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.models.features import NO_HEAD, head_sizes
-from holdfast.models.stand_in import StandIn
+from holdfast.models.proxy_module import StandIn
 
 
 class Around(StandIn):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import nn
 
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import image_shape
 from holdfast.models.base import NetworkPart
-from holdfast.models.split import image_shape
 from holdfast.models.two_convolutions import two_convolutions
 
 _FRAME = 32

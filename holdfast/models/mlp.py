@@ -9,8 +9,8 @@ from pydantic import field_validator
 from torch import nn
 
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import Split, as_tuple, widths
 from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.split import Split, as_tuple, widths
 
 
 @register("model", "mlp")

@@ -14,12 +14,12 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.blame import in_brackets
+from holdfast.core.error_origin import in_brackets
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key, combine, to_uniform
+from holdfast.models.batched_convolution import batch_norm, folded, unfolded
 from holdfast.models.features import NO_HEAD
-from holdfast.models.folded import batch_norm, folded, unfolded
 
 T = TypeVar("T")
 MASK = "padding_mask"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.models.network import Network
-from holdfast.models.stand_in import StandIn
+from holdfast.models.proxy_module import StandIn
 
 SHARED, OWN = "shared", "own"
 

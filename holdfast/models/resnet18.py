@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import Split, image_shape
 from holdfast.models.base import NetworkPart
-from holdfast.models.split import Split, image_shape
 
 Norm = Literal["group", "batch"]
 

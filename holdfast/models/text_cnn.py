@@ -10,9 +10,9 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import Split, as_tuple, widths
 from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.split import Split, as_tuple, widths
-from holdfast.models.words import ROWS, Words, text_length
+from holdfast.models.hashed_embedding import ROWS, Words, text_length
 
 
 @register("model", "text-cnn", paper="Kim: Convolutional Neural Networks for Sentence Classification, EMNLP 2014")

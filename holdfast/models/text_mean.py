@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from holdfast.core.registry import register, setting
+from holdfast.models.backbone_head import Split
 from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.split import Split
-from holdfast.models.words import ROWS, Words, text_length
+from holdfast.models.hashed_embedding import ROWS, Words, text_length
 
 
 @register("model", "text-mean", paper="Joulin et al.: Bag of Tricks for Efficient Text Classification, EACL 2017")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.models.split import Split
+from holdfast.models.backbone_head import Split
 
 _KERNEL, _SMALLEST = 5, 16
 

@@ -13,8 +13,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, in_print
+from holdfast.core.files import memory, read_whole
 from holdfast.core.flat import Layout
-from holdfast.files import memory, read_whole
 
 
 class Weights:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from holdfast.report.gather import Dot
+from holdfast.report.read_runs import Dot
 
 Scale = Callable[[float], float]
 Point = tuple[int, float, float, float]  # round, mean, lowest, highest

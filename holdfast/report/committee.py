@@ -6,9 +6,9 @@ from html import escape
 
 import numpy as np
 
-from holdfast.report.against import against
-from holdfast.report.grids import Grid
-from holdfast.report.story import Frame, Story
+from holdfast.report.run_data import Frame, Story
+from holdfast.report.shaded_grid import Grid
+from holdfast.report.threshold_chart import against
 from holdfast.report.timelines import legend, over_rounds, thinned
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.report.differing import differing
-from holdfast.report.gather import Cell, Line, read_all, settings
-from holdfast.report.paired import LEAST, Paired, holm, paired, smallest
+from holdfast.report.config_differences import differing
+from holdfast.report.paired_tests import LEAST, Paired, holm, paired, smallest
+from holdfast.report.read_runs import Cell, Line, read_all, settings
 
 LEVEL = 0.05  # a p below which a difference is called one
 MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with the first only

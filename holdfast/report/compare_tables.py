@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from holdfast import __version__
-from holdfast.files import write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.version import __version__
 from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
-from holdfast.report.differing import in_short
+from holdfast.report.config_differences import in_short
 from holdfast.report.page import document, header
-from holdfast.report.paired import Paired
+from holdfast.report.paired_tests import Paired
 from holdfast.report.table import WORDS, Entry, Table, amount, columns, duration, percent, tabulate, to_markdown
 
 _SHARES = ("accuracy", "validation/accuracy", "macro_f1", "balanced_accuracy", "auc", "attack/asr", "attack/lost", "detection", "matching")

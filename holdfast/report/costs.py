@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from holdfast.report.charts import NAME_LETTERS, shorten
-from holdfast.report.gather import Line
+from holdfast.report.read_runs import Line
 from holdfast.report.sections import folded
 from holdfast.report.table import amount, duration
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from holdfast import __version__
-from holdfast.files import write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.version import __version__
 from holdfast.report.charts import heat_map
-from holdfast.report.holdings import Holdings, what
+from holdfast.report.class_counts import Holdings, what
 from holdfast.report.page import document, header
 
 _SIDE_BY_SIDE = 40  # clients, while numbers are to be read

@@ -12,13 +12,13 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from holdfast import __version__
-from holdfast.files import write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.version import __version__
 from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report.curves_png import draw_curves
+from holdfast.report.heat_map_png import Map, draw_map
 from holdfast.report.page import document, header
-from holdfast.report.pen import png_of, stacked, write_image
-from holdfast.report.picture import Map, draw_map
-from holdfast.report.plot import draw_curves
+from holdfast.report.raster import png_of, stacked, write_image
 
 _MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
 

@@ -24,11 +24,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.manifest import read_manifest, run_folders
-from holdfast.report.gather import read_cells
+from holdfast.experiment.manifest import read_manifest, run_folders
 from holdfast.report.page import MOST_TOGETHER, document, header, render, render_one
-from holdfast.standing import FAILURE, standing
-from holdfast.sweep_folder import listed
+from holdfast.report.read_runs import read_cells
+from holdfast.storage.status import FAILURE, standing
+from holdfast.sweeps.folder import listed
 
 HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
 _FRESH = 1.0  # seconds for which a look at the disk is good enough

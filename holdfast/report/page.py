@@ -9,15 +9,15 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from holdfast import __version__
-from holdfast.data.progress import progress
-from holdfast.files import readable, write_atomically
-from holdfast.report import harm, rounds, sections
+from holdfast.core.files import readable, write_atomically
+from holdfast.core.progress import progress
+from holdfast.core.version import __version__
+from holdfast.report import attack_effects, rounds, sections
 from holdfast.report.costs import costs
-from holdfast.report.crossing import Crossing
-from holdfast.report.federated import federated
-from holdfast.report.gather import Cell, by_setting, read_cells
-from holdfast.report.inside import inside_each
+from holdfast.report.federation_section import federated
+from holdfast.report.read_runs import Cell, by_setting, read_cells
+from holdfast.report.run_details import inside_each
+from holdfast.report.settings_by_attack import Crossing
 
 MOST_TOGETHER = 12  # runs on one page; more of them get a page each
 
@@ -58,7 +58,7 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
         sections.headline(lines, crossing),
         rounds.over_rounds(lines, crossing),
         sections.figures(lines, crossing),
-        harm.bans(lines, crossing),
+        attack_effects.bans(lines, crossing),
         sections.clients(lines, crossing),
         federated(cells),
         inside_each(cells),
@@ -74,7 +74,7 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
     data = rounds.pointed_at(lines, crossing)
     script = (
         f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
-        f"<script>\n{_resource('page.js')}{_resource('inside.js')}</script>\n"
+        f"<script>\n{_resource('page.js')}{_resource('run_details.js')}</script>\n"
     )
     return document(title, body, script)
 
@@ -113,7 +113,7 @@ def document(title: str, body: Sequence[str], script: str = "") -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}{_resource('inside.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}{_resource('run_details.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + f"\n</main>\n{script}</body>\n</html>\n"
     )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from holdfast.report.charts import Axis, Point, Series, curves, nice_ticks, swatch, worth_seeing
-from holdfast.report.crossing import BENIGN, HIGHLIGHTED, Crossing, Faced
-from holdfast.report.gather import Line, asked
+from holdfast.report.read_runs import Line, asked
+from holdfast.report.settings_by_attack import BENIGN, HIGHLIGHTED, Crossing, Faced
 
 CURVES = {"accuracy": "Accuracy", "loss": "Loss", "macro_f1": "Macro-F1", "balanced_accuracy": "Balanced accuracy", "auc": "AUC"}
 MOST_POINTS, ON_A_PAGE = 400, 40_000  # of a curve, for a chart has not many more dots across; and of all curves, for its size

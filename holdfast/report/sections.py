@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.toml import to_toml
+from holdfast.report.attack_effects import attacked, held_or_fell, worst_cases
 from holdfast.report.charts import heat_map, strips, swatch
-from holdfast.report.crossing import BENIGN, WORST, Crossing, Grid
-from holdfast.report.equal import without_effect
-from holdfast.report.gather import Cell, Line, not_begun
-from holdfast.report.harm import attacked, held_or_fell, worst_cases
-from holdfast.report.holdings import Holdings, in_words, spread
-from holdfast.report.repeat import command, config_text, without_defaults
-from holdfast.report.scores import score_map
+from holdfast.report.class_counts import Holdings, in_words, spread
+from holdfast.report.equal_runs import without_effect
+from holdfast.report.read_runs import Cell, Line, not_begun
+from holdfast.report.rerun_config import command, config_text, without_defaults
+from holdfast.report.robustness_map import score_map
+from holdfast.report.settings_by_attack import BENIGN, WORST, Crossing, Grid
 from holdfast.report.table import STATUS, columns, percent, tabulate
-from holdfast.report.toml import to_toml
 
 MOST_CLIENTS = 100  # columns of the heat map
 MOST_ROWS = 24  # of a list that is shown at once

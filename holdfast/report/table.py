@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from holdfast.report.gather import Cell, Line, asked
+from holdfast.report.read_runs import Cell, Line, asked
 
 
 def percent(value: float) -> str:

@@ -7,10 +7,10 @@ from html import escape
 
 import numpy as np
 
-from holdfast.recorded import SHARES, about
-from holdfast.report.against import against
-from holdfast.report.grids import Grid
-from holdfast.report.story import MOST_CLIENTS, MOST_ROUNDS, Story
+from holdfast.report.run_data import MOST_CLIENTS, MOST_ROUNDS, Story
+from holdfast.report.shaded_grid import Grid
+from holdfast.report.threshold_chart import against
+from holdfast.results.tables import SHARES, about
 
 _MOST_FIELDS = 8
 _OF_COMMITTEE = ("accuracy", "admitted", "total", "error")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.grid import flatten
+from holdfast.sweeps.grid import flatten
 
 Figures = dict[str, float]
 _SECRET = ("token", "password", "secret", "api_key", "apikey", "credential")

@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.experiment import Experiment
-from holdfast.files import as_json, is_whole, read_json, replace_file
-from holdfast.playing import Say, Watch
+from holdfast.core.files import as_json, is_whole, read_json, replace_file
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.runner import Say, Watch
 from holdfast.tracking.base import Figures, Known, Tracker, harmless, numbers, settings
 
 FILE = "tracking.json"

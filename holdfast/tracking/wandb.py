@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.sweep_folder import is_sweep
+from holdfast.experiment.manifest import is_sweep
 from holdfast.tracking.base import Figures, Known, finals
 
 

@@ -21,7 +21,7 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import State, Uplink
 from holdfast.methods.context import Context
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.aggregators import slow_fedcpa as slow
 from tests.checks.test_aggregators import context_of
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from holdfast.core.errors import ConfigError
-from holdfast.experiment import Experiment
-from holdfast.results import Run
-from holdfast.session import resume
-from holdfast.store import Store
+from holdfast.experiment.loop import Experiment
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps.session import resume
 from tests.checks.test_aggregators import RULES
 from tests.helpers import assert_same, everything, play, random_samples, tiny
 

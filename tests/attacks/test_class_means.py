@@ -15,7 +15,7 @@ from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Field, Schema, Uplink
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import built_in, everything
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.attacks.lies import lie
+from holdfast.attacks.false_numbers import lie
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build

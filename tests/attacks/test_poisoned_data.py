@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Federation, Samples, Table
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 PATCHED: dict[str, Any] = {"name": "backdoor", "clients": (1,), "size": 2, "target": 3}
 

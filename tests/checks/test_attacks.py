@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import session
 from holdfast.attacks import Adversary
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import describe, find
 from holdfast.core.types import ROOT, Schema, Uplink
 from holdfast.engine.simulator import Simulator
-from holdfast.results import Run
+from holdfast.results.run import Run
+from holdfast.sweeps import session
 from tests.helpers import assert_same, built_in, everything, methods_in_turn, tiny
 
 ATTACKS = list(built_in("attack"))

@@ -15,8 +15,8 @@ from holdfast import Model
 from holdfast.core.registry import describe, find
 from holdfast.engine.simulator import Simulator
 from holdfast.methods import ClientRule
-from holdfast.results import Run
-from holdfast.session import resume
+from holdfast.results.run import Run
+from holdfast.sweeps.session import resume
 from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, play
 
 METHODS = list(built_in("method"))

@@ -13,8 +13,8 @@ import torch
 import holdfast
 from holdfast.core.errors import RunError, SettingError
 from holdfast.core.registry import find
-from holdfast.local.same import identity
-from holdfast.results import Run
+from holdfast.local.function_identity import identity
+from holdfast.results.run import Run
 from tests.checks import naive_plugins as naive
 from tests.helpers import assert_same, built_in, everything
 

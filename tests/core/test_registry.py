@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from holdfast.aggregators.mean import Mean
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import KINDS, Part, build, describe, find, load_plugin, parts, register, setting
+from holdfast.experiment.config import make_config
 from holdfast.methods.ditto import Ditto
 
 PLUGIN = '''

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.core.screen import screen
+from holdfast.core.screening import screen
 from holdfast.core.types import Field, Uplink
 
 SCHEMA = {

@@ -17,7 +17,7 @@ from holdfast.core.errors import DataError  # noqa: E402
 from holdfast.data.columns import Category, numbers  # noqa: E402
 from holdfast.data.images import Pictures, _first_look  # noqa: E402
 from holdfast.data.labels import read_users  # noqa: E402
-from holdfast.data.lists import first_shape, read_lists  # noqa: E402
+from holdfast.data.list_columns import first_shape, read_lists  # noqa: E402
 from holdfast.data.parquet import Rows, read_labels  # noqa: E402
 from holdfast.data.sources.text import read_texts  # noqa: E402
 from tests.data.folders import encode, grey, wrapped, write_table  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.columns import Category, Number, kind_of, numbers
-from holdfast.data.words import hash_word
+from holdfast.data.hashed_words import hash_word
 
 
 def place(row: int) -> str:

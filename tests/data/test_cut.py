@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.data.cut import cut_windows, place_windows, recordings, take_windows
+from holdfast.data.windows import cut_windows, place_windows, recordings, take_windows
 
 
 def test_a_recording_ends_with_its_user_its_label_and_its_time() -> None:

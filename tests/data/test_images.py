@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core import progress
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build, describe, parts
-from holdfast.data import images, progress
+from holdfast.data import images
 from holdfast.data.moments import Moments
-from holdfast.data.order import set_aside
+from holdfast.data.row_order import set_aside
 from tests.data.folders import colour, encode, grey, wrapped, write_images, write_table
 
 pytest.importorskip("pyarrow")

@@ -23,7 +23,7 @@ PROGRAM = """
     import holdfast
     from holdfast.data.federation import load_samples
     from holdfast.data.sources import images
-    from holdfast.config import make_config
+    from holdfast.experiment.config import make_config
 
     holdfast.run(out=sys.argv[1] + "/warm", train={"rounds": 1, "local_steps": 1}, engine={"plan": "loop", "threads": 1, "workers": 1})
     import pyarrow.parquet, PIL.WebPImagePlugin

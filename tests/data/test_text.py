@@ -10,7 +10,7 @@ import torch
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
-from holdfast.data.words import hash_word
+from holdfast.data.hashed_words import hash_word
 from tests.data.folders import write_table
 
 

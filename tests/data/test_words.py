@@ -7,8 +7,8 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from holdfast.data import words
-from holdfast.data.words import Words, hash_word, split_words
+from holdfast.data import hashed_words
+from holdfast.data.hashed_words import Words, hash_word, split_words
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_words_of_a_text(text: str, wanted: list[str]) -> None:
 def test_the_hash_is_the_documented_one_and_the_same_in_every_process() -> None:
     assert hash_word("holdfast") == 1 + int.from_bytes(blake2b(b"holdfast", digest_size=8).digest(), "little") % (2**31 - 1)
     assert (hash_word("the"), hash_word("café")) == (1226901888, 89234367)
-    command = [sys.executable, "-c", "from holdfast.data.words import hash_word; print(hash_word('the'), hash_word('café'))"]
+    command = [sys.executable, "-c", "from holdfast.data.hashed_words import hash_word; print(hash_word('the'), hash_word('café'))"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["1226901888", "89234367"]
 
 
@@ -55,6 +55,6 @@ def test_rows_are_padded_and_cut() -> None:
 def test_memory_of_known_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a b c d", "d c b a e f"]
     wanted = Words(6).rows(texts)
-    monkeypatch.setattr(words, "MOST_KNOWN", 2)
+    monkeypatch.setattr(hashed_words, "MOST_KNOWN", 2)
     small = Words(6)
     assert np.array_equal(small.rows(texts), wanted) and len(small._known) <= 2

@@ -25,10 +25,10 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from holdfast.core.files import read_json, write_json
 from holdfast.deploy.enrolment import fingerprint_of
 from holdfast.deploy.processes import Processes, free_port
 from holdfast.deploy.project import Project
-from holdfast.files import read_json, write_json
 
 RUN = 7
 SESSION = "0a8b7c6d-0000-4000-8000-000000000000"

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (  # noqa: E402
 )
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError  # noqa: E402
-from holdfast.deploy.chronicle import Chronicle  # noqa: E402
+from holdfast.deploy.audit import Chronicle  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.inspect import clients  # noqa: E402
 from holdfast.deploy.keys import expires, hosts_of, make_authority, make_node_key, make_server_certificate, public_of  # noqa: E402

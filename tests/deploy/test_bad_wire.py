@@ -25,11 +25,11 @@ from holdfast.core.errors import HoldfastError, RunError  # noqa: E402
 from holdfast.core.types import Field  # noqa: E402
 from holdfast.deploy import trainer, wire  # noqa: E402
 from holdfast.deploy.export import export_model  # noqa: E402
+from holdfast.deploy.messaging import Malformed, read_client  # noqa: E402
 from holdfast.deploy.node import Node  # noqa: E402
-from holdfast.deploy.post import Malformed, read_client  # noqa: E402
 from holdfast.deploy.project import init  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from holdfast.store import write_tensors  # noqa: E402
+from holdfast.storage.store import write_tensors  # noqa: E402
 from tests.bad_bytes import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
 from tests.deploy.test_wire import BANK, FIELDS, GOOD, HEADER, SCHEMA, exchange, header, npy, raw, sent, told  # noqa: E402
 

@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
 from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.deploy.node_worker import Own  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.deploy.work import Own  # noqa: E402
-from holdfast.store import Store  # noqa: E402
+from holdfast.storage.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import node_states, private_rows, simulate, write_config  # noqa: E402
 

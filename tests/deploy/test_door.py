@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord, Message  # noqa: E402
 
 from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
-from holdfast.deploy.chronicle import Chronicle  # noqa: E402
-from holdfast.deploy.door import KeyedDoor  # noqa: E402
+from holdfast.deploy.admission import KeyedDoor  # noqa: E402
+from holdfast.deploy.audit import Chronicle  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.inspect import paused  # noqa: E402
 from holdfast.deploy.keys import make_node_key, make_server_key  # noqa: E402
@@ -25,8 +25,8 @@ from holdfast.deploy.ledger import Ledger  # noqa: E402
 from holdfast.deploy.node import federated  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.deploy.wire import Header  # noqa: E402
-from holdfast.experiment import Experiment  # noqa: E402
-from holdfast.results import Run  # noqa: E402
+from holdfast.experiment.loop import Experiment  # noqa: E402
+from holdfast.results.run import Run  # noqa: E402
 from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
 from tests.deploy.test_ledger import a_key  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, simulate, write_config  # noqa: E402

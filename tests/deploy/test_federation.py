@@ -18,26 +18,26 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from flwr.app import ConfigRecord, Message  # noqa: E402
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced  # noqa: E402
-from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
+from holdfast.core.files import write_beside  # noqa: E402
 from holdfast.core.keys import Key  # noqa: E402
 from holdfast.core.registry import Part, register  # noqa: E402
 from holdfast.core.types import Exchange, Field, State, Uplink, broadcast  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.client_app import app  # noqa: E402
-from holdfast.deploy.fleet import Fleet, _screened  # noqa: E402
+from holdfast.deploy.flower_engine import Fleet, _screened  # noqa: E402
 from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator, nobody  # noqa: E402
-from holdfast.experiment import Experiment  # noqa: E402
-from holdfast.files import write_beside  # noqa: E402
+from holdfast.experiment.config import make_config, read_config  # noqa: E402
+from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
 from holdfast.local.losses import Batch  # noqa: E402
 from holdfast.methods.averaging import Averaging  # noqa: E402
 from holdfast.methods.base import ClientRule, Method  # noqa: E402
-from holdfast.results import Run  # noqa: E402
-from holdfast.store import Store, read_tensors  # noqa: E402
+from holdfast.results.run import Run  # noqa: E402
+from holdfast.storage.store import Store, read_tensors  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
 from tests.helpers import methods_in_turn  # noqa: E402
@@ -215,7 +215,7 @@ def test_what_a_killed_trainer_was_writing_is_removed(tmp_path: Path) -> None:
     config = federated(write_config(tmp_path, "ditto"))
     experiment = Experiment(config, tmp_path / "server")
     node = Node(config, 0, tmp_path / "node", fingerprint(config, experiment.federation.digest, experiment.initial), threads=1)
-    program = "import os, sys; from pathlib import Path; from holdfast.files import write_beside; "
+    program = "import os, sys; from pathlib import Path; from holdfast.core.files import write_beside; "
     program += "write_beside(Path(sys.argv[1]), b'half'); os.kill(os.getpid(), 9)"
     (tmp_path / "node").mkdir()
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "node" / "000001-00.safetensors")])
@@ -285,7 +285,7 @@ def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
         federate(write_config(tmp_path, "fedavg", rounds=2), tmp_path / "fed")
 
 
-@pytest.mark.parametrize(("module", "unwanted"), [("holdfast.session", "flwr"), ("holdfast.deploy.client_app", "torch")])
+@pytest.mark.parametrize(("module", "unwanted"), [("holdfast.sweeps.session", "flwr"), ("holdfast.deploy.client_app", "torch")])
 def test_what_is_not_needed_is_not_imported(module: str, unwanted: str) -> None:
     """The simulator does without Flower, and a client that is only asked who it is without torch."""
     code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"

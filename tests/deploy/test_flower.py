@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -173,13 +174,16 @@ def test_a_tls_error_ends_nothing_once_the_server_was_reached(tmp_path: Path, mo
 
 
 LAUNCH = """
+import os
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec
-from holdfast.deploy.flower import pass_tokens_unseen
-pass_tokens_unseen()
+from holdfast.deploy.flower import start_apps_safely
+start_apps_safely()
 for kind in (TaskType.CLIENT_APP, TaskType.SERVER_APP):
     SubprocessExecutor().launch(ExecutionSpec(kind, "127.0.0.1:1", "ab" * 32, False, "ca.pem", False, None, False, 7))
+for _ in range(2):
+    os.wait()
 """
 
 APP = """#!{python}
@@ -210,6 +214,51 @@ def test_a_token_is_not_in_the_process_list(tmp_path: Path) -> None:
     for file in written:
         arguments, token = file.read_text().split(" got ")
         assert token.strip() == "ab" * 32 and "ab" * 32 not in arguments and "--root-certificates ca.pem" in arguments
+
+
+ENDED = """
+import os, signal
+from holdfast.deploy.flower import start_apps_safely
+from flwr.supercore.superexec.executor import subprocess_executor
+start_apps_safely()
+for app in ("flwr-clientapp", "flwr-serverapp"):
+    subprocess_executor.subprocess.Popen([app, "--token", "x"])
+while not all(os.path.exists(os.path.join({folder!r}, app + ".pid")) for app in ("flwr-clientapp", "flwr-serverapp")):
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_client_app_ends_with_the_superexec_that_started_it(tmp_path: Path) -> None:
+    """A ServerApp goes on: it only needs the SuperLink."""
+    for name in ("flwr-clientapp", "flwr-serverapp"):
+        script = f"#!/bin/sh\necho $$ > {tmp_path}/{name}.writing\nmv {tmp_path}/{name}.writing {tmp_path}/{name}.pid\nexec sleep 60\n"
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o700)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PATH", "")])
+    killed = subprocess.run(
+        [sys.executable, "-c", ENDED.format(folder=str(tmp_path))],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PATH": path},
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    client, server = (int((tmp_path / f"{name}.pid").read_text()) for name in ("flwr-clientapp", "flwr-serverapp"))
+    try:
+        end = time.monotonic() + 30
+        while sleeps(client) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not sleeps(client) and sleeps(server)
+    finally:
+        os.kill(server, signal.SIGKILL)
+
+
+def sleeps(pid: int) -> bool:
+    """Whether the process lives; one that waits for its parent to ask how it ended does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def parts(whole: ObjectTree) -> dict[str, set[str]]:

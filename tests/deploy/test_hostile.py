@@ -19,15 +19,15 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from flwr.app import Message  # noqa: E402
 
+from holdfast.core.files import read_json  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.processes import Processes, free_port  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_project  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from holdfast.files import read_json  # noqa: E402
-from holdfast.results import Run  # noqa: E402
-from holdfast.store import Store, read_tensors  # noqa: E402
+from holdfast.results.run import Run  # noqa: E402
+from holdfast.storage.store import Store, read_tensors  # noqa: E402
 from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
 from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
 
@@ -40,7 +40,7 @@ def corrupt(project: Project, client: int, code: str) -> dict[str, str]:
     folder = project.path / f"cheat{client}"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        f"import os, pathlib\nimport numpy as np\nimport holdfast.deploy.post as post\nfrom flwr.app import Array, ConfigRecord\n"
+        f"import os, pathlib\nimport numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app import Array, ConfigRecord\n"
         f"here, server = pathlib.Path({str(folder)!r}), pathlib.Path({str(project.server)!r})\nhonest = post.answer\n"
         "def lie(change):\n    post.answer = lambda content, message: change(honest(content, message), message)\n"
         "def asked(message):\n    return message.content['header']['task'], message.content['header']['round']\n" + code

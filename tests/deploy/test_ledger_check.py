@@ -22,7 +22,7 @@ from holdfast.deploy.ledger_keeping import accept_ledger, ready_ledger  # noqa: 
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init, open_project  # noqa: E402
 from holdfast.deploy.signed_head import SignedHead, read_signed_head  # noqa: E402
-from holdfast.store import Store  # noqa: E402
+from holdfast.storage.store import Store  # noqa: E402
 from tests.deploy.test_door import World, spoil  # noqa: E402
 from tests.deploy.worlds import simulate, write_config  # noqa: E402
 

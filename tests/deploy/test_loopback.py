@@ -21,7 +21,7 @@ from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.core.types import State  # noqa: E402
 from holdfast.deploy.loopback import Loopback  # noqa: E402
 from holdfast.deploy.processes import _environments  # noqa: E402
-from holdfast.store import read_json, read_tensors  # noqa: E402
+from holdfast.storage.store import read_json, read_tensors  # noqa: E402
 from tests.deploy.worlds import (  # noqa: E402
     assert_same_runs,
     keep_node_states,

@@ -10,13 +10,13 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from typer.testing import CliRunner  # noqa: E402
 
-from holdfast.cli.federation import federation  # noqa: E402
+from holdfast.cli import federation  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
+from holdfast.core.toml import to_toml  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.node_check import examine_node  # noqa: E402
 from holdfast.deploy.privacy import Account, epsilon_of  # noqa: E402
 from holdfast.deploy.project import NodeSettings, open_node  # noqa: E402
-from holdfast.report.toml import to_toml  # noqa: E402
 
 EXPERIMENT = """
 [data]

@@ -13,21 +13,21 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from flwr.app import Message  # noqa: E402
 
-from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.core.errors import ConfigError, DataError, RunError  # noqa: E402
 from holdfast.core.keys import Key  # noqa: E402
 from holdfast.core.registry import build  # noqa: E402
 from holdfast.data.federation import build_federation  # noqa: E402
-from holdfast.data.own import from_folder, from_function, holding  # noqa: E402
+from holdfast.data.node_data import from_folder, from_function, holding  # noqa: E402
 from holdfast.data.sources.declared import Declared  # noqa: E402
 from holdfast.data.split import Split  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.node import Node, federated, fingerprint  # noqa: E402
+from holdfast.deploy.node_worker import Own  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.deploy.work import Own  # noqa: E402
-from holdfast.experiment import Experiment  # noqa: E402
-from holdfast.store import Store  # noqa: E402
+from holdfast.experiment.config import make_config, read_config  # noqa: E402
+from holdfast.experiment.loop import Experiment  # noqa: E402
+from holdfast.storage.store import Store  # noqa: E402
 from tests.data.folders import encode, write_table  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import same_bits, simulate, write_config  # noqa: E402

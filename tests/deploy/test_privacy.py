@@ -21,7 +21,7 @@ from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.types import UNDEFINED, Field  # noqa: E402
 from holdfast.deploy.privacy import Account, Guard, PrivacySettings, epsilon_of, noised, secure_normal  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.store import Store  # noqa: E402
+from holdfast.storage.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import write_config  # noqa: E402
 

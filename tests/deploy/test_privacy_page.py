@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.registry import parts
 from holdfast.core.types import Schema
 from holdfast.deploy.privacy import epsilon_of, refused
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 from tests.helpers import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"

@@ -24,10 +24,10 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.inflatable.inflatable_object import get_object_tree  # noqa: E402
 
-from holdfast.deploy.door import KeyedDoor  # noqa: E402
+from holdfast.deploy.admission import KeyedDoor  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.fleet_rules import ANNOUNCE, PULL, PUSH, Refused, Rules  # noqa: E402
-from holdfast.deploy.post import Post  # noqa: E402
+from holdfast.deploy.messaging import Post  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init  # noqa: E402
 from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402

@@ -20,10 +20,10 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, RegisterNodeFleetRequest  
 from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 
+from holdfast.core.files import parse_json  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init  # noqa: E402
-from holdfast.files import parse_json  # noqa: E402
 from tests.deploy.fleet_senders import SESSION, Sender, TinyLink, object_id, proxy_process, register  # noqa: E402
 
 QUICK = {"handshake": 1.5, "header": 1.5, "grace": 1.5, "body": 3, "rate": 100_000}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
@@ -233,7 +233,11 @@ BODIES = st.one_of(
 PIECES = st.lists(st.tuples(st.sampled_from(KINDS), BODIES, st.lists(st.integers(0, 9), max_size=4), st.booleans()), min_size=1, max_size=8)
 
 
+UNREADABLE_ENVELOPE = [("ConfigRecord", b"", [], True), ("Message", b"", [0], True), ("Message", b"", [1], False)]
+
+
 @given(pieces=PIECES, cut=st.integers(0, 60))
+@example(pieces=UNREADABLE_ENVELOPE, cut=60)
 @settings(max_examples=150, deadline=None)
 def test_no_reply_is_a_traceback(pieces: list[tuple[str, bytes, list[int], bool]], cut: int) -> None:
     """Objects of any kind, with any content, of which some name the ids of their children in their bodies; one is cut short."""

@@ -19,16 +19,16 @@ import torch
 
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
-from holdfast.config import make_config, read_config  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.ledger_check import LedgerCheck  # noqa: E402
 from holdfast.deploy.processes import _environments, free_port  # noqa: E402
 from holdfast.deploy.project import Project, init, open_project  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from holdfast.results import Run  # noqa: E402
-from holdfast.session import start  # noqa: E402
-from holdfast.store import Store, read_tensors  # noqa: E402
+from holdfast.experiment.config import make_config, read_config  # noqa: E402
+from holdfast.results.run import Run  # noqa: E402
+from holdfast.storage.store import Store, read_tensors  # noqa: E402
+from holdfast.sweeps.session import start  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def cheat(project: Project, client: int, code: str) -> str:
     folder.mkdir(exist_ok=True)
     body = "\n".join(f"        {line}" for line in code.splitlines())
     (folder / "sitecustomize.py").write_text(
-        "import numpy as np\nimport holdfast.deploy.post as post\nfrom flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict\n"
+        "import numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict\n"
         "honest = post.answer\ndef answer(content, message):\n    if message.metadata.message_type == 'train':\n"
         f"        fields = content['fields']\n{body}\n    return honest(content, message)\npost.answer = answer\n"
     )

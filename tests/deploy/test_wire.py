@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402
 
 from holdfast.core.types import Exchange, Field  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
-from holdfast.deploy.post import Malformed  # noqa: E402
+from holdfast.deploy.messaging import Malformed  # noqa: E402
 
 HEADER = wire.Header(run="run-1", task="train", round=3, step=1, rehearsal=False, committed=2, threads=1, world="abc")
 SCHEMA = {

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.config import Config, make_config, read_config
 from holdfast.core.types import State
 from holdfast.engine.simulator import Simulator
-from holdfast.rows import RowStore
-from holdfast.session import MakeEngine, Watch, start
-from holdfast.store import Store, read_tensors
+from holdfast.experiment.config import Config, make_config, read_config
+from holdfast.experiment.runner import MakeEngine, Watch
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import Store, read_tensors
+from holdfast.sweeps.session import start
 
 CONFIG = """
 seed = 3

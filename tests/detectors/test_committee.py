@@ -17,7 +17,7 @@ from holdfast.core.registry import build
 from holdfast.core.types import SCORE, UNDEFINED, Exchange, State, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.committee import Committee
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 CLIENTS = torch.arange(10, 16)
 Says = Callable[[int, int], float]

@@ -13,7 +13,7 @@ from holdfast.core.registry import build
 from holdfast.core.types import Schema, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import tiny
 
 REFERENCE = torch.tensor([1.0, -2.0])

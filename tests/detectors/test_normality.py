@@ -11,7 +11,7 @@ from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.normality import Normality
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 LAYOUT = Layout.of(nn.Linear(4, 1, bias=False))
 WIRE = Wire.of(LAYOUT, torch.ones(4, dtype=torch.bool))

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.diagnostics.fisher import _replaced, most_informative_replaced
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import network_of
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.diagnostics.gradcam import grad_cam, write_picture
-from holdfast.results import Run
+from holdfast.results.run import Run
 
 BACKDOOR = {"name": "backdoor", "size": 2, "fraction": 0.4}
 

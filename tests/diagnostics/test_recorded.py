@@ -16,9 +16,9 @@ from holdfast.core.errors import ConfigError
 from holdfast.diagnostics.computed import top_fim
 from holdfast.diagnostics.recorded import diagnose
 from holdfast.report.charts import Axis
-from holdfast.results import Run
-from holdfast.rows import RowStore
-from holdfast.store import Store, seal_all
+from holdfast.results.run import Run
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.store import Store, seal_all
 
 IDS = torch.tensor([2, 5, 7])
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import playing
-from holdfast.config import make_config
-from holdfast.engine.hands import each, hands, joined, on_host
-from holdfast.results import Run
-from holdfast.session import start
-from holdfast.store import read_tensors
+from holdfast.engine.host_threads import each, hands, joined, on_host
+from holdfast.experiment import runner
+from holdfast.experiment.config import make_config
+from holdfast.results.run import Run
+from holdfast.storage.store import read_tensors
+from holdfast.sweeps.session import start
 
 
 def test_in_order_and_at_once() -> None:
@@ -75,7 +75,7 @@ def test_a_table_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cells = [(" ".join(cell), config(*cell)) for cell in table]
     start(cells, tmp_path / "one")
     used = []
-    monkeypatch.setattr(playing, "_hands", lambda device, threads, experiments: used.append(experiments) or 4)
+    monkeypatch.setattr(runner, "_hands", lambda device, threads, experiments: used.append(experiments) or 4)
     start(cells, tmp_path / "many")
     assert used == [len(cells)]
     for one, many in zip(sorted((tmp_path / "one").glob("0*")), sorted((tmp_path / "many").glob("0*")), strict=True):

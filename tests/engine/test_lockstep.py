@@ -12,7 +12,7 @@ from holdfast.core.types import Uplink
 from holdfast.engine import lockstep
 from holdfast.engine.lockstep import Player, drive
 from holdfast.engine.simulator import Call
-from holdfast.store import Ready
+from holdfast.storage.store import Ready
 
 
 class Idle:

@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.registry import register
 from holdfast.core.types import SCORE, Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import built_in
 
 

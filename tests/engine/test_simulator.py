@@ -13,13 +13,13 @@ from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
 from holdfast.data.federation import Padded, Table
 from holdfast.engine import simulator
-from holdfast.engine.cell import join, take
 from holdfast.engine.lockstep import Player, drive
+from holdfast.engine.run_context import join, take
 from holdfast.engine.simulator import Call, Simulator, client_key
-from holdfast.experiment import Experiment, shared_samples
+from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import RAGGED, assert_same, everything, play, tiny
 
 

@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import manifest, planning, session
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import register
 from holdfast.core.types import Exchange
 from holdfast.engine import simulator
 from holdfast.engine.simulator import picked_only
 from holdfast.engine.workers import Pool
-from holdfast.local.forecast import Forecast
+from holdfast.experiment import manifest, planner
+from holdfast.experiment.config import make_config
+from holdfast.experiment.runner import Watch
 from holdfast.local.plan import Plan
+from holdfast.local.plan_choice import Forecast
 from holdfast.methods import ClientRule, Method
 from holdfast.methods.averaging import Averaging
-from holdfast.results import Run
-from holdfast.session import Watch
+from holdfast.results.run import Run
+from holdfast.sweeps import session
 from tests.helpers import assert_same, everything, methods_in_turn, play, tiny
 
 PARENT = os.getpid()
@@ -254,14 +255,14 @@ def promised(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Microseconds of a step in one process, and with workers, in place of a trial."""
     times = {"one": 1000.0, "shared": 1000.0}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(planning, "usable_cores", lambda: 2)
+    monkeypatch.setattr(planner, "usable_cores", lambda: 2)
 
     def told(experiments: Any, device: Any, workers: int = 1) -> dict[str, Forecast]:
         micro = times["one" if workers == 1 else "shared"]
         times["tried"] = max(workers, times.get("tried", 0))
         return {e.cell.plan_key: Forecast(Plan(microseconds=micro, workers=workers), {"loop": micro}, 0) for e in experiments}
 
-    monkeypatch.setattr(planning, "_forecasts", told)
+    monkeypatch.setattr(planner, "_forecasts", told)
     return times
 
 
@@ -273,21 +274,21 @@ def promised(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_when_workers_are_taken(
     shared: float, rounds: int, engine: dict[str, int], tried: int, taken: int, promised: dict[str, float], tmp_path: Path
 ) -> None:
-    from holdfast.experiment import Experiment
+    from holdfast.experiment.loop import Experiment
 
     promised["shared"] = shared
     asked = {"plan": "loop", "threads": None, **engine}
     experiment = Experiment(tiny(train={"rounds": rounds}, engine=asked), tmp_path / "run")
-    threads, forecasts = planning.plan_together([experiment], torch.device("cpu"), asked["threads"])
+    threads, forecasts = planner.plan_together([experiment], torch.device("cpu"), asked["threads"])
     (forecast,) = forecasts.values()
     assert (promised["tried"], forecast.plan.workers) == (tried, taken)
-    assert ("worker processes" in planning.sentence(forecast, [experiment], threads)) == (taken > 1)
+    assert ("worker processes" in planner.sentence(forecast, [experiment], threads)) == (taken > 1)
 
 
 def test_a_measured_choice_is_said_and_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_LONG", 0.0)
-    monkeypatch.setattr(planning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(planning, "_CLEARLY", float("inf"))  # the last way that was tried is taken
+    monkeypatch.setattr(planner, "_LONG", 0.0)
+    monkeypatch.setattr(planner, "usable_cores", lambda: 2)
+    monkeypatch.setattr(planner, "_CLEARLY", float("inf"))  # the last way that was tried is taken
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     said: list[str] = []
     session.start([("", tiny(engine={"plan": "auto", "threads": None}))], tmp_path / "run", Watch(say=said.append))
@@ -300,4 +301,4 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="engine.workers"):
         make_config({"engine": {"workers": 0}})
     with pytest.raises(ConfigError, match="train on the CPU, not on cuda"):
-        planning._check_workers(torch.device("cuda"), None)
+        planner._check_workers(torch.device("cuda"), None)

@@ -18,12 +18,12 @@ from holdfast.attacks import Adversary, Attack
 from holdfast.core.errors import RunError
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import Method
 from holdfast.methods.context import Context
 from holdfast.methods.fedavg import FedAvgClient
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import play, tiny
 
 MALICIOUS = (1, 3)

@@ -17,7 +17,7 @@ import torch
 
 from holdfast.core.errors import RunError
 from holdfast.engine.workers import Pool, receive, send
-from holdfast.store import Store
+from holdfast.storage.store import Store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded
-from holdfast.evaluate import score
+from holdfast.evaluation.evaluate import score
 from holdfast.local.augment import Augment
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.losses import Batch
@@ -531,7 +531,7 @@ def slow_inner_loop(make: Any, network: Any, model: Tensor, samples: Any, data: 
     """The same with modules and autograd."""
     import numpy as np
 
-    from holdfast.local.schedule import schedule
+    from holdfast.local.batch_order import schedule
 
     n = len(data.count)
     order = schedule(client_keys(n), data.count.numpy(), recipe.batch_size, np.full(n, recipe.epochs), None, True, False)

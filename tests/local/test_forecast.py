@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import holdfast
 from holdfast.core.errors import RunError
 from holdfast.core.keys import Key
-from holdfast.local import forecast
+from holdfast.local import plan_choice
 from holdfast.local.fit import Recipe
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import deal, everything, network_of, random_samples, tiny
 
 
@@ -53,7 +53,7 @@ def test_a_plan_that_was_asked_for_fails_with_its_reason(tmp_path: Path) -> None
 
 
 def test_trying_vmap_does_not_change_the_bits_of_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "_CLEARLY", 0.0)  # auto tries both and always takes loop
+    monkeypatch.setattr(plan_choice, "_CLEARLY", 0.0)  # auto tries both and always takes loop
     runs = {}
     for plan in ("auto", "loop"):
         config = tiny(model=holdfast.Model(Normed, head="fc"), engine={"plan": plan}, train={"dtype": "float32"})
@@ -66,12 +66,12 @@ def test_trying_vmap_does_not_change_the_bits_of_loop(tmp_path: Path, monkeypatc
 def chosen(
     monkeypatch: pytest.MonkeyPatch, asked: str, times: dict[str, float], rows: int = 10, memory: int = 10**9,
     counts: Sequence[int] = (20, 20), client_steps: float = 0.0,
-) -> forecast.Forecast:  # fmt: skip
+) -> plan_choice.Forecast:  # fmt: skip
     """The choice where a client's step takes so many microseconds: nothing is timed."""
-    monkeypatch.setattr(forecast, "_compare", lambda plans, trial, rows: {name: times[name] for name in plans})
+    monkeypatch.setattr(plan_choice, "_compare", lambda plans, trial, rows: {name: times[name] for name in plans})
     network, samples = network_of(lambda: nn.Linear(3, 3)), random_samples(sum(counts))
     data, recipe = deal(samples, counts), Recipe(batch_size=4)
-    return forecast.choose(asked, network, network.initial(Key(0)), samples, data, recipe, rows, memory, client_steps=client_steps)
+    return plan_choice.choose(asked, network, network.initial(Key(0)), samples, data, recipe, rows, memory, client_steps=client_steps)
 
 
 @pytest.mark.parametrize(("vmap", "plan"), [(50.0, "vmap"), (94.0, "vmap"), (95.0, "loop"), (100.0, "loop"), (200.0, "loop")])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.local import forecast, program, programs
+from holdfast.local import plan_choice, program, programs
 from holdfast.local.augment import Augment
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.losses import Batch
@@ -225,9 +225,9 @@ def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_t
 
     plans = {name: Plan(name, sizes=(20,)) for name in ("captured-loop", "captured-vmap", "compiled-vmap")}  # type: ignore[arg-type]
     short, long = Trial(), Trial()
-    assert set(forecast._compare_on_device(plans, short, 20, 1000)) == {"captured-loop", "captured-vmap"}  # type: ignore[arg-type]
+    assert set(plan_choice._compare_on_device(plans, short, 20, 1000)) == {"captured-loop", "captured-vmap"}  # type: ignore[arg-type]
     assert "compiled-vmap" not in short.asked
-    times = forecast._compare_on_device(plans, long, 20, 1e7)  # type: ignore[arg-type]
+    times = plan_choice._compare_on_device(plans, long, 20, 1e7)  # type: ignore[arg-type]
     assert times == pytest.approx({name: micro[name] for name in plans})
 
 
@@ -244,6 +244,6 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(monkeypatch: pytes
 
     samples = random_samples(40)
     network, data = network_of(Recurrent), deal(samples, [8, 4])
-    trial = forecast._Trial(network, starts(network, 1)[0], samples, data, RECIPE)
+    trial = plan_choice._Trial(network, starts(network, 1)[0], samples, data, RECIPE)
     plans = {name: Plan(name, sizes=(2,) if "vmap" in name else ()) for name in ("captured-loop", "captured-vmap", "compiled-vmap")}  # type: ignore[arg-type]
-    assert list(forecast._compare_on_device(plans, trial, 2, 1e9)) == ["captured-loop"]
+    assert list(plan_choice._compare_on_device(plans, trial, 2, 1e9)) == ["captured-loop"]

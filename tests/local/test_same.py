@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast.core.registry import build
-from holdfast.local.same import HoldsTensors, same
+from holdfast.local.function_identity import HoldsTensors, same
 
 
 def make(value: Any) -> Any:

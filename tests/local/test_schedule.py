@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from holdfast.core.keys import Key
-from holdfast.local.schedule import Schedule, schedule
+from holdfast.local.batch_order import Schedule, schedule
 
 COUNTS = np.array([7, 0, 3, 12, 5])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.local.sizes import cut, padded_steps, worthwhile
+from holdfast.local.stack_sizes import cut, padded_steps, worthwhile
 
 
 def test_padded_steps_by_hand() -> None:

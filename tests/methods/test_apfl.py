@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import NORMALISED
 from tests.methods.two import World, both_plans, close, numbers, rows, server
 

@@ -31,9 +31,9 @@ from holdfast.local.plan import Plan
 from holdfast.methods.c_pfl import CPfl
 from holdfast.methods.context import Context
 from holdfast.models.network import Network
-from holdfast.results import Run
-from holdfast.session import resume
-from holdfast.store import Store
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps.session import resume
 from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, play, samples_of, slow_fit
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 1]))

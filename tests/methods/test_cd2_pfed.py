@@ -18,7 +18,7 @@ from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.models.channels import channels
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import assert_same, client_keys, deal, everything, samples_of
 from tests.methods.test_by_hand import both_plans, close

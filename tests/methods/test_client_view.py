@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.errors import SettingError
 from holdfast.core.registry import parts, setting
-from holdfast.local.same import same
+from holdfast.local.function_identity import same
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Method
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from holdfast.aggregators.median import Median
 from holdfast.core.types import Exchange, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
-from holdfast.results import Run
-from holdfast.session import resume
+from holdfast.results.run import Run
+from holdfast.sweeps.session import resume
 from tests.helpers import assert_same, everything
 from tests.helpers import play as run_all
 from tests.methods.two import World, close, numbers, reply, server

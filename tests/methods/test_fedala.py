@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.registry import build
 from holdfast.data.table import Padded
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import assert_same, everything
 from tests.methods.test_by_hand import W, both_plans, close, local_of, received

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.core.registry import build
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import everything, slow_fit
 from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received

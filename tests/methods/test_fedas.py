@@ -22,7 +22,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.screen import screen
+from holdfast.core.screening import screen
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.detectors import Detector, Judgement
 from holdfast.local import programs
@@ -35,7 +35,7 @@ from holdfast.methods.context import Context
 from holdfast.methods.fedas import FedAS, jointly, misaligned, shares
 from holdfast.models.channels import channels
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, samples_of, slow_fit, starts
 

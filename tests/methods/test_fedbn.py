@@ -12,7 +12,7 @@ from holdfast import Model
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.local.fit import Recipe
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import network_of, slow_fit
 from tests.methods.two import close, rows, server
 

@@ -21,7 +21,7 @@ from holdfast.core.types import ROOT, Exchange, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.methods.context import Context
 from holdfast.methods.fedcap import FedCap, customisation
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.detectors.test_norm import Endless
 from tests.helpers import assert_same, everything, network_of
 from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received

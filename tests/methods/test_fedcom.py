@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import session
 from holdfast.aggregators.mean import Mean
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
@@ -30,7 +29,8 @@ from holdfast.local.plan import Plan
 from holdfast.methods.context import Context
 from holdfast.methods.fedcom import NOBODY, NOT_WANTED, class_gradients, last_layer, match
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
+from holdfast.sweeps import session
 from tests.helpers import LOOP, PLANS, VMAP, assert_same, client_keys, deal, everything, network_of, random_samples, samples_of, tiny
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 0]), classes=2)

@@ -19,7 +19,7 @@ from holdfast.data.table import Padded
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import client_keys, deal, everything, network_of, samples_of
 from tests.methods.test_by_hand import answer, both_plans, close, context

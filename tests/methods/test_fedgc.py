@@ -18,9 +18,9 @@ from holdfast.detectors import Detector, Judgement
 from holdfast.local.plan import Plan
 from holdfast.methods import fedgc
 from holdfast.methods.fedgc import FAR, FedGC, correction
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, VMAP, everything, samples_of
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to

@@ -16,9 +16,9 @@ from holdfast.core.registry import build
 from holdfast.core.types import Uplink
 from holdfast.local.plan import Plan
 from holdfast.methods.fedgh import FedGH
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, VMAP, everything, samples_of
 from tests.methods.halves import close, context_of, double, local_of, one_round, sent_to

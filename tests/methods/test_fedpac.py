@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.screen import screen
+from holdfast.core.screening import screen
 from holdfast.core.types import Uplink
 from holdfast.detectors import Detector, Judgement
+from holdfast.evaluation.prototypes import prototypes
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.methods.fedpac import FedPAC, mixtures, statistics
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.prototypes import prototypes
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, VMAP, deal, everything, random_samples, slow_fit, starts
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to

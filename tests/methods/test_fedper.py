@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast import Model
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.methods.two import World, both_plans, close, numbers, rows, server
 
 

@@ -15,17 +15,17 @@ from holdfast import Model
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.screen import screen
+from holdfast.core.screening import screen
 from holdfast.core.types import Uplink
 from holdfast.local import programs
+from holdfast.local.batch_order import schedule
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget, refusals
-from holdfast.local.schedule import schedule
 from holdfast.methods.fedproto import FedProto
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, PLANS, VMAP, assert_same, everything, samples_of
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to

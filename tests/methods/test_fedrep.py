@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from holdfast.core.keys import Key
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import NORMALISED, slow_fit
 from tests.methods.two import World, both_plans, close, numbers, rows, server
 

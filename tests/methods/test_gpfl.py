@@ -16,9 +16,9 @@ from holdfast.core.registry import build
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.methods.gpfl import GPFL, Valve
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.checks.test_methods import hard
 from tests.helpers import LOOP, VMAP, assert_same, everything, random_samples, slow_fit, starts
 from tests.methods.halves import close, double, local_of, sent_to

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.local.plan import Plan
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import NORMALISED
 from tests.methods.two import World, both_plans, close, numbers, reply, rows, server
 

@@ -30,7 +30,7 @@ from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 from holdfast.models.network import Network
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import TINY, assert_same, everything, slow_fit
 
 HARD: dict[str, Any] = {

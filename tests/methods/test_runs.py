@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from holdfast.aggregators.base import AggregationContext, Reduced
 from holdfast.aggregators.mean import Mean
 from holdfast.core.keys import Key
-from holdfast.core.screen import FEDERATION_NORM_CAP
+from holdfast.core.screening import FEDERATION_NORM_CAP
 from holdfast.core.types import State
 from holdfast.data.federation import Padded
 from holdfast.local.fit import Recipe
-from holdfast.results import Run
+from holdfast.results.run import Run
 from holdfast.wrappers.clip import Clip
 from tests.helpers import assert_same, everything, slow_fit
 

@@ -22,9 +22,9 @@ from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch
 from holdfast.local.plan import Plan
 from holdfast.methods import ClientRule, Context
+from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
-from holdfast.models.split import Split
-from holdfast.results import Run
+from holdfast.results.run import Run
 from tests.helpers import LOOP, VMAP, client_keys, deal, samples_of
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))

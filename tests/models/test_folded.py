@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from holdfast.models.folded import DECOMPOSITIONS, FoldedConv2d, FoldedMaxPool2d, as_products, batch_norm, folded, unfolded
+from holdfast.models.batched_convolution import DECOMPOSITIONS, FoldedConv2d, FoldedMaxPool2d, as_products, batch_norm, folded, unfolded
 from holdfast.models.network import Network
 
 N, BATCH = 3, 4

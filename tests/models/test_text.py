@@ -15,10 +15,10 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build, register
 from holdfast.data.samples import Samples
 from holdfast.data.sources import Source
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
-from holdfast.models.words import Words
-from holdfast.results import Run
+from holdfast.models.hashed_embedding import Words
+from holdfast.results.run import Run
 from tests.helpers import LOOP, PLANS, assert_same, deal, everything, methods_in_turn, network_of, starts, tiny, train
 
 HASHES = torch.tensor([[7, 2**31 - 1, 12, 0, 0], [4, 4, 4, 4, 4], [0, 0, 0, 0, 0]])

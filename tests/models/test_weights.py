@@ -16,12 +16,12 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.deploy.node import fingerprint
-from holdfast.experiment import Experiment
+from holdfast.experiment.loop import Experiment
 from holdfast.models.network import Model
 from holdfast.models.weights import Weights
-from holdfast.results import Run
-from holdfast.session import resume
-from holdfast.store import Store
+from holdfast.results.run import Run
+from holdfast.storage.store import Store
+from holdfast.sweeps.session import resume
 from tests.helpers import assert_same, everything, play, tiny
 
 CNN: dict[str, Any] = {"name": "cnn-bn", "channels": 2, "hidden": 3}

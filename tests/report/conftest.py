@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import make_config
-from holdfast.grid import expand
-from holdfast.session import start
+from holdfast.experiment.config import make_config
+from holdfast.sweeps.grid import expand
+from holdfast.sweeps.session import start
 
 TINY: dict[str, Any] = {
     "method": {"name": "fedavg"},

@@ -12,9 +12,9 @@ from PIL import Image
 
 from holdfast.core.errors import ConfigError
 from holdfast.report.browser import MISSING, VARIABLE, Browser, find_browser
-from holdfast.report.figures import write_figures
-from holdfast.report.gather import read_cells
+from holdfast.report.figure_files import write_figures
 from holdfast.report.page import render, write_page
+from holdfast.report.read_runs import read_cells
 from tests.report.conftest import sweep
 
 needs_browser = pytest.mark.skipif(find_browser() is None, reason=MISSING)
@@ -186,7 +186,7 @@ def test_the_slider_of_a_run_changes_its_matrix(browser: Browser, tmp_path: Path
     browser.open(page)
     slider = "document.querySelector('input[type=range]')"
     if not browser.run(f"{slider} !== null"):
-        pytest.skip("the page has no slider yet: holdfast/report/inside.py is not there")
+        pytest.skip("the page has no slider yet: holdfast/report/run_details.py is not there")
     matrix = f"{slider}.closest('section').innerHTML.replace(/<input[^>]*>/, '')"
     before = browser.run(matrix)
     browser.run(f"{slider}.focus()")

@@ -15,10 +15,10 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError
 from holdfast.report.compare import Comparison, read_lines
 from holdfast.report.compare_tables import as_markdown, parts, signed, writer
-from holdfast.report.differing import MISSING, differing
-from holdfast.report.gather import read_cells
-from holdfast.report.paired import holm, paired, smallest
-from holdfast.store import Store
+from holdfast.report.config_differences import MISSING, differing
+from holdfast.report.paired_tests import holm, paired, smallest
+from holdfast.report.read_runs import read_cells
+from holdfast.storage.store import Store
 from tests.report.conftest import sweep
 
 SHORT = {"rounds": 1, "local_epochs": 1}

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.report.crossing import BENIGN, WORST, Crossing
-from holdfast.report.gather import by_setting, read_cells
-from holdfast.report.harm import worst_cases
+from holdfast.report.attack_effects import worst_cases
 from holdfast.report.page import render
-from holdfast.report.scores import score_map
+from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.robustness_map import score_map
 from holdfast.report.sections import title, verdict
+from holdfast.report.settings_by_attack import BENIGN, WORST, Crossing
 from tests.report.conftest import sweep
 from tests.report.test_page import Balanced
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import main
-from holdfast.report.equal import without_effect
-from holdfast.report.gather import read_cells
+from holdfast.core.toml import to_toml
+from holdfast.report.equal_runs import without_effect
 from holdfast.report.page import render
-from holdfast.report.toml import to_toml
+from holdfast.report.read_runs import read_cells
 from tests.report.conftest import TINY, sweep
 
 

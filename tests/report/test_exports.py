@@ -13,11 +13,11 @@ import pytest
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
 from holdfast.report.browser import VARIABLE
-from holdfast.report.exports import export, tex, to_latex
-from holdfast.report.figures import figures, standalone, write_figures
-from holdfast.report.gather import by_setting, read_cells
+from holdfast.report.figure_files import figures, standalone, write_figures
 from holdfast.report.page import render
+from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.table import Entry, Table, to_markdown
+from holdfast.report.table_exports import export, tex, to_latex
 
 
 def test_latex_is_booktabs_and_nothing_in_it_is_a_command() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.deploy.ledger import Ledger
-from holdfast.report.federated import federated
-from holdfast.report.gather import read_cells
+from holdfast.report.federation_section import federated
 from holdfast.report.page import render
-from holdfast.results import Run
+from holdfast.report.read_runs import read_cells
+from holdfast.results.run import Run
 
 
 def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.report.crossing import Crossing
-from holdfast.report.gather import by_setting, read_cells
-from holdfast.report.harm import bans, held_or_fell
+from holdfast.report.attack_effects import bans, held_or_fell
 from holdfast.report.page import write_page
+from holdfast.report.read_runs import by_setting, read_cells
+from holdfast.report.settings_by_attack import Crossing
 from holdfast.report.table import tabulate
 from tests.report.conftest import sweep
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from holdfast.config import make_config
+from holdfast.experiment.config import make_config
 from holdfast.report.charts import round_step
+from holdfast.report.class_counts import Holdings, spread
 from holdfast.report.data_page import render
-from holdfast.report.holdings import Holdings, spread
-from holdfast.report.picture import draw_holdings, write_png
-from holdfast.report.terminal import heat_lines
+from holdfast.report.heat_map_png import draw_holdings, write_png
+from holdfast.report.terminal_heat_map import heat_lines
 from tests.report.test_page import Balanced
 
 

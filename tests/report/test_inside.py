@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.report.gather import Cell, read_cells
-from holdfast.report.grids import LETTERS, STEPS, Grid, Scale
-from holdfast.report.inside import inside, inside_each
+from holdfast.report.mixtures import matrices
 from holdfast.report.page import render
-from holdfast.report.peers import matrices
-from holdfast.report.story import Frame, Story, evenly, read
+from holdfast.report.read_runs import Cell, read_cells
+from holdfast.report.run_data import Frame, Story, evenly, read
+from holdfast.report.run_details import inside, inside_each
+from holdfast.report.shaded_grid import LETTERS, STEPS, Grid, Scale
 from holdfast.report.timelines import timelines
-from holdfast.store import Store
+from holdfast.storage.store import Store
 from tests.report.conftest import sweep
 from tests.report.test_page import Balanced
 
@@ -137,7 +137,7 @@ def test_matches_right_and_wrong(matched: Cell) -> None:
 
 
 def test_a_match_in_an_unknown_federation_is_neither_right_nor_wrong(matched: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.report.peers._facts", lambda cell: {})
+    monkeypatch.setattr("holdfast.report.mixtures._facts", lambda cell: {})
     text = inside(matched)
     assert "decisions name" not in text and "says" not in grids(text)["Peers by client and round"]
 
@@ -201,7 +201,7 @@ def test_a_long_run_of_many_clients_stays_small() -> None:
 def test_of_many_clients_and_rounds_some_are_read(monkeypatch: pytest.MonkeyPatch, fedcap: Cell) -> None:
     some = evenly(range(1, 1001), 100)
     assert some[0] == 1 and some[-1] == 1000 and len(some) == 100
-    monkeypatch.setattr("holdfast.report.story.MOST_CLIENTS", 4)
+    monkeypatch.setattr("holdfast.report.run_data.MOST_CLIENTS", 4)
     story = read(fedcap)
     assert story and len(story.clients) == 4 and story.everyone == 8
     assert story.clients[:2] == fedcap.run.malicious() and story.attackers == 2

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from holdfast.report.gather import read_cells
 from holdfast.report.page import write_page
+from holdfast.report.read_runs import read_cells
 from tests.report.conftest import sweep
 
 browser = pytest.importorskip("holdfast.report.browser")

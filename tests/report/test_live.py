@@ -22,9 +22,9 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError
 from holdfast.report import live
 from holdfast.report.live import Lookout, Server
-from holdfast.session import resume
-from holdfast.standing import write_failure
-from holdfast.store import Store
+from holdfast.storage.status import write_failure
+from holdfast.storage.store import Store
+from holdfast.sweeps.session import resume
 from tests.report.conftest import sweep
 
 

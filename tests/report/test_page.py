@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.report.charts import Series, curves, line_class, nice_ticks, round_ticks, shorten, spread_out, thin_out
-from holdfast.report.gather import Dot, read_cells
 from holdfast.report.page import render, write_page
+from holdfast.report.read_runs import Dot, read_cells
 from holdfast.report.rounds import thinned
 from holdfast.report.sections import verdict
-from holdfast.store import Store
+from holdfast.storage.store import Store
 from tests.report.conftest import sweep
 
 
@@ -112,7 +112,7 @@ def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.Monk
     def gone(*args: object) -> None:
         raise DataError("no folder 'digits'")
 
-    monkeypatch.setattr("holdfast.report.holdings.build_federation", gone)
+    monkeypatch.setattr("holdfast.report.class_counts.build_federation", gone)
     assert "The data is not at hand: no folder" in render(read_cells(single))
 
 
@@ -126,7 +126,7 @@ def test_the_command_writes_where_it_is_told(single: Path, tmp_path: Path, capsy
 
 
 def test_the_verdict_admits_luck(single: Path, grid: Path, tmp_path: Path) -> None:
-    from holdfast.report.gather import by_setting, one_each
+    from holdfast.report.read_runs import by_setting, one_each
 
     assert "points more" not in verdict(by_setting(read_cells(single)))[1]
     assert "One seed each" in verdict(one_each(read_cells(grid)))[1]

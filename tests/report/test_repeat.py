@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli import main
-from holdfast.config import make_config
-from holdfast.grid import expand
-from holdfast.report.gather import read_cells
-from holdfast.report.repeat import command, config_text
-from holdfast.report.toml import to_toml
+from holdfast.core.toml import to_toml
+from holdfast.experiment.config import make_config
+from holdfast.report.read_runs import read_cells
+from holdfast.report.rerun_config import command, config_text
+from holdfast.sweeps.grid import expand
 from tests.report.conftest import sweep
 
 

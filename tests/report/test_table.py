@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.core.errors import ConfigError
-from holdfast.report.gather import by_setting, one_each, read_cells
+from holdfast.report.read_runs import by_setting, one_each, read_cells
 from holdfast.report.table import (
     ALWAYS,
     COSTS,
@@ -24,7 +24,7 @@ from holdfast.report.table import (
     to_markdown,
     to_rich,
 )  # fmt: skip
-from holdfast.results import name_of
+from holdfast.results.run import name_of
 from tests.report.conftest import sweep
 
 

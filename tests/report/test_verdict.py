@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-from holdfast.report.crossing import Crossing
-from holdfast.report.gather import by_setting, read_cells
 from holdfast.report.page import render
+from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.sections import facts, protocol, verdict
+from holdfast.report.settings_by_attack import Crossing
 from tests.report.conftest import sweep
 
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from holdfast.methods.c_pfl import CPfl
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import find, read
-from holdfast.reproducing.values import printed
-from holdfast.results import Run
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.outcome import reproduce
+from holdfast.reproduction.study import find, read
+from holdfast.reproduction.values import printed
+from holdfast.results.run import Run
 
 
 def test_table_6_tunes_heads_after_the_last_round(tmp_path: Path) -> None:

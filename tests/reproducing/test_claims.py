@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import make_config
-from holdfast.reproducing.claims import examine
-from holdfast.reproducing.study import Claim, Metric, make
-from holdfast.reproducing.values import Value, Values, _derive, _read, _subtract, place, printed
+from holdfast.experiment.config import make_config
+from holdfast.reproduction.claims import examine
+from holdfast.reproduction.study import Claim, Metric, make
+from holdfast.reproduction.values import Value, Values, _derive, _read, _subtract, place, printed
 
 FIGURES = {("none", "Mean"): (80.0, 82.0), ("none", "Ditto"): (85.0, 87.0), ("IPM", "Mean"): (10.0,), ("IPM", "Ditto"): (9.0,)}
 

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from holdfast.report.reproduction import write_reproduction
-from holdfast.reproducing.cells import Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.measures.fedas import pooled, weights_by_presence
-from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import find
+from holdfast.reproduction.experiments import Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.measures.fedas import pooled, weights_by_presence
+from holdfast.reproduction.outcome import reproduce
+from holdfast.reproduction.page import write_reproduction
+from holdfast.reproduction.study import find
 
 
 def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quick_disk: None) -> None:

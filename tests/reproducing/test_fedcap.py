@@ -9,13 +9,13 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from holdfast.report.reproduction import write_reproduction
-from holdfast.reproducing.cells import Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import keys, read
-from holdfast.reproducing.values import printed
-from holdfast.results import Run
+from holdfast.reproduction.experiments import Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.outcome import reproduce
+from holdfast.reproduction.page import write_reproduction
+from holdfast.reproduction.study import keys, read
+from holdfast.reproduction.values import printed
+from holdfast.results.run import Run
 
 ENGINE = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 

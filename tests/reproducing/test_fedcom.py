@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import find, read
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.outcome import reproduce
+from holdfast.reproduction.study import find, read
 
 METHODS = ("local-only", "FedAvg", "Ditto", "FedCOM")
 

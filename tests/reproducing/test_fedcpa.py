@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from holdfast.diagnostics.gradcam import carriers, grad_cam, heat_on_trigger
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.outcome import reproduce
-from holdfast.reproducing.study import find, read
-from holdfast.results import Run
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.outcome import reproduce
+from holdfast.reproduction.study import find, read
+from holdfast.results.run import Run
 
 PLAIN = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 """No trials of what is fastest: they take longer than the rounds."""
@@ -56,7 +56,7 @@ def test_rank_changes_are_means_over_a_part_of_the_order(tmp_path: Path) -> None
 def test_a_run_is_played_again_once_for_its_rank_changes(simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulate(attack={"name": "label-flip", "fraction": 0.4}, train={"rounds": 2})
     first = measured("rank-disparity")(run, "90-100%")
-    monkeypatch.setattr("holdfast.reproducing.measures.fedcpa.rank_changes", None)  # not called any more
+    monkeypatch.setattr("holdfast.reproduction.measures.fedcpa.rank_changes", None)  # not called any more
     assert first is not None and abs(first) < 1 and measured("rank-disparity")(run, "90-100%") == first
     assert 0 < cast(float, measured("rank-change")(run, "0-100%")) < 1
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.reproducing.claims import examine
-from holdfast.reproducing.likeness import _merged
-from holdfast.reproducing.study import Claim, make, read
-from holdfast.reproducing.values import Value, Values, place
+from holdfast.reproduction.claims import examine
+from holdfast.reproduction.inheritance import _merged
+from holdfast.reproduction.study import Claim, make, read
+from holdfast.reproduction.values import Value, Values, place
 
 
 def test_entries_are_replaced_added_and_taken_away() -> None:

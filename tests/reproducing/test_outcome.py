@@ -14,13 +14,13 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.files import write_json
-from holdfast.report.holdings import Holdings
-from holdfast.report.reproduction import render, title, write_reproduction
-from holdfast.report.sheet import sheet_of
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.outcome import read_outcome, reproduce, used
-from holdfast.reproducing.study import Study, find, make
+from holdfast.core.files import write_json
+from holdfast.report.class_counts import Holdings
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.outcome import read_outcome, reproduce, used
+from holdfast.reproduction.page import render, title, write_reproduction
+from holdfast.reproduction.sheet import sheet_of
+from holdfast.reproduction.study import Study, find, make
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.measures import measured
-from holdfast.reproducing.study import SCALES, VARIANTS, keys, read
-from holdfast.reproducing.values import printed, printed_rows
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.measures import measured
+from holdfast.reproduction.study import SCALES, VARIANTS, keys, read
+from holdfast.reproduction.values import printed, printed_rows
 
 
 @pytest.mark.parametrize("key", keys())

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.likeness import completed
-from holdfast.reproducing.study import make, read
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.inheritance import completed
+from holdfast.reproduction.study import make, read
 
 SHARED: dict[str, Any] = {
     "config": {"train": {"rounds": 100, "lr": 0.1}},

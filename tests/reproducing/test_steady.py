@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.reproducing.claims import examine
-from holdfast.reproducing.study import Claim, find
-from holdfast.reproducing.values import printed
+from holdfast.reproduction.claims import examine
+from holdfast.reproduction.study import Claim, find
+from holdfast.reproduction.values import printed
 
 ALL = ("1", "5", "20")
 

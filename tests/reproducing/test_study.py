@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.reproducing.cells import Grid, Wanted
-from holdfast.reproducing.study import find, keys, make
+from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.study import find, keys, make
 
 
 def test_what_the_user_may_call_a_table() -> None:

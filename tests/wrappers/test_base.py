@@ -8,11 +8,11 @@ from torch import Tensor
 
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.mean import Mean
-from holdfast.config import make_config
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.core.types import State
-from holdfast.results import Run, name_of
+from holdfast.experiment.config import make_config
+from holdfast.results.run import Run, name_of
 from holdfast.wrappers import Around
 from holdfast.wrappers.bucketing import Bucketing
 from holdfast.wrappers.clip import Clip

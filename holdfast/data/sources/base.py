@@ -15,8 +15,8 @@ from holdfast.core.registry import Part, setting
 from holdfast.data.hub import Repository
 from holdfast.data.layout import choose_test
 from holdfast.data.lookup import Files, find_files
-from holdfast.data.order import Order, set_aside
 from holdfast.data.parquet import Rows
+from holdfast.data.row_order import Order, set_aside
 from holdfast.data.samples import Samples
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from holdfast.core.registry import setting
 from holdfast.data.cache import New, cached
 from holdfast.data.labels import read_labels, read_users
-from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
+from holdfast.data.row_order import Order
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import FolderSource, inputs
 

@@ -1,4 +1,4 @@
-"""Sensors' rows as they were recorded, cut into windows: `recordings`, for a folder of your own. Where a window may lie: data/cut.py."""
+"""Sensors' rows as they were recorded, cut into windows: `recordings`, for a folder of your own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from pydantic import model_validator
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.cut import cut_windows, place_windows, recordings
 from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
-from holdfast.data.order import set_aside
 from holdfast.data.parquet import Rows
-from holdfast.data.progress import progress
+from holdfast.data.row_order import set_aside
 from holdfast.data.sources.labelled import Labelled
+from holdfast.data.windows import cut_windows, place_windows, recordings
 
 READ = 65536  # rows read at once
 NUMBERS = 1 << 21  # copied at once

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.columns import Category, Number, kind_of, numbers
-from holdfast.data.order import Order
 from holdfast.data.parquet import Rows
-from holdfast.data.progress import progress
+from holdfast.data.row_order import Order
 from holdfast.data.sources.labelled import Labelled, Scale
 
 BATCH = 16384

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.order import Order
+from holdfast.data.hashed_words import Words
 from holdfast.data.parquet import Rows
-from holdfast.data.progress import progress
+from holdfast.data.row_order import Order
 from holdfast.data.sources.labelled import Labelled, Scale
-from holdfast.data.words import Words
 
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
 _LENGTH = "words of a sample; shorter texts are filled up with 0"

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.lists import first_shape, read_lists
+from holdfast.data.list_columns import first_shape, read_lists
 from holdfast.data.moments import Moments
-from holdfast.data.order import Order
-from holdfast.data.progress import progress
+from holdfast.data.row_order import Order
 from holdfast.data.sources.labelled import Labelled, Scale
 
 NUMBERS = 1 << 22  # read at once

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from holdfast.core.errors import DataError
+from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.progress import progress
 from holdfast.data.samples import Samples
 from holdfast.data.sources.recordings import Recordings, Track
 

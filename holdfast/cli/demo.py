@@ -1,0 +1,37 @@
+"""`holdfast demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.app import Opened, app, open_page, to_stderr, to_stdout
+from holdfast.cli.progress import Follow
+from holdfast.cli.runs import resumable
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the runs; default: a new one under runs/.")] = None,
+    opened: Opened = False,
+) -> None:
+    """A federation in half a minute: three methods on unlike clients, a table and a page.
+
+    \b
+    Example:
+      holdfast demo --open
+    """
+    from holdfast.api import fresh_folder
+    from holdfast.demo import runner as job
+
+    console, folder = to_stderr(), out or fresh_folder()
+    console.print(job.INTRODUCTION + "\n", markup=False)
+    with Follow(console) as follow, resumable(folder):
+        page = job.play(folder, follow.watch())
+    table, words = job.summary(folder, to_stdout().width)
+    to_stdout().print(table)
+    print(f"\n{words}\n\npage   {page}\nruns   {folder}\nagain  holdfast run {job.CONFIG} --out runs/again")
+    if opened:
+        open_page(page)

@@ -1,0 +1,49 @@
+"""What `holdfast show` prints about a part or about the config, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.registry import find, is_section, settings_of
+from holdfast.core.toml import to_toml
+
+# Where a part of each kind stands in a config file.
+_PLACES: dict[str, Any] = {
+    "method": lambda part: {"method": part},
+    "model": lambda part: {"model": part},
+    "aggregator": lambda part: {"aggregator": part | _assumed(part["name"]), **_root(part["name"])},
+    "attack": lambda part: {"attack": part},
+    "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
+    "detector": lambda part: {"detectors": [part]},
+    "partition": lambda part: {"data": {"partition": part}},
+    "source": lambda part: {"data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}},
+    "loss": lambda part: {"train": {"loss": part}},
+}
+
+
+def _assumed(aggregator: str) -> dict[str, Any]:
+    """A rule that leaves out f has to be told one; this is a share that all of them can bear."""
+    from holdfast.aggregators.base import Aggregator
+
+    rule: Any = find("aggregator", aggregator).model_construct()
+    return {"f": 0.2} if isinstance(rule, Aggregator) and rule.idle() else {}
+
+
+def _root(aggregator: str) -> dict[str, Any]:
+    """A rule that compares with the server's own data works only where there is some."""
+    return {"data": {"root": 100}} if "root" in getattr(find("aggregator", aggregator), "needs", ()) else {}
+
+
+def example(card: dict[str, Any]) -> str:
+    """The part in a config file, with its settings spelt out."""
+    part = {"name": card["name"], **{s["name"]: s["default"] for s in card["settings"] if s["default"] is not None}}
+    return to_toml(_PLACES[card["kind"]](part)).rstrip()
+
+
+def fields_of() -> dict[str, list[dict[str, Any]]]:
+    """Every section of a config with its settings; those outside any section stand under an empty name."""
+    from holdfast.experiment.config import Config
+
+    nested = {name: field.annotation for name, field in Config.model_fields.items() if is_section(field.annotation)}
+    top = [card for card in settings_of(Config) if "." not in card["name"]]
+    return {"": top, **{name: settings_of(section) for name, section in nested.items()}}

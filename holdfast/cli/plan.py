@@ -1,0 +1,170 @@
+"""`holdfast plan`: what a run or a sweep will take, before it is played."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.app import (
+    AsJson,
+    Changes,
+    DataDir,
+    Device,
+    Memory,
+    PlanName,
+    Plugins,
+    PrecisionName,
+    Workers,
+    app,
+    cell,
+    only_json,
+    print_json,
+    to_stderr,
+    to_stdout,
+)  # fmt: skip
+from holdfast.cli.runs import engine_options, new_folder, read_cells
+from holdfast.cli.sweeps import read_shard
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from holdfast.experiment.runner import Watch
+    from holdfast.forecast.prediction import Prediction
+
+_SILENT = 2.0  # seconds
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the run would be written; a few rounds are tried beside it.")] = None,
+    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Only one of N parts of a sweep, 1/N to N/N.")] = "1/1",
+    device: Device = None,
+    way: PlanName = None,
+    precision: PrecisionName = None,
+    memory: Memory = None,
+    workers: Workers = None,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run or a sweep will take: cells, seconds, memory, bytes on disk.
+
+    CONFIG and the options are those of `holdfast run` and `holdfast sweep`.
+
+    A few rounds are played with short local trainings, so it takes seconds; nothing is left behind.
+
+    \b
+    Examples:
+      holdfast plan sweep.toml
+      holdfast plan sweep.toml --shard 1/4 --device cuda --json
+      holdfast plan --set method.name=ditto --set train.rounds=500
+    """
+    with only_json(as_json):
+        from holdfast.forecast.measure import rehearse
+
+        part = read_shard(shard)
+        cells = read_cells(config, changes or [], engine_options(device, way, precision, memory, workers, data_dir), plugin)
+        try:
+            with _Follow() as follow:
+                found = rehearse(cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part)
+        except KeyboardInterrupt:
+            to_stderr().print("interrupted; nothing was left behind")
+            raise typer.Exit(130) from None
+    if as_json:
+        return print_json(found.plain())
+    console = to_stdout()
+    console.print(_groups(found))
+    console.print()
+    console.print(_totals(found))
+
+
+class _Follow:
+    """On a terminal one line that changes; elsewhere a line now and then, once it takes long."""
+
+    def __init__(self) -> None:
+        self.console = to_stderr()
+        self.status = self.console.status("building") if self.console.is_terminal else None
+        self.said = time.monotonic()
+
+    def watch(self) -> Watch:
+        from holdfast.experiment.runner import Watch
+
+        return Watch(say=self.say)
+
+    def say(self, line: str) -> None:
+        if self.status is not None:
+            self.status.update(cell(line))
+        elif time.monotonic() - self.said > _SILENT:
+            self.said = time.monotonic()
+            self.console.print(line, markup=False, style="dim")
+
+    def __enter__(self) -> _Follow:
+        if self.status is not None:
+            self.status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+
+def _groups(found: Prediction) -> Table:
+    """One line for each group of cells that are trained as one computation: models of a round, how many of them take a step together,
+    processes x threads."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("group", overflow="fold")
+    for title in ("cells", "models", "stack", "plan", "processes", "client steps", "us a step"):
+        table.add_column(title, justify="left" if title in ("plan", "processes") else "right", no_wrap=True)
+    for group in found.groups:
+        name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"
+        micro = "-" if group.microseconds is None else f"{group.microseconds:,.0f}"
+        table.add_row(
+            cell(name), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", f"{group.plan} {group.precision}",
+            f"{group.workers} x {group.threads}", f"{group.client_steps:,.0f}", micro,
+        )  # fmt: skip
+    return table
+
+
+def _totals(found: Prediction) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(style="dim")
+    seconds, disk = found.seconds, found.disk
+    spent = {"start": seconds.start, "training": seconds.training, "evaluation": seconds.evaluation, "server and disk": seconds.server}
+    groups = f"{len(found.groups)} group{'s' if len(found.groups) > 1 else ''}"
+    table.add_row("cells", str(len(found.cells)), f"trained as {groups} on {found.device}")
+    table.add_row("time", duration(seconds.total), ", ".join(f"{name} {duration(value)}" for name, value in spent.items()))
+    table.add_row("memory", amount(found.memory.host), "at its peak, with all that is imported")
+    if found.memory.device is not None:
+        table.add_row("GPU memory", amount(found.memory.device), "at its peak")
+    rows = f"rounds {amount(disk.rounds)}, private rows {amount(disk.private)}, the rest {amount(disk.once)}"
+    table.add_row("disk", amount(disk.total), f"in {disk.files:,} files: {rows}")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """'3.2 s', '4 min 10 s', '2 h 5 min'."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def amount(size: float) -> str:
+    """Bytes in the units of engine.memory."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"

@@ -1,0 +1,263 @@
+"""The engine whose clients are Flower nodes: every exchange becomes one letter to each client, every reply a row.
+
+A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the quorum, those that are missing are
+asked again as they come back, until patience is over: then the run stops with nothing lost, and is continued by starting it again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.common import log
+
+from holdfast.core.errors import RunError
+from holdfast.core.screening import FEDERATION_NORM_CAP, NOT_FINITE, screen
+from holdfast.core.types import ROOT, Exchange, Schema, Uplink
+from holdfast.deploy import wire
+from holdfast.deploy.admission import Door
+from holdfast.deploy.deadlines import Deadlines
+from holdfast.deploy.envelope import Subject
+from holdfast.deploy.messaging import Letter, Mail, Post
+from holdfast.deploy.node import declared_in, expected, fingerprint
+from holdfast.engine.client_stack import EVALUATE, schema_of
+from holdfast.engine.run_context import Cell
+from holdfast.engine.simulator import Call, Simulator, nobody
+from holdfast.experiment.config import Config
+from holdfast.local.losses import CrossEntropy
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a federation waits, and for how many."""
+
+    deadline: float = 120.0
+    """Seconds that a client has for a request."""
+    join: float = 120.0
+    """Seconds to wait for all clients at the start."""
+    quorum: float = 0.0
+    """The share of those who are asked that must answer; at least one must."""
+    wait: float = 0.0
+    """Seconds to wait for a quorum before the run stops."""
+
+
+class Fleet:
+    """The root pseudo-client is the server itself."""
+
+    def __init__(self, post: Post, config: Config, door: Door, patience: Patience):
+        self.post, self.config, self.door, self.patience = post, config, door, patience
+        self.clients, self.declared = expected(config), declared_in(config)
+        self.simulator = Simulator({})
+        self.deadlines = Deadlines(patience.deadline)
+        self.deadlines.remember(door.told())
+
+    def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
+        """The session's way to make an engine: the plan and the device are the server's own, for the root pseudo-client."""
+        self.simulator = Simulator(plans, device)
+        end = time.monotonic() + self.patience.join
+        here = self.door.meet()
+        while len(here) < self.door.welcome(self.clients) and time.monotonic() < end:
+            time.sleep(self.post.poll)
+            here = self.door.meet()
+        absent = sorted(set(range(self.clients)) - set(here))
+        if not here:
+            raise RunError(f"no client joined within {self.patience.join:g} s; {self.door.hint}")
+        log(INFO, "%d clients are here%s", len(here), f", absent: {absent[:20]}" if absent else "")
+        return self
+
+    def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
+        return [self._one(call.cell, call.exchange) for call in calls]
+
+    def close(self) -> None:
+        self.simulator.close()
+
+    def _one(self, cell: Cell, exchange: Exchange) -> Uplink:
+        people = exchange.to != ROOT
+        up = self._from_clients(cell, exchange.only(people))
+        if bool(people.all()):
+            return up
+        root = self.simulator.exchange([Call(cell, exchange.only(~people))])[0]
+        return _joined([root, up])
+
+    def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
+        """Ask until a quorum has answered, or patience is over."""
+        if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
+            raise RunError(f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody")
+        exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
+        schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
+        header, places = self._header(cell, exchange), {c: place for place, c in enumerate(exchange.to.tolist())}
+        rows: dict[int, Uplink] = {}
+        refused: dict[int, str] = {}
+        end: float | None = None  # of waiting, which begins when it is clear that too few have answered
+        while True:
+            here = self.door.meet()
+            wanted = [c for c in places if self.door.admits(c)]  # nobody waits for one who has left or was banned meanwhile
+            open_ones = [c for c in wanted if c not in rows and c not in refused]
+            resting = self._resting(open_ones, len(wanted), header.round) if end is None else {}  # who waits for a quorum asks everybody
+            asked = {here[c]: c for c in open_ones if c in here and c not in resting}
+            missing = {c: "not connected" for c in open_ones if c not in here} | resting
+            letters = {node: self._letter(exchange, places[c], header, schema, dtype) for node, c in asked.items()}
+            mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters)
+            self._time(asked, mail, header)
+            missing |= {asked[node]: reason for node, reason in mail.missing.items()}
+            refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
+            rows |= {asked[node]: Uplink(torch.tensor([asked[node]]), fields) for node, fields in mail.answers.items()}
+            missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
+            answered = len([c for c in wanted if c in rows or c in refused])
+            if self._enough(header, len(wanted), answered, missing):
+                break
+            waits = end is not None
+            end = end if end is not None else time.monotonic() + self.patience.wait
+            if time.monotonic() >= end:
+                self._give_up(header, len(wanted), answered, missing)
+            if not waits:
+                log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task, answered,
+                    len(wanted))  # fmt: skip
+                self.door.waits(header, answered, missing, self.patience.wait)
+            time.sleep(max(1.0, self.post.poll))
+        cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
+        in_order = [rows[c] for c in sorted(rows) if self.door.admits(c)]  # somebody may have been banned while we waited
+        up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
+        if exchange.task == EVALUATE:
+            endless = _endless(up)
+            up, missing = _without(up, endless), missing | endless
+        self._tell(header, up, missing)
+        return up
+
+    def _letter(self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype) -> Letter:
+        client = int(exchange.to[place])
+        return Letter(
+            wire.pack_exchange(exchange, place, header), lambda content: wire.read_fields(content, schema, dtype),
+            wire.limits_of(schema, dtype), self.deadlines.of(client, header.task),
+            Subject(header.run, header.round, header.step, header.task, client), self.door.key_of(client),
+        )  # fmt: skip
+
+    def _resting(self, clients: Sequence[int], wanted: int, round: int) -> dict[int, str]:
+        """Who is not asked because it has missed so much. Where the quorum cannot be reached without them, everybody is asked."""
+        resting = {c: f"paused until round {self.deadlines.until[c]}" for c in clients if self.deadlines.is_paused(c, round)}
+        return resting if wanted - len(resting) >= max(1, math.ceil(self.patience.quorum * wanted)) else {}
+
+    def _time(self, asked: Mapping[int, int], mail: Mail, header: wire.Header) -> None:
+        """Who has answered, and who was waited for in vain."""
+        for node, client in asked.items():
+            if node in mail.answers:
+                self.deadlines.answered(client, header.task, mail.seconds[node])
+            elif node in mail.late:
+                until = self.deadlines.missed(client, header.round)
+                if until is not None:
+                    self.door.pause(header, client, until, self.deadlines.pauses[client])
+
+    def _counted(self, schema: Schema, cell: Cell) -> Schema:
+        """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or
+        than the largest share dealt. The usual loss, with what our methods add to it, is never below 0; one of somebody's own may be."""
+        dealt, common = cell.federation, cell.measure.test == "global"
+        if self.declared is None:
+            least, shares = 0, {"train": dealt.train, "validation": dealt.validation, "test": dealt.global_test if common else dealt.test}
+            most = {split: int(table.counts.max()) for split, table in shares.items()}
+        else:
+            least, most = self.declared.least, dict.fromkeys(("train", "validation", "test"), self.declared.most)
+        bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
+        bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
+        counted = {
+            name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field for name, field in schema.items()
+        }
+        if "loss" in schema and isinstance(cell.recipe.loss, CrossEntropy) and type(cell.method).__module__.startswith("holdfast."):
+            counted["loss"] = replace(schema["loss"], low=0)
+        return counted
+
+    def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
+        if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait
+            return True
+        return answered >= max(1, math.ceil(self.patience.quorum * wanted))
+
+    def _give_up(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> None:
+        """The round stays uncommitted, so nothing is lost by stopping."""
+        first = min(missing)
+        why = f"client {first}: {missing[first]}"
+        waited = f", and {self.patience.wait:g} s of waiting are over" if self.patience.wait else ""
+        few = "no client answered" if not answered else f"{answered} of {wanted} clients answered, fewer than the quorum"
+        raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
+
+    def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
+        """Rounds are committed one by one, so while a round is played the one before it is the committed one."""
+        return wire.Header(
+            run=cell.label, task=exchange.task, round=cell.round, step=exchange.step, rehearsal=exchange.rehearsal,
+            committed=cell.round - 1, threads=torch.get_num_threads(),
+            world=fingerprint(self.config, cell.federation.digest, cell.initial),
+        )  # fmt: skip
+
+    def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:
+        where = f"round {header.round}, {header.task}"
+        for what, clients in (("refused", up.refused), ("missing", missing)):
+            for client, reason in sorted(clients.items()):
+                log(WARNING, "%s: client %d %s: %s", where, client, what, reason)
+        self.door.note(header, up.refused, missing)
+        log(INFO, "%s: %d answered, %d refused, %d missing", where, len(up), len(up.refused), len(missing))
+
+
+def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
+    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened, counts and metrics,
+    which enter means; and what contradicts itself. That a count is whole is checked here and not in `screen`, since in a simulation an
+    attack or a plug-in may say what it likes."""
+    if task != EVALUATE:
+        checked = screen(up, schema, norm_cap)
+        parts = _parts_of_samples(checked, schema)
+        return _without(Uplink(checked.ids, checked.fields, {**refused, **checked.refused, **parts}), parts)
+    bounded = {name: field for name, field in schema.items() if field.low is not None}
+    checked = screen(Uplink(up.ids, {name: up[name] for name in bounded}), bounded)
+    kept = up.only(torch.isin(up.ids, checked.ids))
+    wrong = _contradictions(kept)
+    return _without(Uplink(kept.ids, kept.fields, {**refused, **checked.refused, **wrong}), wrong)
+
+
+def _without(up: Uplink, clients: Collection[int]) -> Uplink:
+    return up.only(~torch.isin(up.ids, torch.tensor(list(clients), dtype=torch.int64)))
+
+
+def _parts_of_samples(up: Uplink, schema: Schema) -> dict[int, str]:
+    """A count is a weight, of whole things."""
+    out: dict[int, str] = {}
+    for name in (name for name, field in schema.items() if field.kind == "count"):
+        bad = (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)  # also when there are no rows
+        out |= {client: f"{name} is no whole number" for client in up.ids[bad].tolist()}
+    return out
+
+
+def _endless(up: Uplink) -> dict[int, str]:
+    """Measured losses that are infinite, or so large that their sum may be. Such a loss may be honest (a logit of -inf), so it is no fault;
+    but as long as fewer than half of the clients say so, it is left out, with all that its client has measured: one client must not
+    blank the loss of a round. If more say so, it is the model, and then the round has diverged."""
+    out: dict[int, str] = {}
+    for name in (name for name in up.fields if name.endswith("/loss")):
+        total = up[f"{name.partition('/')[0]}/total"]
+        bad = (total > 0) & ~torch.isfinite((up[name] / total).float())
+        if 2 * int(bad.sum()) < int((total > 0).sum()):
+            out |= {client: f"{name} {NOT_FINITE}" for client in up.ids[bad].tolist()}
+    return out
+
+
+def _contradictions(up: Uplink) -> dict[int, str]:
+    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or NaN."""
+    out: dict[int, str] = {}
+    for name, value in up.fields.items():
+        split, _, figure = name.partition("/")
+        total = up[f"{split}/total"]
+        kind = figure.rpartition("/")[2]
+        if kind in ("total", "correct"):
+            bad, why = (value > total) | (value != value.round()), "is no number of samples"
+        elif kind == "loss":
+            bad, why = ~(value >= 0), "is no loss"
+        else:
+            bad, why = (value >= 0) & (total == 0), "is of no samples"
+        out |= {client: f"{name} {why}" for client in up.ids[bad].tolist()}
+    return out
+
+
+def _joined(parts: list[Uplink]) -> Uplink:
+    """Rows one below the other; the parts stand in the order of their ids."""
+    fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0].fields}
+    return Uplink(torch.cat([part.ids for part in parts]), fields, {c: why for part in parts for c, why in part.refused.items()})

@@ -1,0 +1,224 @@
+"""Letters to nodes and their answers, by a table of our own.
+
+Each letter is pulled by its own message id, its reply must name that id and repeat a nonce that only the letter's receiver has seen, and
+where clients have keys it must be signed by the receiver. What cannot be attributed is dropped, counted and logged, and held against
+nobody. No torch in this file: a client that only says who it is should not load it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common import log
+
+from holdfast.core.errors import in_print
+from holdfast.core.files import as_json, replace_file
+from holdfast.deploy.envelope import ENVELOPE, Subject, is_signed_reply, sign_order
+from holdfast.deploy.replies import Malformed, NeverComes, NotProven, NotThere, Reply, ReplyLimits, Source, SuperLinkSource
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+_SLACK = 30.0  # a letter outlives its deadline a little, so that a reply at the last moment is not lost to clocks that differ
+
+
+@dataclass
+class Letter:
+    """What one node is asked. `read` makes the answer of its content, or raises Malformed; `limits` are those of its schema."""
+
+    content: RecordDict
+    read: Callable[[RecordDict], Any]
+    limits: ReplyLimits
+    deadline: float
+    subject: Subject | None = None
+    """What order and reply are about, where they are signed."""
+    key: str = ""
+    """The public key of the receiver."""
+
+
+@dataclass
+class Mail:
+    """What came of some letters, by node: answers, faults of the sender, and silence with its reason; and after how many seconds."""
+
+    answers: dict[int, Any] = field(default_factory=dict)
+    malformed: dict[int, str] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    """Those of the missing who were waited for until their deadline."""
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Waiting:
+    """A letter that is on its way."""
+
+    node: int
+    nonce: str
+    letter: Letter
+    found: Any = None
+    reply: Reply | None = None
+
+
+@dataclass
+class Post:
+    grid: Grid
+    poll: float = 0.2
+    """Seconds between two looks for replies; Flower's own send_and_receive waits three."""
+    key: ec.EllipticCurvePrivateKey | None = None
+    """What orders are signed with; none in a trial without keys."""
+    head: Callable[[], str] = lambda: ""
+    """The signed head of the ledger, which every order carries."""
+    mark: Path | None = None
+    """A file that names whose reply is being read, for as long as it is: a reply that kills this process is known afterwards."""
+    unproven: int = 0
+    """Replies that were dropped because it could not be shown who sent them."""
+
+    def __post_init__(self) -> None:
+        self.source: Source = SuperLinkSource(self.grid)
+
+    def ask(self, kind: str, letters: Mapping[int, Letter]) -> Mail:
+        """One letter to each node; what has not come back by its deadline is missing."""
+        mail, waiting = Mail(), self._send(kind, letters)
+        began = time.monotonic()  # what it takes to send is not the clients'
+        sent = {one.node for one in waiting.values()}
+        mail.missing = {node: "could not be sent" for node in letters if node not in sent}
+        while waiting:
+            for name, one in list(waiting.items()):
+                passed = time.monotonic() - began  # before the look: what comes while others' replies are read is looked for once more
+                if self._look(name, one) and self._collect(one, mail):
+                    mail.seconds[one.node] = passed
+                    del waiting[name]
+                elif passed >= one.letter.deadline:
+                    what = "its answer was announced and did not come" if one.reply is not None else "no answer"
+                    mail.missing[one.node] = f"{what} within {one.letter.deadline:g} s"
+                    mail.late.add(one.node)
+                    del waiting[name]
+            if waiting:
+                time.sleep(self.poll)
+        return mail
+
+    def _send(self, kind: str, letters: Mapping[int, Letter]) -> dict[str, _Waiting]:
+        """By message id. The nonce also makes every message, and so its id, unlike any other."""
+        messages, table = [], []
+        head = self.head() if self.key is not None else ""
+        for node, letter in letters.items():
+            nonce, good_for = secrets.token_hex(16), letter.deadline + _SLACK
+            letter.content[ENVELOPE] = ConfigRecord({"nonce": nonce})
+            if self.key is not None:
+                assert letter.subject is not None
+                sign_order(letter.content, self.key, letter.subject.client, nonce, good_for, head)
+            messages.append(Message(letter.content, node, kind, ttl=good_for))
+            table.append(_Waiting(node, nonce, letter))
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        for one in table:
+            one.letter.content = RecordDict()  # it is sent: a model for every client is not held until the last has answered
+        return {name: one for name, one in zip(ids, table, strict=False) if name}
+
+    def _look(self, name: str, one: _Waiting) -> bool:
+        """Whether the reply is announced."""
+        if one.found is None:
+            try:
+                one.found = self.source.announced(name)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:
+                    raise
+                return False  # it is busy, or stumbles over this letter: asked again until the deadline, and nobody's fault
+            if one.found is not None and not one.found.HasField("error"):
+                one.reply = Reply(self.source, one.found.metadata.message_id, one.letter.limits)
+        return one.found is not None
+
+    def _collect(self, one: _Waiting, mail: Mail) -> bool:
+        """Read one reply that is announced; true when there is nothing more to wait for. Each is read alone, so that one that cannot be
+        read costs only its sender."""
+        node = one.node
+        if one.reply is None:
+            mail.missing[node] = f"error {one.found.error.code}: {in_print(one.found.error.reason)[:200]}"
+            return True
+        try:
+            one.reply.prove(lambda envelope, digests: self._prove(one, envelope, digests))
+            mail.answers[node] = self._read(one.reply, one.letter)
+        except NotThere:  # the rest is on its way, or never comes; the others are looked for meanwhile
+            return False
+        except NeverComes:
+            mail.missing[node] = "its answer was announced and did not come"
+        except NotProven as error:
+            self.unproven += 1
+            log(WARNING, "a reply was dropped, %d so far, and nobody is blamed: %s", self.unproven, error)
+            mail.missing[node] = f"a reply that cannot be attributed: {error}"
+        except Malformed as error:
+            mail.malformed[node] = str(error)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                return False
+            raise
+        self._confirm(one.reply.name)
+        return True
+
+    def _prove(self, one: _Waiting, envelope: ConfigRecord, digests: dict[str, str]) -> None:
+        nonce, subject = envelope.get("nonce"), one.letter.subject
+        if not isinstance(nonce, str) or not secrets.compare_digest(nonce.encode(), one.nonce.encode()):
+            raise NotProven("wrong nonce")
+        signed = subject is not None and is_signed_reply(one.letter.key, envelope.get("signature"), subject, nonce, digests)
+        if self.key is not None and not signed:
+            raise NotProven("it is not signed with the client's key")
+
+    def _read(self, reply: Reply, letter: Letter) -> Any:
+        """From here on whatever happens is the sender's doing."""
+        if self.mark is not None and letter.subject is not None:
+            replace_file(self.mark, as_json(asdict(letter.subject)))
+        try:
+            return letter.read(reply.read())
+        finally:
+            if self.mark is not None:
+                self.mark.unlink(missing_ok=True)
+
+    def _confirm(self, name: str) -> None:
+        """The SuperLink may forget it."""
+        try:
+            self.source.confirm(name)
+        except httpx.HTTPError:  # it forgets by itself when the run ends
+            pass
+
+
+def answer(content: RecordDict, message: Message) -> Message:
+    """The client's side: a reply that repeats the letter's nonce."""
+    content[ENVELOPE] = ConfigRecord({"nonce": config_record(message.content, ENVELOPE)["nonce"]})
+    return Message(content, reply_to=message)
+
+
+def pack_client(client: int) -> RecordDict:
+    return RecordDict({"client": ConfigRecord({"client": client})})
+
+
+def read_client(content: RecordDict, clients: int) -> int:
+    """The id a node says it has."""
+    expect_names("records", set(content), {"client", ENVELOPE})
+    client = config_record(content, "client").get("client")
+    if type(client) is not int or not 0 <= client < clients:
+        raise Malformed(f"client id {in_print(str(client)[:40])}, expected 0 to {clients - 1}")
+    return client
+
+
+def expect_names(what: str, sent: set[str], expected: set[str]) -> None:
+    if sent != expected:
+        raise Malformed(f"{what} {_few(sent)}, expected {_few(expected)}")
+
+
+def _few(names: set[str]) -> str:
+    """A sender may write anything into a name: keep what goes into logs short."""
+    return ", ".join(in_print(name[:40]) for name in sorted(names)[:8]) or "none"
+
+
+def config_record(content: RecordDict, name: str) -> ConfigRecord:
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise Malformed(f"record '{name}' is not a table of settings")
+    return record

@@ -1,0 +1,129 @@
+"""One experiment as an engine sees it: the client half, its network, its data, its private rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.attacks.adversary import Adversary
+from holdfast.core.flat import Wire
+from holdfast.core.keys import Key
+from holdfast.core.types import ROOT
+from holdfast.data.federation import Federation, Padded, Table
+from holdfast.local.fit import Recipe
+from holdfast.local.function_identity import identity
+from holdfast.methods.base import ClientRule, Method
+from holdfast.models.network import Network
+from holdfast.storage.client_state import RowStore
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured on a client: which of its models, on which data, what a client outside the cohort and one in it uses, and which
+    metrics beside accuracy and loss."""
+
+    models: tuple[str, ...]
+    test: str = "per-client"
+    unselected: str = "keep_own"
+    validation: bool = False
+    metrics: tuple[str, ...] = ()
+    trigger: bool = False
+    """Whether test images with an attack's trigger are shown to the models too."""
+    selected: str = "deliver"
+
+
+@dataclass
+class Cell:
+    """The fields change only between rounds: `round` counts from 1."""
+
+    label: str
+    key: Key
+    method: Method
+    rule: ClientRule
+    network: Network
+    initial: Tensor
+    federation: Federation
+    recipe: Recipe
+    lr_decay: float
+    measure: Measure
+    rows: RowStore
+    adversary: Adversary
+    norm_cap: float | None = None
+    round: int = 0
+    _wire: tuple[int, Wire] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def plan_key(self) -> str:
+        """What a plan is chosen for: time and memory of a step depend on these."""
+        return f"{self.network.signature} {self.network.dtype} batch {self.recipe.batch_size}"
+
+    def wire(self) -> Wire:
+        """What travels in this round."""
+        if self._wire is None or self._wire[0] != self.round:
+            self._wire = self.round, Wire.of(self.network.layout, self.rule.shared(self.network, self.round))
+        return self._wire[1]
+
+    def lr(self) -> float:
+        return float(self.recipe.lr) * self.lr_decay ** (self.round - 1)
+
+    def data(self, ids: Tensor) -> Padded:
+        """Training data by client id; the root pseudo-client has the server's."""
+        return take(self.adversary.train(self.federation, self.round), ids, self.federation.root)
+
+    def validation(self, ids: Tensor) -> Padded:
+        return take(self.federation.validation, ids, None)
+
+    def test(self, ids: Tensor) -> Padded:
+        if self.measure.test == "per-client":
+            return take(self.federation.test, ids, None)
+        return self.federation.global_test.take(torch.zeros(len(ids), dtype=torch.int64))
+
+    def triggered(self, ids: Tensor) -> Padded:
+        table = self.adversary.triggered
+        assert table is not None
+        return table.take(ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64))
+
+    def fact(self, name: str, ids: Tensor) -> Tensor:
+        """What the partition says of these clients; -1 where it says nothing, and for the root pseudo-client."""
+        said = self.federation.facts.get(name)
+        return torch.full_like(ids, -1) if said is None else torch.where(ids == ROOT, -1, said[ids])
+
+    def group(self, task: str) -> tuple[Any, ...]:
+        """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""
+        r = self.recipe
+        return (
+            task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples),
+            self.measure if task == "evaluate" else None, r.batch_size, r.shuffle, r.drop_last, r.augment, identity(r.loss),
+            r.steps is None,
+        )  # fmt: skip
+
+
+def take(table: Table, ids: Tensor, root: Table | None) -> Padded:
+    """A table's rows by client id, where the root pseudo-client may stand first."""
+    people = ids[ids != ROOT]
+    if len(people) == len(ids):
+        return table.take(ids)
+    if root is None:
+        return join([_empty(), table.take(people)])
+    return join([root.take(torch.zeros(1, dtype=torch.int64)), table.take(people)])
+
+
+def join(parts: list[Padded]) -> Padded:
+    """Padded tables of several groups of clients as one, as wide as the widest."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(p.rows.shape[1] for p in parts)
+
+    def widen(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+    rows, labels = torch.cat([widen(p.rows) for p in parts]), torch.cat([widen(p.labels) for p in parts])
+    return Padded(rows, labels, torch.cat([p.count for p in parts]))
+
+
+def _empty() -> Padded:
+    nobody = torch.zeros(1, 1, dtype=torch.int64)
+    return Padded(nobody, nobody, torch.zeros(1, dtype=torch.int64))

@@ -1,0 +1,109 @@
+"""The workers of a simulator: what they are sent of a stack, what they send back, and whom they cannot work for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.core.types import Exchange, State
+from holdfast.engine.run_context import Cell
+from holdfast.engine.workers import Pool
+
+Done = tuple[State | None, Mapping[str, Tensor]]
+"""New private rows of a stack (None: nothing changes), and the fields to send."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One cell's request."""
+
+    cell: Cell
+    exchange: Exchange
+
+
+class KeepsState(Exception):
+    """A client half remembered something outside its state: a worker's memory is not the next worker's."""
+
+
+@dataclass
+class Staff:
+    """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a cell change in a run, so these
+    are sent; a cell that the workers have never seen has them forked again."""
+
+    work: Callable[[list[Call], Tensor, State], Done]
+    private_rows: Callable[[list[Call]], tuple[Tensor, State]]
+    cells: list[Cell] = field(default_factory=list)
+    pool: Pool | None = None
+    unfit: bool = False
+
+    def carry_out(self, stacks: list[list[Call]], workers: int) -> Generator[Done, None, None]:
+        """The outcome of each stack, in order, or of the first few where workers turn out to be of no use: the rest is the caller's."""
+        if self.unfit:
+            return
+        pool = self._pool([part.cell for stack in stacks for part in stack], workers)
+        try:
+            yield from pool.answers([partial(self._message, stack) for stack in stacks])
+        except KeepsState as found:
+            self.close()
+            self.unfit = True
+            warnings.warn(f"{found}; worker processes cannot be used, this process does all the work", RuntimeWarning, stacklevel=2)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+        self.pool = None
+
+    def _pool(self, cells: list[Cell], workers: int) -> Pool:
+        known = {id(cell) for cell in self.cells}
+        new = {id(cell): cell for cell in cells if id(cell) not in known}
+        if self.pool is None or new or self.pool.size < workers:
+            self.close()
+            self.cells += new.values()
+            self.pool = Pool(workers, self._perform)
+        return self.pool
+
+    def _message(self, stack: list[Call]) -> Any:
+        place = {id(cell): place for place, cell in enumerate(self.cells)}
+        return [(place[id(part.cell)], part.cell.round, part.exchange) for part in stack], *self.private_rows(stack)
+
+    def _perform(self, message: Any) -> Done:
+        """In a worker."""
+        parts, known, stored = message
+        stack = []
+        for place, round, exchange in parts:
+            self.cells[place].round = round
+            stack.append(Call(self.cells[place], exchange))
+        first = stack[0].cell
+        before = [(thing, _memory(thing)) for thing in (first.rule, first.recipe.loss)]
+        done = self.work(stack, known, stored)
+        for thing, memory in before:
+            for name in _changed(memory, _memory(thing)):
+                owner = getattr(thing, "__qualname__", type(thing).__qualname__)
+                raise KeepsState(f"{owner}.{name} changes from call to call, and one process does not see what another keeps")
+        return done
+
+
+def _memory(thing: Any) -> dict[str, tuple[Any, int]]:
+    """What an object holds, and something that changes when that is changed in place."""
+
+    def mark(value: Any) -> int:
+        return value._version if isinstance(value, Tensor) else len(value) if isinstance(value, Sized) else 0
+
+    return {name: (value, mark(value)) for name, value in getattr(thing, "__dict__", {}).items()}
+
+
+def _changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> list[str]:
+    """Names whose value is another. Where there was none, a cache has been filled, which every worker can do for itself."""
+
+    def same(name: str, value: Any, mark: int) -> bool:
+        return name in after and after[name][0] is value and after[name][1] == mark
+
+    return [name for name, (value, mark) in before.items() if value is not None and not same(name, value, mark)]

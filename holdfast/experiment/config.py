@@ -1,0 +1,370 @@
+"""The typed config: the same fields in TOML, in Python and behind --set. Everything wrong is said here, before anything runs."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from torch import nn
+
+from holdfast.aggregators.base import Aggregator
+from holdfast.attacks.base import Attack
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import read_toml, shallow
+from holdfast.core.registry import INVALID, Part, build, explain, setting
+from holdfast.core.screening import FEDERATION_NORM_CAP
+from holdfast.data.federation import DataSettings
+from holdfast.detectors.base import Detector
+from holdfast.evaluation.scores import Metric
+from holdfast.experiment.object_names import Numbers, plain
+from holdfast.experiment.participation import cohort_size
+from holdfast.local.augment import Augment
+from holdfast.methods.base import Method
+from holdfast.models.network import Model
+
+Chosen = Any
+"""A part by name, by a table with a name, or the object itself."""
+
+_DEEPEST = 16  # sections within each other that a key may name
+
+Availability = float | str | dict[str, list[tuple[int, int]]]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+class TrainSettings(Section):
+    """The [train] section."""
+
+    rounds: int = setting(50, "communication rounds", ge=1)
+    local_epochs: int = setting(5, "epochs of each client in each round", ge=0)
+    local_steps: int | None = setting(None, "mini-batch steps of each client, instead of epochs", ge=0)
+    batch_size: int = setting(10, "samples per step", ge=1, le=10**9)
+    lr: float = setting(0.01, "learning rate of the clients", gt=0)
+    lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
+    momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "of the clients' SGD", ge=0)
+    participation: float = setting(1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1)
+    availability: Availability = setting(1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file")
+    dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
+    server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
+    shuffle: bool = setting(True, "draw a new order of samples in every epoch")
+    drop_last: bool = setting(False, "skip the last incomplete batch of an epoch")
+    loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
+    augment: Augment = Augment()
+    norm_cap: float | None = setting(
+        None, f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in simulations", gt=0
+    )
+    dtype: Literal["float32", "float64"] = setting("float32", "numbers of the model; float64 for exact comparisons")
+
+
+class EvaluateSettings(Section):
+    """The [evaluate] section: one protocol for all methods, written into every result."""
+
+    every: int = setting(1, "evaluate after every so many rounds; the last round always is", ge=1)
+    clients: Literal["all", "benign", "cohort", "held-out"] = setting("all", "on whom")
+    models: tuple[Literal["global", "customised", "personal"], ...] = setting(
+        ("global", "customised", "personal"), "which of them, where the method has them"
+    )
+    unselected: Literal["keep_own", "deliver", "finetune"] = setting(
+        "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
+    )
+    selected: Literal["deliver", "keep_own"] = setting(
+        "deliver", "personal model of a client in the cohort: with what it would be sent now, or as its own training left it"
+    )
+    test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
+    metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
+    targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")
+
+
+class EngineSettings(Section):
+    """The [engine] section: where and how, never what."""
+
+    plan: Literal["auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"] = setting(
+        "auto", "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial finds faster"
+    )
+    precision: Literal["fp32", "tf32", "bf16"] = setting("tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU")
+    device: str = setting("cpu", "cpu, cuda or cuda:1")
+    memory: str = setting("auto", "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on a GPU")
+    threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
+    workers: int | None = setting(None, "processes that train side by side; default: as many as cores, where clearly faster", ge=1, le=1024)
+
+    @field_validator("memory")
+    @classmethod
+    def _amount(cls, text: str) -> str:
+        if text != "auto":
+            parse_memory(text)
+        return text
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    seed: int = setting(0, "of everything random: data, model, cohorts, batches")
+    data: DataSettings = DataSettings()
+    model: Chosen = setting("mlp", "`holdfast list models`, or holdfast.Model around a module")
+    method: Chosen = setting("fedcap", "`holdfast list methods`")
+    aggregator: Chosen = setting(None, "`holdfast list aggregators`, with wrappers in `wrap`; none: the mean")
+    detectors: tuple[Chosen, ...] = setting((), "`holdfast list detectors`")
+    attack: Chosen = setting(None, "`holdfast list attacks`; none (also as a name): every client is honest")
+    train: TrainSettings = TrainSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    engine: EngineSettings = EngineSettings()
+    _numbers: Numbers = PrivateAttr(default_factory=dict)
+    """Of objects that a sweep has several of under one name."""
+
+    @field_validator("attack", mode="before")
+    @classmethod
+    def _nobody(cls, attack: Any) -> Any:
+        """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name "none"."""
+        return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
+
+    @field_validator("detectors", mode="before")
+    @classmethod
+    def _several(cls, detectors: Any) -> Any:
+        if not isinstance(detectors, (list, tuple)):
+            raise ValueError("needs a list: detectors = [\"norm\"], or [[detectors]] above a table of settings")
+        return detectors
+
+    def parts(self) -> Parts:
+        return Parts.of(self)
+
+    def plain(self) -> dict[str, Any]:
+        """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
+        return plain(self, self._numbers)
+
+    def numbered(self, numbers: Numbers) -> Config:
+        self._numbers = numbers
+        return self
+
+
+def completed(began: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain config as this version would write it: settings that are younger than it have their defaults."""
+    usual = Config().plain()
+    return {**began, **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")}}
+
+
+class Parts(Section):
+    """The config's parts as objects, checked against each other."""
+
+    method: Method
+    model: Any
+    aggregator: Aggregator
+    detectors: tuple[Detector, ...]
+    attack: Attack | None
+    loss: Any
+
+    @classmethod
+    def of(cls, config: Config) -> Parts:
+        method: Method = build("method", config.method)
+        if not isinstance(method, Method):
+            raise ConfigError(f"method: {type(method).__name__} is not a method")
+        if isinstance(config.model, nn.Module):
+            raise ConfigError("model: wrap the module, as in holdfast.Model(module, head=\"fc\"), so that its head has a name")
+        aggregator = _aggregator(config.aggregator)
+        if config.aggregator is not None and not method.reduces:
+            raise ConfigError(f"aggregator: method '{method.name}' never reduces updates; leave aggregator '{aggregator.name}' out")
+        if config.detectors and not method.reduces:
+            raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
+        if "root" in aggregator.needs and config.data.root < 1:
+            raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
+        if aggregator.idle():
+            raise ConfigError(f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for example to 0.2")
+        known = config.data.known_clients
+        if known is not None:
+            check_cohort(aggregator, cohort_size(config.train.participation, known - config.data.held_out))
+        if "validation" in method.Client.needs and config.data.split.validation <= 0:
+            raise ConfigError(f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1")
+        if config.evaluate.clients == "held-out" and config.data.held_out < 1:
+            raise ConfigError("evaluate.clients = \"held-out\" needs held-out clients; set data.held_out")
+        if config.evaluate.test == "global" and config.data.pool != "train":
+            raise ConfigError("evaluate.test = \"global\" would test on training data; set data.pool = \"train\"")
+        if not set(config.evaluate.models) & set(method.models):
+            raise ConfigError(f"evaluate.models: method '{method.name}' has only {', '.join(method.models)}")
+        if not callable(config.train.loss) or isinstance(config.train.loss, Part):
+            loss = build("loss", config.train.loss, "train.loss")
+        else:
+            loss = config.train.loss
+        found = dict(
+            method=method, model=config.model if isinstance(config.model, Model) else build("model", config.model), aggregator=aggregator,
+            detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
+            attack=None if config.attack is None else build("attack", config.attack), loss=loss,
+        )  # fmt: skip
+        try:
+            return cls(**found)
+        except INVALID as error:  # an object of the wrong kind
+            raise ConfigError(explain(error, cls, "")) from None
+
+
+def check_cohort(aggregator: Aggregator, n: int) -> None:
+    """A rule that a full cohort of n is too small for would fall back in every round: that is not what was asked for."""
+    if not aggregator.enough(n):
+        f = aggregator.assumed(n)
+        raise ConfigError(
+            f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients with f = {f}; "
+            "lower aggregator.f, or raise data.clients or train.participation"
+        )
+
+
+def _aggregator(chosen: Chosen) -> Aggregator:
+    """An aggregator with its wrappers: `wrap` lists them from the inside out."""
+    if chosen is None:
+        chosen = "mean"
+    if not isinstance(chosen, Mapping):
+        return build("aggregator", chosen)
+    table = dict(chosen)
+    wrappers = table.pop("wrap", [])
+    if not isinstance(wrappers, (list, tuple)):
+        raise ConfigError(f"aggregator.wrap: needs a list of wrappers, from the inside out, not {wrappers!r}")
+    rule: Aggregator = build("aggregator", table)
+    for i, wrapper in enumerate(wrappers):
+        rule = build("wrapper", wrapper, f"aggregator.wrap.{i}")(rule)
+    return rule
+
+
+def make_config(table: Mapping[str, Any]) -> Config:
+    """A config from plain tables; the first mistake is a one-line error that names the key."""
+    try:
+        return Config(**table)
+    except INVALID as error:
+        raise ConfigError(explain(error, Config, "")) from None
+
+
+def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file (or nothing) with --set changes applied, as plain tables; may hold a [sweep] section."""
+    table: dict[str, Any] = {}
+    if file is not None:
+        path = Path(file)
+        try:
+            table = read_toml(path)
+        except FileNotFoundError:
+            raise ConfigError(f"config file not found: {file}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"config file {file} cannot be read: {error}") from None
+    for key, value in sorted(parse_changes(changes), key=lambda pair: rank(pair[0])):
+        assign(table, key, value)
+    return table
+
+
+def parse_changes(changes: Sequence[str]) -> list[tuple[str, Any]]:
+    """What --set says, key by key."""
+    wanted = []
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {change}: write key=value, for example --set train.lr=0.05")
+        wanted.append((key.strip(), parse_value(text.strip())))
+    return wanted
+
+
+def rank(path: str) -> tuple[int, bool]:
+    """The order in which keys are set: a part's name before its settings, because naming another part resets its own."""
+    return path.count("."), not path.endswith(".name")
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that quotes are not needed."""
+    try:
+        table = shallow(tomllib.loads(f"value = {text}"))
+        return table["value"] if len(table) == 1 else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def assign(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted key; a part given by its name alone becomes a table when one of its settings is set."""
+    *folders, last = path.split(".")
+    if len(folders) > _DEEPEST:
+        raise ConfigError(f"--set {path[:60]}...: no setting lies so deep")
+    for folder in folders:
+        inner = table.get(folder)
+        if isinstance(inner, str) and folder in PART_SECTIONS:
+            inner = {"name": inner}
+        elif isinstance(inner, Mapping):
+            inner = dict(inner)
+        elif inner is None:
+            inner = _default_of(folder)
+        else:
+            raise ConfigError(f"--set {path}: '{folder}' is not a section")
+        table[folder] = inner
+        table = inner
+    if last == "name" and folders:
+        _rename(table, folders[-1], value)
+    table[last] = value
+
+
+def _rename(table: dict[str, Any], section: str, name: Any) -> None:
+    """Another part: settings of the old one mean nothing to it, except those that every part of the kind has."""
+    if section in PART_SECTIONS and table.get("name", name) != name:
+        kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
+        table.clear()
+        table |= kept
+
+
+def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An object stands for the
+    whole part."""
+    out = dict(table)
+    for key, given in sections.items():
+        there = out.get(key)
+        if isinstance(there, str) and key in PART_SECTIONS:
+            there = {"name": there}
+        if isinstance(given, str) and key in PART_SECTIONS and isinstance(there, Mapping):
+            given = {"name": given}
+        if not isinstance(given, Mapping) or not isinstance(there, Mapping):
+            if isinstance(given, Mapping) and "name" not in given and key in PART_SECTIONS and there is not None:
+                raise ConfigError(f"{key}: the config has a Python object there, which has no single settings to change; give it anew")
+            out[key] = given
+            continue
+        inner = dict(there)
+        if isinstance(name := given.get("name"), str):  # in a sweep it is a list
+            _rename(inner, key, name)
+            if key == "data" and inner.get("name", name) != name:
+                inner.pop("options", None)  # they are the old dataset's
+        out[key] = merge(inner, given)
+    return out
+
+
+def as_table(config: Any) -> dict[str, Any]:
+    """What a caller gives as a config, where tables are wanted: tables, or the path of a TOML file."""
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if isinstance(config, (str, os.PathLike)):
+        return read_config(Path(config))
+    if isinstance(config, Config):
+        raise ConfigError("a Config is one experiment, without a sweep; give a table with \"sweep\", or the path of a TOML file")
+    shown = repr(config).splitlines()[0][:60]
+    raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
+
+
+PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+_COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
+"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules about the same assumptions."""
+
+
+def _default_of(section: str) -> dict[str, Any]:
+    """Setting one key of a part that was not named means the default part."""
+    named = {"method": "fedcap", "model": "mlp", "aggregator": "mean"}
+    if section in named:
+        return {"name": named[section]}
+    return {"name": "pathological"} if section == "partition" else {}
+
+
+def parse_memory(text: str) -> int:
+    """'2GB', '500 MB', '1.5GiB' in bytes."""
+    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
+    cleaned = text.strip().lower().replace(" ", "")
+    for unit in sorted(units, key=len, reverse=True):
+        if cleaned.endswith(unit):
+            try:
+                amount = float(cleaned.removesuffix(unit)) * units[unit]
+            except ValueError:
+                break
+            if 1 <= amount < 2**63:
+                return int(amount)
+    raise ConfigError(f"engine.memory: '{text}' is not an amount of memory; write for example 2GB")

@@ -1,0 +1,195 @@
+"""What a Python object in a config is called: by its name and its settings, never by where it lies in memory, so that every process gives
+it the same name. Objects that nothing of that tells apart are numbered within their sweep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from pydantic import BaseModel
+from torch import nn
+
+from holdfast.core.registry import Part, parts
+from holdfast.local.function_identity import identity
+from holdfast.models.network import Model
+from holdfast.wrappers.base import Wrapped
+
+Numbers = Mapping[int, int]
+"""By id, the number of each object that shares its words with another one of the sweep."""
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
+_LONGEST = 60  # characters of what an object says of itself
+
+
+def words(value: Any) -> str:
+    """For a label: my_loss, Net(width=7), ditto(lam=0.5)."""
+    if isinstance(value, Wrapped):
+        rule, around = value.layers()
+        return f"{words(rule)},wrap={'+'.join(map(words, around))}"
+    if isinstance(value, Model):
+        said = {"head": value.head, "weights": value.weights, "weights_head": value.weights_head}
+        usual = {"head": "head", "weights": None, "weights_head": "file"}
+        return words(value.source) + "".join(f",{name}={given}" for name, given in said.items() if given != usual[name])
+    if isinstance(value, partial):
+        given = [*map(_said, value.args), *(f"{name}={_said(inner)}" for name, inner in value.keywords.items())]
+        return f"{words(value.func)}({','.join(given)})" if given else words(value.func)
+    if (own := _own_words(value)) is not None:
+        return own
+    return _title(value).rpartition(".")[2].replace("<lambda>", "lambda") + _settings(value)
+
+
+def full_words(value: Any) -> str:
+    """For a config on disk, where no name finds the object again: <Model(Net)>, <make.<locals>.loss(tau=0.5)>."""
+    if isinstance(value, (Model, Wrapped, partial)):
+        return f"<{_title(value)}({words(value)})>"
+    own = _own_words(value)
+    return f"<{_title(value)}{_settings(value) if own is None else f'({own})'}>"
+
+
+def is_named(part: Part) -> bool:
+    """Whether its name finds it again in another process."""
+    return bool(part.name and part.kind) and parts(part.kind).get(part.name) is type(part)
+
+
+def spelt(value: Any, numbers: Numbers) -> str:
+    """A value of a sweep as its label has it; what holds no objects is written as Python writes it."""
+    return str(_spelt(value, numbers)) if _holds_objects(value) else str(value)
+
+
+def numbered(values: Iterable[Any]) -> dict[int, int]:
+    """Numbers for objects that have the same words, in their order."""
+    found: dict[str, dict[int, None]] = {}
+    for value in values:
+        for each in _objects(value):
+            if not (isinstance(each, Part) and is_named(each)):
+                found.setdefault(full_words(each), {})[id(each)] = None
+    return {which: place for alike in found.values() if len(alike) > 1 for place, which in enumerate(alike, start=1)}
+
+
+def plain(value: Any, numbers: Numbers) -> Any:
+    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Wrapped):
+        rule, around = (plain(layer, numbers) for layer in value.layers())
+        return {**rule, "wrap": around} if isinstance(rule, dict) else rule
+    if isinstance(value, Part) and is_named(value):
+        return {"name": value.name, **plain(value.settings(), numbers)}
+    if isinstance(value, BaseModel) and not isinstance(value, Part):
+        return {name: plain(getattr(value, name), numbers) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner, numbers) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner, numbers) for inner in value]
+    word = full_words(value)
+    return f"{word[:-1]}-{numbers[id(value)]}>" if id(value) in numbers else word
+
+
+def agree(was: Any, wanted: Any) -> bool:
+    """Whether two plain configs, or values of them, are the same. An older one may have only the kind of an object."""
+    if isinstance(was, Mapping) and isinstance(wanted, Mapping):
+        return was.keys() == wanted.keys() and all(agree(was[key], wanted[key]) for key in was)
+    if was == wanted:
+        return True
+    word = is_word(was) and is_word(wanted)
+    return word and "(" not in was and wanted.startswith((was[:-1] + "(", was[:-1] + "-"))
+
+
+def is_word(value: Any) -> bool:
+    """Whether a plain config has it for a Python object."""
+    return isinstance(value, str) and value.startswith("<") and value.endswith(">")
+
+
+def unnamed(table: Any, path: str = "") -> list[str]:
+    """Where a plain config holds objects that only the Python program that made them has."""
+    if isinstance(table, Mapping):
+        return [found for key, value in table.items() for found in unnamed(value, f"{path}.{key}" if path else str(key))]
+    if isinstance(table, list):
+        return [found for place, value in enumerate(table) for found in unnamed(value, f"{path}.{place}")]
+    return [path] if is_word(table) else []
+
+
+class _Word(str):
+    """Text that a list shows without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _spelt(value: Any, numbers: Numbers) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _spelt(inner, numbers) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_spelt(inner, numbers) for inner in value)
+    if not _holds_objects(value):
+        return value
+    return _Word(f"{words(value)}-{numbers[id(value)]}" if id(value) in numbers else words(value))
+
+
+def _holds_objects(value: Any) -> bool:
+    return next((True for _ in _objects(value)), False)
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _objects(inner)
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        yield value
+
+
+def _title(value: Any) -> str:
+    if isinstance(value, Part) and is_named(value):
+        return value.name
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _own_words(value: Any) -> str | None:
+    """What an object says of itself, where that is short and says nothing about memory."""
+    if isinstance(value, (Part, nn.Module)) or hasattr(value, "__qualname__"):
+        return None
+    said = str(value)
+    return None if _ADDRESS.search(said) or len(said) > _LONGEST or "\n" in said else said.replace(" ", "")
+
+
+def _settings(value: Any) -> str:
+    """(lam=0.5): what makes one object of its kind another, as far as it can be read; nothing where there is nothing."""
+    found: Mapping[str, Any]
+    if isinstance(value, Part):
+        usual = {name: field.get_default(call_default_factory=True) for name, field in type(value).model_fields.items()}
+        found = {name: given for name, given in value.settings().items() if identity(given) != identity(usual[name])}
+    elif isinstance(value, FunctionType):
+        found = _simple(_bound(value))
+    elif isinstance(value, type):
+        found = {}
+    else:
+        public = {name: given for name, given in getattr(value, "__dict__", {}).items() if not name.startswith("_") and name != "training"}
+        found = _simple(public)
+    return f"({','.join(f'{name}={_said(given)}' for name, given in found.items())})" if found else ""
+
+
+def _bound(function: FunctionType) -> dict[str, Any]:
+    """What a function inside another one has taken from there: by its closure, or as defaults of its arguments."""
+    if "<" not in function.__qualname__:
+        return {}
+    code, defaults = function.__code__, function.__defaults__ or ()
+    arguments = code.co_varnames[: code.co_argcount]
+    out: dict[str, Any] = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            out[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return out
+
+
+def _simple(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given for name, given in found.items() if isinstance(given, (bool, int, float, str)) and len(str(given)) <= _LONGEST}
+
+
+def _said(given: Any) -> str:
+    return spelt(given, {}).replace(" ", "")

@@ -1,0 +1,99 @@
+"""Experiments that are played together: on which terms, and how they are driven. Runs and sweeps both go through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.engine.host_threads import hands
+from holdfast.engine.lockstep import Engine, Player, drive
+from holdfast.engine.workers import usable_cores
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.manifest import digest_of
+from holdfast.experiment.planner import pick_device, plan_together, sentence
+from holdfast.local.plan import Plan, on_threads
+from holdfast.storage.status import write_failure
+
+Say = Callable[[str], None]
+MakeEngine = Callable[[Mapping[str, Plan], torch.device], Engine]
+"""What carries out the exchanges of a run: the simulator, or a fleet of real clients."""
+
+
+@dataclass
+class Watch:
+    """How a caller follows a run: `say` gets lines worth printing, `moved` is called as experiments go on."""
+
+    say: Say = lambda line: None
+    moved: Callable[[Experiment], None] = lambda experiment: None
+    planned: Callable[[list[Experiment]], None] = lambda experiments: None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the bits of experiments that are played together depend on, besides their configs; one plan for each."""
+
+    plans: tuple[Plan, ...]
+    threads: int
+    device: str
+
+
+def agree(experiments: list[Experiment], device: str, watch: Watch) -> Terms:
+    """Choose by trial how these experiments are trained together, and say so."""
+    threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
+    for name, forecast in forecasts.items():
+        watch.say(sentence(forecast, [e for e in experiments if e.cell.plan_key == name], threads))
+    return Terms(tuple(forecasts[e.cell.plan_key].plan for e in experiments), threads, device)
+
+
+def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
+    """That on which a run began, unless another is asked for."""
+    try:
+        return pick_device(asked or began)
+    except ConfigError as error:
+        raise error if asked else RunError(f"{out} began on {began}, which is not here; --device cpu continues, with other bits") from None
+
+
+def say_torch(began: str | None, watch: Watch) -> None:
+    if began != torch.__version__:
+        watch.say(f"began under PyTorch {began}, continues under {torch.__version__}: the bits may differ")
+
+
+def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
+    """What is built now is what the run began with."""
+    if experiment.federation.digest != manifest["partition"]:
+        raise RunError(f"{experiment.out}: the data has changed since the run began (its partition is another)")
+    if manifest.get("samples", experiment.federation.samples.digest) != experiment.federation.samples.digest:
+        raise RunError(f"{experiment.out}: the data has changed since the run began (the samples themselves are others)")
+    if digest_of(experiment.initial) != manifest["initial"]:
+        raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
+
+
+def _hands(device: torch.device, threads: int, experiments: int) -> int:
+    """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out otherwise."""
+    return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
+
+
+def play_together(experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True) -> list[Player]:
+    """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in its folder."""
+    device = pick_device(terms.device)
+    by_cell = {id(e.cell): e for e in experiments}
+    players = [Player(e.cell, e.play()) for e in experiments]
+
+    def note(player: Player) -> None:
+        if contain and player.error is not None:
+            experiment = by_cell[id(player.cell)]
+            write_failure(experiment.out, player.cell.round, player.error)
+            watch.say(f"{experiment.label} failed in round {player.cell.round}; the others go on")
+
+    with on_threads(terms.threads), hands(_hands(device, terms.threads, len(experiments))):
+        engine = make_engine({e.cell.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device)
+        watch.planned(experiments)
+        for experiment in experiments:
+            experiment.network.module.to(device)
+        drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]), note)
+    return players

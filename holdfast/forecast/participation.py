@@ -1,0 +1,43 @@
+"""Who will take part in a run, as far as the roster knows beforehand: from this follow the steps of the whole run and how many clients
+will have private rows on disk. Bans and lost replies are not foreseen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.experiment.loop import Experiment
+from holdfast.forecast.short_rounds import own_steps
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """By round, the first one first."""
+
+    steps: np.ndarray
+    """Of the cohort's clients, one model each."""
+    live: np.ndarray
+    """Clients that have taken part so far."""
+    records: np.ndarray
+    """Of private rows in the file after the round: a new row never replaces one that is not yet replaced by a commit."""
+
+
+def attendance(experiment: Experiment, rounds: int, everyone: bool = False) -> Attendance:
+    """`everyone`: all who are available train, not only those who are drawn."""
+    roster, cell = experiment.roster, experiment.cell
+    own, seen = own_steps(cell.federation.train.counts, cell.recipe), np.zeros(experiment.federation.clients, dtype=bool)
+    constant = roster.availability == 1.0 and (everyone or roster.participation >= 1.0)
+    steps, live, records = (np.zeros(rounds) for _ in range(3))
+    free = end = 0
+    drawn = np.zeros(0, dtype=np.int64)
+    for round in range(1, rounds + 1):
+        if round == 1 or not constant:
+            available = roster.available(round)
+            drawn = (available if everyone else roster.cohort(round, available)).numpy()
+        replaced = int(seen[drawn].sum())
+        seen[drawn] = True
+        end += max(0, len(drawn) - free)
+        free = max(0, free - len(drawn)) + replaced
+        steps[round - 1], live[round - 1], records[round - 1] = own[drawn].sum(), seen.sum(), end
+    return Attendance(steps, live, records)

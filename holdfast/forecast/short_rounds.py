@@ -1,0 +1,158 @@
+"""A simulator that only rehearses: every exchange is carried out for real, but trainings are cut to a share of their steps, and it is
+noted what each took, how many steps it had, and how many it would have had.
+
+The share is the same for every client, so that short and long clients of a stack end in the same order as in the run. It alternates
+between two values: what does not depend on the number of steps can then be told from what does."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.peak_memory import peak
+from holdfast.core.types import Uplink
+from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.simulator import Simulator
+from holdfast.engine.worker_dispatch import Call
+from holdfast.local.client import Local
+from holdfast.local.fit import Fitted, Recipe
+from holdfast.local.plan import REPLAYED, Plan
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a training, or of all in an exchange. Rows are what a device computes: on a replayed stack, padding too."""
+
+    steps: float = 0.0
+    rows: float = 0.0
+    steps_in_full: float = 0.0
+    rows_in_full: float = 0.0
+    more_on_host: float = 0.0
+    """Bytes by which the batch orders of the full training are larger."""
+    more_on_device: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """One fused exchange."""
+
+    round: int
+    task: str
+    evaluation: bool
+    group: tuple[Any, ...]
+    seconds: float
+    work: Work
+
+
+def own_steps(count: Tensor, recipe: Recipe) -> np.ndarray:
+    """How many steps each client takes in one training."""
+    samples = count.cpu().numpy()
+    per_epoch = samples // recipe.batch_size if recipe.drop_last else -(-samples // recipe.batch_size)
+    if recipe.steps is not None:
+        return np.where(per_epoch > 0, np.asarray(recipe.steps), 0)
+    return per_epoch * np.asarray(recipe.epochs)
+
+
+def computed_rows(steps: np.ndarray, plan: Plan) -> float:
+    """Steps of these rows, with those that a replayed stack computes in vain."""
+    if not len(steps) or not plan.stacked or plan.name not in REPLAYED:
+        return float(steps.sum())
+    total = 0.0
+    for part in np.array_split(np.sort(steps)[::-1], -(-len(steps) // plan.together)):
+        if plan.attempts(len(part))[0] not in REPLAYED:
+            total += float(part.sum())
+            continue
+        active = len(part) - np.searchsorted(part[::-1], np.arange(part.max(initial=0)), side="right")
+        for rows, times in zip(*np.unique(active, return_counts=True), strict=True):
+            total += times * (plan.size(int(rows)) if plan.sizes else len(part))
+    return total
+
+
+@dataclass(frozen=True)
+class ShortLocal(Local):
+    """The world of a client half in which every training is a share of itself."""
+
+    share: float = 1.0
+    note: Callable[[Work], None] = lambda work: None
+
+    def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
+        asked = {name: options[name] for name in options if name in Recipe.__dataclass_fields__}
+        if "epochs" in asked:
+            asked.setdefault("steps", None)
+        own = own_steps(self.data.count, replace(self.recipe, **asked))
+        short = np.ceil(own * self.share).astype(np.int64)
+        self.note(self._work(own, short, len(model)))
+        if self.share < 1.0:
+            options["steps"] = torch.from_numpy(short)
+        return super().fit(model, purpose=purpose, **options)
+
+    def _work(self, own: np.ndarray, short: np.ndarray, rows: int) -> Work:
+        times, batch = rows // max(self.n, 1), self.recipe.batch_size
+        more = float(own.max(initial=0) - short.max(initial=0)) * batch
+        together = min(rows, self.plan.together)
+        on_gpu = self.initial.is_cuda
+        return Work(
+            float(short.sum()) * times, computed_rows(np.tile(short, times), self.plan),
+            float(own.sum()) * times, computed_rows(np.tile(own, times), self.plan),
+            # the order of all clients; for the rows of a stack its positions, labels and masks
+            more * (8 * self.n + (8 if on_gpu else 32) * together), more * 17 * together if on_gpu else 0.0,
+        )  # fmt: skip
+
+
+@dataclass
+class Rehearsal(Simulator):
+    shares: tuple[float, float] = (1.0, 1.0)
+    """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of changes."""
+    new_round: Callable[[int], None] = lambda round: None
+    spans: list[Span] = field(default_factory=list)
+    began: dict[int, float] = field(default_factory=dict)
+    """When the first exchange of each round came."""
+    workers_peak: int = 0
+    _noted: Any = field(default_factory=lambda: multiprocessing.Array("d", len(fields(Work))))  # workers write into it too
+
+    def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
+        round = calls[0].cell.round
+        if round not in self.began:
+            self.began[round] = time.perf_counter()
+            self.new_round(round)
+        return super().exchange(calls)
+
+    def local(self, parts: list[Call]) -> Local:
+        local = super().local(parts)
+        given: Mapping[str, Any] = {item.name: getattr(local, item.name) for item in fields(Local)}
+        return ShortLocal(**given, share=self.shares[local.round % 2], note=self._note)
+
+    def close(self) -> None:
+        if self._staff is not None and self._staff.pool is not None:
+            self.workers_peak = sum(peak(pid) for pid in self._staff.pool.pids)
+        super().close()
+
+    def _fused(self, calls: list[Call]) -> list[Uplink]:
+        self._noted[:] = [0.0] * len(self._noted)
+        cell, exchange = calls[0].cell, calls[0].exchange
+        began = time.perf_counter()
+        answers = super()._fused(calls)
+        evaluation = exchange.task == EVALUATE or exchange.rehearsal
+        seconds = time.perf_counter() - began
+        self.spans.append(Span(cell.round, exchange.task, evaluation, cell.group(exchange.task), seconds, Work(*self._noted)))
+        return answers
+
+    def _note(self, work: Work) -> None:
+        with self._noted.get_lock():
+            for place, item in enumerate(fields(Work)):
+                value, before = getattr(work, item.name), self._noted[place]
+                self._noted[place] = max(before, value) if item.name.startswith("more") else before + value
+
+
+def shares(expected: float, longest: float) -> tuple[float, float]:
+    """For even and odd rounds, where a whole round of training is expected to take so many seconds."""
+    high = min(1.0, longest / expected) if expected > 0 and math.isfinite(expected) else 1.0
+    return 0.3 * high, high

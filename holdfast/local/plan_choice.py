@@ -1,0 +1,198 @@
+"""Choose a plan by trying: two steps of each on the real data, and say what the run will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.device import Precision, counting
+from holdfast.core.error_origin import in_brackets
+from holdfast.core.errors import HoldfastError, RunError
+from holdfast.core.keys import Key
+from holdfast.data.federation import Padded, Samples
+from holdfast.local.fit import Recipe, fit
+from holdfast.local.plan import REPLAYED, Plan, PlanName, bounded, bytes_per_row
+from holdfast.local.programs import forget, refusals
+from holdfast.local.stack_sizes import cut, worthwhile
+from holdfast.models.network import Network
+
+_STEPS = 2
+_ENOUGH = 0.5  # seconds of trials after which a choice is sound
+_TURNS = (3, 12)  # at least and at most, while they last less than a second in all
+_LOOP, _STACK = 0.03, 0.3  # seconds that one trial of a plan should take: rows are added until it does
+_SLOW = 0.1  # seconds of a step
+_DEVICE_STEPS = (2, 22)  # on a GPU the difference counts
+_WORTH_COMPILING = 40.0  # seconds of captured training: compiling halves them, and takes 10 to 20
+_CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan, which a real client runs too
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The chosen plan, the measured microseconds of a client's step under each plan, and the expected memory of a stack."""
+
+    plan: Plan
+    measured: dict[str, float]
+    memory: int
+
+    def seconds(self, client_steps: float) -> float | None:
+        micro = self.measured.get(self.plan.name)
+        return None if micro is None else micro * client_steps * 1e-6
+
+
+def choose(
+    asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int,
+    precision: Precision = "fp32", client_steps: float = 0.0, sizes: Sequence[int] = (),
+) -> Forecast:  # fmt: skip
+    """`asked` is a plan's name or auto; `rows` is how many models are trained at once at most, `sizes` how many are in each group of
+    experiments, `client_steps` how many steps the whole run has. Auto takes the faster plan; one that has to be compiled first only
+    where that pays."""
+    device = data.rows.device
+    sample = samples.blank(network.dtype)
+    network.module.to(device)
+    per_row = bytes_per_row(network, sample, recipe.batch_size)
+    groups = tuple(sizes) or (rows,)
+    plans = {name: _plan(name, groups, memory, per_row, precision, device) for name in get_args(PlanName)}
+    if asked != "auto":
+        names = [asked]
+    elif device.type == "cuda":
+        names = ["captured-loop", "captured-vmap", "compiled-vmap"]
+    else:
+        names = ["loop"] if plans["vmap"].stack == 1 else ["loop", "vmap"]
+    if int(data.count.max()) == 0:
+        return Forecast(plans[names[0]], {}, 0)
+    trial = _Trial(network, initial, samples, data, recipe)
+    with counting(device, precision):
+        candidates = {name: plans[name] for name in names}
+        times = _compare(candidates, trial, rows) if device.type == "cpu" else _compare_on_device(candidates, trial, rows, client_steps)
+    best = min(times, key=lambda name: times[name])
+    if device.type == "cuda" and len(names) > 1:  # what was only tried holds memory too
+        forget(network.signature, but=best)
+    if "loop" in times and times[best] >= _CLEARLY * times["loop"]:
+        best = "loop"
+    plan = replace(plans[best], microseconds=round(times[best], 2))
+    if plan.sizes:
+        at_once = [min(group, plan.rows) for group in groups]
+        plan = replace(plan, sizes=worthwhile(at_once, _steps(data, recipe), times[best], client_steps, memory // max(per_row, 1)))
+    held = min(rows, plan.rows)
+    together = min(held, plan.together) if plan.stacked else 1
+    waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
+    return Forecast(plan, times, per_row * together + waiting * (held - together))
+
+
+def _plan(name: str, groups: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
+    plan = bounded(Plan(cast(PlanName, name), precision=precision), memory, per_row, device)
+    if name not in REPLAYED or not plan.stacked:
+        return plan
+    rows = cut(groups, plan.rows, memory // max(per_row, 1))
+    return replace(plan, rows=rows, sizes=tuple({min(group, rows) for group in groups}))
+
+
+def _steps(data: Padded, recipe: Recipe) -> np.ndarray:
+    """How many steps each of these clients takes in one training."""
+    if recipe.steps is not None:
+        return np.full(len(data.count), int(recipe.steps))
+    count = data.count.cpu().numpy()
+    per_epoch = count // recipe.batch_size if recipe.drop_last else -(-count // recipe.batch_size)
+    return per_epoch * int(recipe.epochs)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A few steps of the busiest clients."""
+
+    network: Network
+    initial: Tensor
+    samples: Samples
+    data: Padded
+    recipe: Recipe
+
+    def seconds(self, plan: Plan, rows: int, steps: int = _STEPS) -> float:
+        """Of one client's step."""
+        data = self.data
+        busiest = data.count.argsort(descending=True)[torch.arange(rows) % int((data.count > 0).sum())].cpu()
+        where = busiest.to(data.rows.device)
+        stack = Padded(data.rows[where], data.labels[where], data.count[busiest])
+        model, key = self.initial.to(data.rows.device).expand(rows, -1), Key(0).fold(torch.arange(rows))
+        trial = replace(self.recipe, steps=steps, lr=1e-6, momentum=0.0, weight_decay=0.0, drop_last=False)
+        started = time.perf_counter()
+        try:
+            fit(self.network, model, self.samples, stack, key, trial, plan)
+        except HoldfastError:
+            raise
+        except Exception as error:  # the first time that a user's module and loss are run at all
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            said = f"{type(error).__name__}: {reason}{in_brackets(error)}"
+            raise RunError(f"model: a first step on plan {plan.name} failed: {said}") from error
+        if model.is_cuda:
+            torch.cuda.synchronize(model.device)
+        return (time.perf_counter() - started) / (rows * steps)
+
+
+def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
+    """Microseconds of a client's step under each plan. They take turns and the best turn counts, because another process may
+    slow any of them; a model of which one step takes long is tried on few rows and in few turns. Where there is a choice, a plan that
+    cannot run the model (vmap knows no LSTM) is no candidate."""
+    began = time.perf_counter()
+    step = trial.seconds(Plan("loop"), 1)
+    slow = step > _SLOW
+    found: dict[str, list[float]] = {name: [] for name in plans}
+    if slow and "loop" in plans:
+        found["loop"].append(step)  # a first try warms up as well, which only short steps feel
+    sizes = {name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1)) for name, plan in plans.items()}
+    least, most = _TURNS
+    try:
+        for name, plan in plans.items():
+            if not slow:
+                trial.seconds(plan, min(2, sizes[name]))
+        for turn in range(most):
+            for name, plan in plans.items():
+                spent = time.perf_counter() - began
+                enough = len(found[name]) >= (1 if slow else 2) and spent > 1.0
+                if not enough and (turn < least or spent <= _ENOUGH):
+                    found[name].append(trial.seconds(plan, sizes[name]))
+    except RunError:
+        if not found.get("loop"):
+            if "loop" not in plans or len(plans) == 1:
+                raise
+            found["loop"] = [trial.seconds(Plan("loop"), 1)]
+        return {"loop": min(found["loop"]) * 1e6}
+    return {name: min(seconds) * 1e6 for name, seconds in found.items()}
+
+
+def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float) -> dict[str, float]:
+    """The same on a GPU: what a step takes once it is captured, without what loading rows takes. Compiling takes a quarter of a minute,
+    so it is tried last, and only where the run is long and stacks are the way."""
+    times: dict[str, float] = {}
+    for name, plan in plans.items():
+        best = min(times, key=lambda known: times[known], default=None)
+        pays = best == "captured-vmap" and times[best] * client_steps > _WORTH_COMPILING
+        if name == "compiled-vmap" and len(plans) > 1 and not pays:
+            continue
+        before, together = refusals(), min(rows, plan.together) if plan.stacked else 1
+        try:
+            trial.seconds(plan, together, 1)
+            if len(plans) > 1 and refusals() > before:  # the log has said why
+                continue
+            short, long = (min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS)
+        except RunError:  # vmap knows no LSTM
+            if len(plans) == 1:
+                raise
+            continue
+        times[name] = max(long - short, 1e-9) / (_DEVICE_STEPS[1] - _DEVICE_STEPS[0])
+    if not times:  # nothing can be captured
+        times["loop"] = trial.seconds(replace(next(iter(plans.values())), name="loop"), 1)
+    return {name: seconds * 1e6 for name, seconds in times.items()}
+
+
+def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:
+    """As many rows as make a trial long enough to measure; a stack is as large as the run's unless that takes too long."""
+    if name == "loop":
+        return max(1, min(rows, int(_LOOP / (_STEPS * step))))
+    together = min(rows, plan.stack or plan.rows)
+    return max(min(together, 2), min(together, int(_STACK / (_STEPS * step))))

@@ -1,1 +1,0 @@
-"""The tables and figures of the five papers, one TOML file each (holdfast/reproducing/study.py says what is in it), and what they print."""

@@ -1,0 +1,238 @@
+"""Read finished or unfinished runs from disk into what tables and pages show. Runs that differ by their seed only form one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.evaluation.scores import METRICS
+from holdfast.experiment.manifest import run_folders
+from holdfast.results.run import Run, name_of
+from holdfast.storage.status import standing
+from holdfast.sweeps.folder import listed
+
+Points = list[tuple[int, float]]  # round, value
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One client's accuracy with the model the method deploys, after the last evaluated round."""
+
+    client: int
+    seed: int
+    accuracy: float
+    samples: int
+    malicious: bool = False
+    """Means leave it out."""
+
+
+class Cell:
+    """One run as the report sees it."""
+
+    def __init__(self, path: Path):
+        self.run = Run(path)
+        self.path, self.manifest = path, self.run.manifest
+        self.config: dict[str, Any] = self.manifest["config"]
+        self.seed = int(self.config["seed"])
+        self.round, self.rounds = self.run.round, int(self.config["train"]["rounds"])
+        self.parts = self.run.store.parts(self.round)
+        self.standing = standing(path, self.manifest["label"])
+        self.result = self.standing.result
+        self.method = name_of(self.config["method"]) or "?"
+        self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
+        self.twin: Cell | None = None
+        """The same run without an attack, where it is among those that are shown."""
+
+    def _described(self) -> str:
+        """A single run is known by its method and by who acts on its updates."""
+        return " ".join(filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"]))))
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @cached_property
+    def final(self) -> dict[str, Any]:
+        """The final figures; of a run that still goes on, those of its last evaluation. One that failed has none to be compared."""
+        if self.result is not None:
+            return self.result["final"] | ({} if self.twin is None else {"attack/lost": self._lost(self.twin)})
+        if self.standing.status == "failed":
+            return {}
+        evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
+        if not evaluated:
+            return {}
+        figures = {**evaluated[-1], "accuracy/best": max(m["accuracy"] for m in evaluated)}
+        for name in ("bytes/up", "bytes/down"):
+            figures[name] = sum(p["metrics"].get(name) or 0 for p in self.parts)
+        for name in ("client", "server", "evaluate"):
+            figures[f"seconds/{name}"] = sum(p.get("seconds", {}).get(name, 0.0) for p in self.parts)
+        return figures
+
+    def _lost(self, twin: Cell) -> float | None:
+        """Accuracy that the attack took from the clients that are benign here and measured in both runs. The twin's own mean is over other
+        clients: nobody is malicious there."""
+        if not twin.finished:
+            return None
+        malicious = set(self.run.malicious())
+        here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (self, twin))
+        both = [there[client] - here[client] for client in here if client in there and client not in malicious]
+        return statistics.fmean(both) if both else None
+
+    @cached_property
+    def protocol(self) -> dict[str, Any]:
+        if self.result is not None:
+            return self.result["protocol"]
+        try:
+            method = self.run.config.parts().method
+            return {**self.config["evaluate"], "models": list(method.models), "deployed": method.deploys}
+        except HoldfastError:  # objects that the manifest cannot name
+            return {**self.config["evaluate"], "deployed": None}
+
+    @property
+    def bans(self) -> bool:
+        """Whether anybody was ever banned."""
+        return any(part.get("banned") for part in self.parts)
+
+    def curve(self, metric: str) -> Points:
+        return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
+
+    def dots(self) -> list[Dot]:
+        deployed = f"accuracy/{self.protocol.get('deployed')}"
+        for part in reversed(self.parts):
+            if part["metrics"].get("accuracy") is not None:
+                frame = self.run.clients(part["round"])
+                if deployed not in frame:
+                    return []
+                bad = set(self.run.malicious(part["round"]))
+                rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
+                return [Dot(int(c), self.seed, float(a), int(n), int(c) in bad) for c, a, n in rows if n > 0 and math.isfinite(a)]
+        return []
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs of one setting under one or several seeds: a line of the table and of the charts."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.cells)
+
+    @property
+    def status(self) -> str:
+        """How its runs stand, in words."""
+        if len(self.cells) == 1:
+            return self.cells[0].standing.words
+        said = [cell.standing.status for cell in self.cells]
+        return ", ".join(f"{said.count(status)} {status}" for status in dict.fromkeys(said))
+
+    def values(self, metric: str) -> list[float]:
+        return [float(c.final[metric]) for c in self.cells if c.final.get(metric) is not None]
+
+    def mean(self, metric: str) -> float | None:
+        """Of the seeds that have the figure."""
+        values = self.values(metric)
+        return statistics.fmean(values) if values else None
+
+    def spread(self, metric: str) -> float | None:
+        """Standard deviation over seeds; none for a single seed."""
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def curve(self, metric: str) -> list[tuple[int, float, float, float]]:
+        """(round, mean, lowest, highest) over the seeds, for rounds that all of them have."""
+        curves = [dict(c.curve(metric)) for c in self.cells]
+        rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+        return [(r, statistics.fmean(c[r] for c in curves), min(c[r] for c in curves), max(c[r] for c in curves)) for r in rounds]
+
+    def dots(self) -> list[Dot]:
+        return [dot for cell in self.cells for dot in cell.dots()]
+
+
+def asked(lines: Iterable[Line]) -> list[str]:
+    """The metrics beside accuracy and loss that any of the runs was asked for."""
+    wanted = {metric for line in lines for cell in line.cells for metric in cell.config["evaluate"].get("metrics", ())}
+    return [metric for metric in METRICS if metric in wanted]
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """The runs in a folder: itself, or those directly below it."""
+    return read_all([folder])
+
+
+def read_all(folders: Sequence[Path]) -> list[Cell]:
+    """The runs of several folders, each run once; one that is attacked here may have its honest twin there."""
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        found = run_folders(Path(folder))
+        if not found:
+            raise ConfigError(f"no run in {folder}: neither it nor a folder below it has a manifest.json")
+        for path in found:
+            paths.setdefault(path.resolve() if len(folders) > 1 else path, path)
+    cells = [Cell(path) for path in paths.values()]
+    honest: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.config["attack"] is None:
+            same = _but_for_the_attack(cell)
+            honest[same] = _finished_of(honest.get(same), cell)
+    for cell in cells:
+        if cell.config["attack"] is not None:
+            cell.twin = honest.get(_but_for_the_attack(cell))
+    return cells
+
+
+def _finished_of(known: Cell | None, other: Cell) -> Cell:
+    """Of two runs of one experiment the one that came to its end, else the first."""
+    return other if known is None or (other.finished and not known.finished) else known
+
+
+def _but_for_the_attack(cell: Cell) -> str:
+    return json.dumps({**cell.config, "attack": None}, sort_keys=True)
+
+
+def not_begun(cells: Sequence[Cell]) -> int:
+    """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed before their first round."""
+    folder = cells[0].path.parent
+    return len([c for c in listed(folder) if not (folder / c["folder"] / "manifest.json").exists()])
+
+
+def one_each(cells: Iterable[Cell]) -> list[Line]:
+    """Every run its own line."""
+    return _told_apart([Line(cell.label, (cell,)) for cell in cells])
+
+
+def by_setting(cells: Iterable[Cell]) -> list[Line]:
+    """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one experiment several times (no
+    attack, whatever its fraction): it counts once, because as further seeds it would make the spread smaller than it is."""
+    return _told_apart(settings(cells))
+
+
+def settings(cells: Iterable[Cell]) -> list[Line]:
+    """The same, where two lines may have one name."""
+    groups: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        same = json.dumps({**cell.config, "seed": None}, sort_keys=True)
+        by_seed = groups.setdefault(same, {})
+        by_seed[cell.seed] = _finished_of(by_seed.get(cell.seed), cell)
+    found = [tuple(by_seed.values()) for by_seed in groups.values()]
+    return [Line(_without_seed(cells[0]) if len(cells) > 1 else cells[0].label, cells) for cells in found]
+
+
+def _without_seed(cell: Cell) -> str:
+    return re.sub(r"(^| )seed=\S+", "", cell.label).strip() or cell.method
+
+
+def _told_apart(lines: list[Line]) -> list[Line]:
+    """Two lines of one name get the folder of their first run beside it."""
+    names = [line.label for line in lines]
+    return [Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines]

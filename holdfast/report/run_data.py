@@ -1,0 +1,240 @@
+"""What happened inside one run, read once and kept as small arrays: a row per client, a column per round.
+
+A page can show neither a thousand clients nor a thousand rounds. Which are shown is decided here, for all that is drawn of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.progress import progress
+from holdfast.detectors.norm import Norm
+from holdfast.report.charts import round_step
+from holdfast.report.read_runs import Cell
+from holdfast.results.tables import MIXED, Told, attackers, told_in
+
+MOST_CLIENTS, MOST_ROUNDS, MOST_FRAMES = 60, 100, 25
+_OF_PAIRS = 40  # clients of a matrix, which has that many columns too
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A matrix of one round, of the clients that are shown."""
+
+    round: int
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    foul: float = math.nan
+    """What the columns of attackers make up of the rows of benign clients, of all and not only of those shown."""
+
+
+@dataclass(eq=False)
+class Story:
+    """`clients` are those shown, attackers first where they stay the same, and `rounds` those shown that have a verdict."""
+
+    clients: list[int]
+    everyone: int
+    """How many clients there are."""
+    rounds: list[int]
+    played: int
+    bad: np.ndarray
+    """[clients, rounds], bool."""
+    malicious: frozenset[int] = frozenset()
+    """All who attack in every round, shown or not; nobody where attackers are drawn anew."""
+    grids: dict[str, np.ndarray] = field(default_factory=dict)
+    """By table, [clients, rounds]; NaN where nothing was recorded."""
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    """By table, one for each round."""
+    frames: dict[str, list[Frame]] = field(default_factory=dict)
+    """By table, matrices of some rounds."""
+    members: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    """By table and round."""
+    matches: dict[int, Frame] = field(default_factory=dict)
+    """By round: a row per client, a column per class."""
+    banned: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Round and reason, of all clients."""
+    rejected: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By client and round, of all clients and rounds."""
+    accuracy: dict[int, dict[int, float]] = field(default_factory=dict)
+    """By evaluated round and client, of the model that is deployed."""
+
+    @property
+    def attackers(self) -> int:
+        """How many of the clients shown, the first ones, attack in every round."""
+        return sum(client in self.malicious for client in self.clients)
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether somebody attacks in some rounds only."""
+        return bool(self.bad.any()) and not self.malicious
+
+    def mark(self, client: int) -> str:
+        """A client's name: attackers have a triangle, which needs no colour."""
+        return f"▲ {client}" if client in self.malicious else str(client)
+
+    def of_pairs(self) -> list[int]:
+        """The clients of a matrix: all, or as many as fit, of both kinds; then without those who were banned before there was one."""
+        if len(self.clients) <= _OF_PAIRS:
+            return self.clients
+        there = [client for client in self.clients if client not in self.banned or self.banned[client][0] > self.rounds[0]]
+        bad = [client for client in there if client in self.malicious][: _OF_PAIRS // 2]
+        return bad + [client for client in there if client not in self.malicious][: _OF_PAIRS - len(bad)]
+
+
+def read(cell: Cell) -> Story | None:
+    """None where no round has been played."""
+    verdicts = _some_rounds(min(cell.round, cell.rounds))  # what comes after the last round, to conclude, has none
+    measured = evenly([p["round"] for p in cell.parts if _evaluated(p)], MOST_ROUNDS // 2)
+    wanted = sorted({*verdicts, *measured})
+    told: dict[int, Mapping[str, Tensor]] = {}
+    with progress("reading rounds", len(wanted)) as advance:
+        for round in wanted:
+            arrays = cell.run.store.arrays(round)
+            told[round] = {name: value for name, value in arrays.items() if value.ndim < 2 or name.endswith("/matches")}
+            advance(1)
+    if not any(told.values()):
+        return None
+    story = _begun(cell, [round for round in verdicts if "verdict/ids" in told.get(round, {})], told)
+    _read_decisions(story, cell.parts)
+    _read_verdicts(story, told)
+    _read_frames(story, cell)
+    for round in measured:
+        story.accuracy[round] = _accuracy(told.get(round, {}), str(cell.protocol["deployed"]))
+    _read_bounds(story, cell, told)
+    return story
+
+
+def _some_rounds(last: int) -> list[int]:
+    """The first and the last, and of many every second, fifth, tenth: round numbers read best."""
+    step = round_step(last / MOST_ROUNDS)
+    return sorted({1, *range(step, last + 1, step), last} & set(range(1, last + 1)))
+
+
+def evenly(items: Sequence[int], most: int) -> list[int]:
+    """Some of them, the first and the last always among these."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]
+
+
+def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor]]) -> Story:
+    malicious = cell.manifest["malicious"]
+    ids = [arrays[name] for arrays in told.values() for name in ("cohort", "evaluate/ids", "verdict/ids") if name in arrays]
+    known = [i for i in torch.cat(ids).unique().tolist() if i >= 0] if ids else []  # the server's own pseudo-client is below
+    bad = [client for client in known if client in malicious] if isinstance(malicious, list) else []
+    away = {int(client) for part in cell.parts for client in {**part.get("banned", {}), **part.get("rejected", {})}}
+    clients = _chosen(known, bad, away)
+    truth = [set(attackers(malicious, told[round])) for round in rounds]
+    marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(len(clients), len(rounds))
+    return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad))
+
+
+def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
+    """Attackers first. Of too many, half may be attackers, and of the others those come first whom the server turned away."""
+    benign = [client for client in known if client not in set(bad)]
+    if len(known) <= MOST_CLIENTS:
+        return [*bad, *benign]
+    bad = evenly(bad, MOST_CLIENTS // 2)
+    room = MOST_CLIENTS - len(bad)
+    suspects = evenly([client for client in benign if client in set(away)], room // 2)
+    others = evenly([client for client in benign if client not in set(suspects)], room - len(suspects))
+    return [*bad, *sorted([*suspects, *others])]
+
+
+def _read_verdicts(story: Story, told: Mapping[int, Mapping[str, Tensor]]) -> None:
+    row = {client: place for place, client in enumerate(story.clients)}
+    for place, round in enumerate(story.rounds):
+        for name, table in told_in(told[round]).items():
+            if table.kind == "number":
+                _put_number(story, name, place, table)
+            elif table.kind == "members":
+                story.members.setdefault(name, {})[round] = [int(i) for i in table.values]
+            elif table.kind == "clients" and table.rows is not None:
+                grid = story.grids.setdefault(name, np.full((len(row), len(story.rounds)), np.nan))
+                for client, value in zip(table.rows.tolist(), table.values.tolist(), strict=True):
+                    if client in row:
+                        grid[row[client], place] = value
+            elif table.kind == "classes" and table.rows is not None and table.columns is not None:
+                story.matches[round] = Frame(round, table.rows, table.columns, table.values)
+
+
+def _read_frames(story: Story, cell: Cell) -> None:
+    """Round by round: matrices of all rounds, of all clients, may be larger than the memory."""
+    shown = story.of_pairs()
+    for round in _framed(story):
+        for name, table in told_in(cell.run.store.arrays(round)).items():
+            if table.kind != "pairs" or table.rows is None or table.columns is None or not table.values.size:
+                continue
+            rows = np.isin(table.rows, shown) | name.endswith("/votes")  # of members all
+            columns = np.isin(table.columns, shown) if _known(name) else np.arange(len(table.columns)) < MOST_CLIENTS
+            foul = _foul(table.values, table.rows, table.columns, story.malicious)
+            frame = Frame(round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul)
+            story.frames.setdefault(name, []).append(frame)
+
+
+def _known(name: str) -> bool:
+    """Whether its columns are clients."""
+    return name in MIXED or name.endswith("/votes")
+
+
+def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:
+    benign = ~np.isin(rows, list(malicious)) & (values.sum(1) > 0)  # nobody had a mixture of zeros
+    of_attackers = values[benign][:, np.isin(columns, list(malicious))].sum(1)
+    return float(of_attackers.mean()) if len(of_attackers) else math.nan
+
+
+def _framed(story: Story) -> list[int]:
+    """The rounds that a slider has: the first ones and those of bans, in which much changes, and the others evenly."""
+    telling = {*story.rounds[:3], *(when for when, _ in story.banned.values())} & set(story.rounds)
+    chosen = evenly(sorted(telling), MOST_FRAMES // 3)
+    return sorted({*chosen, *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen))})
+
+
+def _put_number(story: Story, name: str, place: int, table: Told) -> None:
+    if len(table.values) == 1:
+        story.numbers.setdefault(name, np.full(len(story.rounds), np.nan))[place] = float(table.values[0])
+
+
+def _read_decisions(story: Story, parts: Sequence[Mapping[str, Any]]) -> None:
+    for part in parts:
+        for client, reason in part.get("banned", {}).items():
+            story.banned.setdefault(int(client), (part["round"], str(reason)))
+        for client, reason in part.get("rejected", {}).items():
+            story.rejected[int(client), part["round"]] = str(reason)
+
+
+def _evaluated(part: Mapping[str, Any]) -> bool:
+    return any(name.startswith("accuracy") and value is not None for name, value in part["metrics"].items())
+
+
+def _accuracy(arrays: Mapping[str, Tensor], model: str) -> dict[int, float]:
+    """Of every client that has test samples."""
+    right = arrays.get(f"evaluate/test/{model}/correct")
+    if right is None:
+        return {}
+    rows = zip(arrays["evaluate/ids"].tolist(), right.tolist(), arrays["evaluate/test/total"].tolist(), strict=True)
+    return {int(client): float(n / total) for client, n, total in rows if total > 0}
+
+
+def _read_bounds(story: Story, cell: Cell, told: Mapping[int, Mapping[str, Tensor]]) -> None:
+    """The longest update that a norm test let pass, which nobody records: it follows from the settings and from all lengths."""
+    if not any(name.startswith("scores/norm") for name in story.grids):
+        return
+    try:
+        parts = cell.run.config.parts()
+    except HoldfastError:  # objects that the manifest cannot name
+        return
+    own = getattr(parts.method, "detectors", None)
+    tests = [one for one in (*(own() if own else ()), *parts.detectors) if isinstance(one, Norm)]
+    for place, test in enumerate(tests):
+        name = "scores/norm/norm" if not place else f"scores/norm-{place + 1}/norm"
+        lengths = [told[round].get(f"verdict/{name}") for round in story.rounds]
+        story.numbers[f"{name}/bound"] = np.array([np.nan if one is None else test.bound(one) for one in lengths])

@@ -1,0 +1,124 @@
+"""The charts of a reproduction's page: one for each `show` of its study."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from holdfast.diagnostics.computed import grad_cam
+from holdfast.diagnostics.gradcam import carriers
+from holdfast.report.axis_chart import along
+from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.reproduction.experiments import At
+from holdfast.reproduction.outcome import Outcome
+from holdfast.reproduction.study import Show, as_labels, matches, spoken
+from holdfast.reproduction.values import place
+from holdfast.results.run import Run
+
+_IMAGES = 3
+"""Of a picture that shows where models look."""
+
+
+def chart(outcome: Outcome, number: int, show: Show) -> str:
+    """Nothing where no cell that it shows is played."""
+    if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
+        return ""
+    draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix, "grad-cam": _looks}[show.kind]
+    return f"<section>{draw(outcome, number, show)}</section>"
+
+
+def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
+    series = []
+    for at, runs in _groups(outcome, show):
+        played = [_by_round(run, show.figure) for run in runs]
+        for kind in dict.fromkeys(kind for one in played for kind in one):
+            found = [one.get(kind, {}) for one in played]
+            rounds = sorted(set.intersection(*map(set, found)))
+            points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
+            series.append(Series(f"{_name(outcome, at, _fixed(show))} {kind}".strip(), points))
+    percent = show.figure.startswith("accuracy")
+    every = [point for one in series for point in one.points]
+    axis = Axis.over(every) if every and not percent else None
+    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
+
+
+def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
+    """A figure of every round; or, of a recorded table, the median over benign and over malicious clients."""
+    frame = run.metrics
+    if figure in frame:
+        return {"": {int(r): float(v) for r, v in zip(frame["round"], frame[figure], strict=True) if v == v}}
+    if figure not in run.tables:
+        return {}
+    table = run.table(figure)
+    table = table[table["value"] < float("inf")]
+    kinds = {"benign": table[~table["malicious"]], "malicious": table[table["malicious"]]}
+    return {kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()} for kind, of in kinds.items() if len(of)}
+
+
+def _along(outcome: Outcome, number: int, show: Show) -> str:
+    assert show.axis is not None
+    metric, values = show.metric or next(iter(outcome.study.metrics)), outcome.ours
+    kept = {axis: labels for axis, labels in show.where.items() if axis == show.axis}
+    labels = [label for label in values.labels[show.axis] if matches(kept, {show.axis: label})]
+    lines: dict[str, list[tuple[int, float, float, float]]] = {}
+    for at in values.places(metric, show.where):
+        found = values.get(metric, at)
+        if found is not None and found.finite:
+            dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
+            dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
+    shown = [(name, sorted(dots)) for name, dots in lines.items()]
+    return f"<h2>{escape(metric)} by {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
+
+
+def _matrix(outcome: Outcome, number: int, show: Show) -> str:
+    """The last round of a recorded table, of the first seed of every place."""
+    out = [f"<h2>{escape(show.figure.capitalize())}, last round</h2>"]
+    for at, runs in _groups(outcome, show):
+        if show.figure not in runs[0].tables:
+            continue
+        frame = runs[0].table(show.figure)
+        last = frame[frame["round"] == frame["round"].max()].pivot(index="client", columns="other", values="value")
+        texts = [[f"{value:.2f}".removeprefix("0") for value in row] for row in last.to_numpy().tolist()]
+        drawn = heat_map(
+            last.fillna(0).to_numpy().tolist(), [str(c) for c in last.columns], show.figure, first=1000 * number + len(out),
+            heads=[str(c) for c in last.index], words=("client", "other", ""), texts=texts,
+        )  # fmt: skip
+        out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
+    return "".join(out)
+
+
+def _looks(outcome: Outcome, number: int, show: Show) -> str:
+    """Where the global models of the first seed look, in the same few images that carry the trigger."""
+    runs = {_name(outcome, at, _fixed(show)): found[0] for at, found in _groups(outcome, show)}
+    head = f"<h2>Where the models look{_of(show)}</h2>"
+    if not runs:
+        return f'{head}<p class="note">Nothing was measured yet.</p>'
+    found = grad_cam(runs, carriers(next(iter(runs.values())), _IMAGES), triggered=True)
+    drawn = "".join(one.html() for one in found.figures)
+    return f'{head}<p class="note">{escape(found.figures[0].note)}</p><div class="scroll">{drawn}</div>'
+
+
+def _fixed(show: Show) -> list[str]:
+    """Axes of which a chart shows one label: its title says which, the lines need not."""
+    return [axis for axis, labels in show.where.items() if len(as_labels(labels)) == 1]
+
+
+def _of(show: Show) -> str:
+    labels = " ".join(spoken(axis, as_labels(show.where[axis])[0]) for axis in _fixed(show))
+    return f": {escape(labels)}" if labels else ""
+
+
+def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:
+    """The finished runs of every place that a chart shows."""
+    for cell in outcome.grid.cells:
+        if cell.seed == 0 and matches(show.where, cell.at):
+            runs = [run for run in outcome.runs[place("", cell.at)] if run is not None]
+            if runs:
+                yield cell.at, runs
+
+
+def _name(outcome: Outcome, at: At, without: Sequence[str]) -> str:
+    """The labels that tell lines apart."""
+    varied = [axis for axis, labels in outcome.ours.labels.items() if len(labels) > 1 and axis not in without]
+    return " ".join(spoken(axis, at[axis]) for axis in varied if axis in at)

@@ -1,0 +1,6 @@
+"""What some tables and figures show and no result has."""
+
+from holdfast.reproduction.measures import c_pfl, common, fedas, fedcap, fedcom, fedcpa
+from holdfast.reproduction.measures.base import measure, measured
+
+__all__ = ["c_pfl", "common", "fedas", "fedcap", "fedcom", "fedcpa", "measure", "measured"]

@@ -1,0 +1,264 @@
+"""Reading runs: figures as data frames, models as modules."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.registry import plugin_options
+from holdfast.core.screening import screen
+from holdfast.core.types import Exchange, State, Uplink
+from holdfast.engine.client_stack import Job, perform_personal
+from holdfast.engine.run_context import Cell
+from holdfast.engine.simulator import Call, Simulator
+from holdfast.evaluation.scores import METRICS
+from holdfast.experiment.config import Config
+from holdfast.experiment.loop import Experiment
+from holdfast.experiment.manifest import config_of, read_manifest, run_folders
+from holdfast.local.client import Received
+from holdfast.local.plan import Plan
+from holdfast.results.late_join import parameters_of
+from holdfast.results.tables import table_of, tables_of
+from holdfast.storage.client_state import RowStore
+from holdfast.storage.damage import using_committed
+from holdfast.storage.store import Store
+
+
+class Run:
+    """One run on disk, finished or not. Reading needs no lock: what is committed does not change."""
+
+    def __init__(self, path: str | Path, config: Config | None = None):
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+        self.store = Store(self.path)
+        self._config = config
+
+    def __repr__(self) -> str:
+        return f"Run({self.path}, {self.manifest['label'] or name_of(self.manifest['config']['method'])}, round {self.round})"
+
+    @property
+    def config(self) -> Config:
+        if self._config is None:
+            self._config = config_of(self.path, self.manifest)
+        return self._config
+
+    @property
+    def round(self) -> int:
+        """The last committed round."""
+        return self.store.round() or 0
+
+    @property
+    def final(self) -> dict[str, Any]:
+        result = self.store.result()
+        if result is None:
+            again = f"holdfast resume {self.path}{plugin_options(self.manifest.get('plugins', []))}"
+            raise RunError(f"{self.path} has not finished; `{again}` continues it")
+        return result["final"]
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per committed round."""
+        rows = [{"round": part["round"], **part["metrics"], **_seconds(part)} for part in self.store.parts(self.round)]
+        return pd.DataFrame(rows)
+
+    def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
+        """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
+        samples, whether it was in the cohort. `late`: the clients that `data.held_out` keeps out of training."""
+        round = self.round if round is None else round
+        arrays, of = self.store.arrays(round), "late" if late else "evaluate"
+        if "evaluate/ids" not in arrays:
+            raise ConfigError(f"{self.path}: round {round} was not evaluated")
+        if f"{of}/ids" not in arrays:
+            raise ConfigError(f"{self.path}: no client was held out; set data.held_out")
+        with using_committed(self.path, round):
+            return _clients_of(arrays, of)
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """What was recorded of the clients in every round: names for `table`, each with what it is."""
+        return tables_of(self.store, self.round)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also `other`, the column's client."""
+        with using_committed(self.path, self.round):
+            return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
+
+    def malicious(self, round: int | None = None) -> list[int]:
+        """Who attacked; where the set is redrawn, in a round, by default the last."""
+        told = self.manifest["malicious"]
+        if isinstance(told, list):
+            return told
+        round = self.round if round is None else round
+        drawn = self.store.arrays(round).get("malicious")
+        if drawn is None:
+            raise ConfigError(f"{self.path}: who attacks is drawn for every round, and round {round} was not played")
+        return drawn.tolist()
+
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return Experiment(self.config, self.path, self.manifest["label"])
+
+    def _head(self) -> tuple[int, State]:
+        head = self.store.head()
+        if head is None:
+            raise RunError(f"{self.path} has no committed round yet")
+        return head
+
+    def state(self) -> State:
+        """The server's committed state."""
+        return {name.removeprefix("server/"): value for name, value in self._head()[1].items() if name.startswith("server/")}
+
+    def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
+        """A model as one vector: of a client (by default the model the method deploys) or, without a client, the global one."""
+        method, clients = self._experiment.method, self._experiment.federation.clients
+        kind = model or ("global" if client is None else method.deploys)
+        if kind not in method.models:
+            raise ConfigError(f"{method.name} has no {kind} model; it has {', '.join(method.models)}")
+        if kind != "global" and client is None or client is not None and not 0 <= client < clients:
+            raise ConfigError(f"client: there are clients 0 to {clients - 1}, got {client}")
+        while True:
+            round, saved = self._head()
+            with using_committed(self.path, round):
+                vector = self._vector(round, saved, client, kind)
+            if self.round == round:  # else a commit came between, and a row that was read may be newer than the state
+                return vector
+
+    def _vector(self, round: int, saved: State, client: int | None, kind: str) -> Tensor:
+        experiment, state = self._experiment, self._restored(round, saved)
+        if kind != "global":
+            assert client is not None
+            return self.of_client(round, state, client, kind, experiment.cell)
+        shared = experiment.server.global_model(state)
+        assert shared is not None
+        return experiment.cell.wire().unpack(shared, experiment.initial)
+
+    def _restored(self, round: int, saved: State) -> State:
+        """The experiment as it was after a round; returns its server's state."""
+        cell = self._experiment.cell
+        cell.round = max(round, 1)
+        cell.rows = RowStore(self.path / "rows", saved["rows/index"])
+        self._experiment.roster.restore(saved)
+        return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+
+    def of_client(self, round: int, state: State, client: int, kind: str, cell: Cell) -> Tensor:
+        """Ask the server half what the client would receive now, and the client half what it would make of it: as in the evaluation."""
+        experiment, ids = self._experiment, torch.tensor([client])
+        simulator = Simulator({cell.plan_key: Plan(**self.manifest["plan"])})
+        sent = self._delivered(round, state, ids, lambda asked: simulator.exchange([Call(cell, asked)])[0])
+        told = {"selected": torch.isin(ids, self.store.arrays(round).get("took_part", ids[:0]))}
+        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step()))
+        local = simulator.local([call])
+        received = Received(sent.bank, sent.pick, local.wire)
+        if kind == "customised":
+            return received.into(local.initial)[0]
+        known = cell.rows.present(ids)
+        stored = cell.rows.read(ids[known]) if bool(known.any()) else {}
+        return perform_personal(cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure))[0]
+
+    def _delivered(self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]) -> Exchange:
+        """What the server half would send these clients now; `answer` replies to what it asks them first."""
+        experiment, ctx = self._experiment, self._experiment.context()
+        ctx = replace(ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort))  # drawn before this round's bans
+        experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
+        steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
+        while True:
+            try:
+                up = answer(steps.send(up))
+            except StopIteration as end:
+                return end.value
+
+    def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
+        """The same as an ordinary module, ready to use."""
+        experiment = self._experiment
+        return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
+
+
+    def reference(self) -> nn.Module:
+        """The model from which a late joiner trains its request: `customise` wants the difference that this makes."""
+        state, wire = self.pooled(), self._experiment.cell.wire()
+        return self._experiment.network.load(wire.unpack(state["previous"], self._experiment.initial))
+
+    def customise(self, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
+        """The model of a client that joins now, from the pools of the last cohort. `update` is what training from `reference()` changed: a
+        vector of all parameters, or tensors by name."""
+        experiment, state, (round, _) = self._experiment, self.pooled(), self._head()
+        cell, newcomer = experiment.cell, torch.tensor([experiment.federation.clients])
+        vector = parameters_of(update, experiment.network.layout).to(experiment.network.dtype)[None]
+
+        def reply(asked: Exchange) -> Uplink:
+            schema = cell.rule.schema(asked.task, cell.wire())
+            up = screen(Uplink(newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}), schema)
+            if not len(up):
+                raise ConfigError(f"customise: {next(iter(up.refused.values()))}")
+            return up
+
+        with using_committed(self.path, round):
+            sent = self._delivered(round, state, newcomer, reply)
+            return experiment.network.load(cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)).eval()
+
+    def pooled(self) -> State:
+        """The server's state, which must hold the pools that a late joiner's model is made of."""
+        round, saved = self._head()
+        with using_committed(self.path, round):
+            state = self._restored(round, saved)
+        if "pool/ids" not in state:
+            raise ConfigError(f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
+                              "a run of fedcap with customise = true does")  # fmt: skip
+        return state
+
+
+def _clients_of(arrays: State, of: str) -> pd.DataFrame:
+    """One row for each evaluated client of a round's arrays."""
+    frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
+    total = arrays[f"{of}/test/total"]
+    frame["samples"] = total.long().tolist()
+    for name, value in arrays.items():
+        model, _, figure = name.removeprefix(f"{of}/test/").partition("/")
+        if not name.startswith(f"{of}/test/"):
+            continue
+        if figure == "correct":
+            frame[f"accuracy/{model}"] = (value / total.clamp(min=1)).tolist()
+        elif figure in METRICS:
+            frame[f"{figure}/{model}"] = value.where(value >= 0, torch.nan).tolist()
+    return frame
+
+
+def load(pattern: str | Path) -> pd.DataFrame:
+    """Metrics of all runs that match, one row per run and round, with the settings that tell the runs apart."""
+    folders = [folder for path in sorted(glob.glob(str(pattern))) for folder in run_folders(Path(path))]
+    if not folders:
+        raise ConfigError(f"no runs match {pattern}")
+    frames = []
+    for folder in folders:
+        run = Run(folder)
+        frame = run.metrics
+        config = run.manifest["config"]
+        about = {"run": str(folder), "label": run.manifest["label"], "method": name_of(config["method"]), "seed": config["seed"]}
+        about |= {"data": config["data"]["name"], "attack": name_of(config["attack"]), "aggregator": name_of(config["aggregator"])}
+        for place, (column, value) in enumerate(about.items()):
+            frame.insert(place, column, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def name_of(section: Any) -> str | None:
+    """What a part in a manifest's config is called, wrappers included; none where there is none."""
+    if not isinstance(section, dict):
+        return section
+    name = section.get("name")
+    for wrapper in section.get("wrap", ()):
+        name = f"{name_of(wrapper)}({name})"
+    return name
+
+
+def _seconds(part: dict[str, Any]) -> dict[str, float]:
+    return {f"seconds/{name}": value for name, value in part.get("seconds", {}).items()}

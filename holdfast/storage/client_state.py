@@ -1,0 +1,201 @@
+"""Clients' private rows on disk: what a method keeps for each client between its rounds."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.device import PINNED
+from holdfast.core.errors import RunError
+from holdfast.core.files import is_whole, read_json, readable, write_json
+from holdfast.core.types import State
+
+
+class _Column(NamedTuple):
+    """One field of a record: where its bytes lie."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class RowStore:
+    """Private rows of clients on disk: one file of records of equal size, and an index of which record is whose.
+
+    Only clients that took part have a record. A new row goes to a record that no committed row uses, and the record it replaces is free
+    once the commit is done: the file holds the live rows and at most one round's more (in a round of several exchanges, one exchange's
+    more than that), and nothing ever has to be moved."""
+
+    def __init__(self, path: Path, index: Tensor | None = None):
+        self.path, self.file = path, path / "records"
+        self.place: dict[int, int] = {} if index is None else self._places(index)
+        """The committed record of each client."""
+        self.staged: dict[int, int] = {}
+        """Records written since; they are read first."""
+        self._kept: dict[int, int] = {}
+        """Records staged before the exchange that is under way: `restore` goes back to them."""
+        self._end = max(self.place.values(), default=-1) + 1
+        self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
+        self._columns: dict[str, _Column] = {}
+
+    def _places(self, index: Tensor) -> dict[int, int]:
+        """From a committed index; a record that is far beyond all others would make a list of what is free that fills the memory."""
+        if index.dtype != torch.int64 or index.ndim != 2 or index.shape[1] != 2:
+            raise RunError(f"{self.path}: the committed index of private rows is damaged")
+        place: dict[int, int] = dict(index.tolist())
+        if len(place) < len(index) or place and (min(place.values()) < 0 or max(place.values()) > 1000 + 8 * len(place)):
+            raise RunError(f"{self.path}: the committed index of private rows is damaged")
+        return place
+
+    def begin(self) -> None:
+        """Start a round afresh: what an unfinished one wrote is forgotten."""
+        self.staged, dropped = {}, {*self.staged.values(), *self._kept.values()}
+        self._kept = {}
+        self._release(dropped)
+
+    def keep(self) -> None:
+        """Remember what is staged now: an exchange that fails half way is taken back by `restore`."""
+        replaced = set(self._kept.values()) - set(self.staged.values())
+        self._kept = dict(self.staged)
+        self._release(replaced)
+
+    def restore(self) -> None:
+        """As it was at `keep`."""
+        dropped = set(self.staged.values()) - set(self._kept.values())
+        self.staged = dict(self._kept)
+        self._release(dropped)
+
+    def present(self, ids: Tensor) -> Tensor:
+        return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
+
+    def room(self, rows: int, pinned: bool = False) -> State:
+        """For so many rows, nothing in it yet; from page-locked memory a GPU takes them without a copy."""
+
+        def empty(column: _Column) -> Tensor:
+            small = rows * (column.stop - column.start) <= PINNED
+            return torch.empty(rows, *column.shape, dtype=column.dtype, pin_memory=pinned and small)
+
+        return {name: empty(column) for name, column in self._known().items()}
+
+    def read(self, ids: Tensor, into: Mapping[str, Tensor] | None = None) -> State:
+        """The rows of these clients (all must be present), stacked in the order given; into tensors that `room` made, or parts of them."""
+        records = [self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()]
+        if not records:
+            return {}
+        out = dict(self.room(len(records)) if into is None else into)
+        columns = self._known()
+        wanted = {name: (c.dtype, (len(records), *c.shape)) for name, c in columns.items()}
+        if {name: (value.dtype, tuple(value.shape)) for name, value in out.items()} != wanted:
+            raise RunError(f"{self.path}: private rows have other fields or shapes than those they are read with: {sorted(columns)}")
+        size = max(column.stop for column in columns.values())
+        bytes_of = [out[name].view(len(records), -1).view(torch.uint8).numpy() for name, c in columns.items() if c.stop > c.start]
+        try:
+            with open(self.file, "rb", buffering=0) as file:
+                for i, record in enumerate(records):  # straight to where it belongs: no copy, and nothing of the file stays mapped
+                    _fill([memoryview(part[i]) for part in bytes_of], file.fileno(), record * size)
+        except OSError as error:
+            raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
+        return out
+
+    def stage(self, ids: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write new rows; they are read from now on and become permanent with the next commit."""
+        if not state or not len(ids):
+            return
+        rows = {name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()}
+        columns = self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()})
+        size = max(column.stop for column in columns.values())
+        with readable(self.file), open(self.file, "r+b") as file:
+            for i, client in enumerate(ids.tolist()):
+                record = self._record(client)
+                for name, column in columns.items():
+                    file.seek(record * size + column.start)
+                    file.write(rows[name][i].view(torch.uint8).numpy().data)
+
+    def index(self) -> Tensor:
+        """What to commit, int64[clients, 2]: client, record."""
+        merged = self.place | self.staged
+        index = np.empty((len(merged), 2), dtype=np.int64)
+        index[:, 0], index[:, 1] = list(merged.keys()), list(merged.values())
+        return torch.from_numpy(index[index[:, 0].argsort()])
+
+    def settle(self) -> None:
+        """The commit is done: staged rows are the committed ones, and what they replace is free."""
+        free = {self.place[client] for client in self.staged.keys() & self.place.keys()}
+        free |= set(self._kept.values()) - set(self.staged.values())
+        self.place |= self.staged
+        self.staged, self._kept = {}, {}
+        self._release(free)
+
+    def _release(self, records: set[int]) -> None:
+        for record in records:
+            heapq.heappush(self._free, record)
+
+    def _record(self, client: int) -> int:
+        """Where a client's new row goes: never over a committed one, nor over one that may be gone back to."""
+        if client not in self.staged or self.staged[client] == self._kept.get(client):
+            if not self._free:
+                self._free.append(self._end)
+                self._end += 1
+            self.staged[client] = heapq.heappop(self._free)
+        return self.staged[client]
+
+    def _known(self) -> dict[str, _Column]:
+        """What a record holds, from the disk if need be."""
+        if not self._columns:
+            written = read_json(self.path / "fields.json")
+            try:
+                fields = {n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()}
+                sound = all(isinstance(dtype, torch.dtype) and all(map(is_whole, shape)) for dtype, shape in fields.values())
+                columns = _lay_out(fields) if sound else {}
+                sound = bool(columns) and max(column.stop for column in columns.values()) <= self.file.stat().st_size
+            except (AttributeError, KeyError, TypeError, OSError):
+                sound = False
+            if sound:
+                self._columns = columns
+            else:
+                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read")
+        return self._columns
+
+    def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
+        """The same for rows to be written; the first rows of a run decide, and say so on disk."""
+        if not self.place and not self.staged:
+            self._columns = _lay_out(fields)
+            with readable(self.file):
+                self.file.touch()  # now, so that the folder is synced with it
+            written = {n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} for n, (dtype, shape) in fields.items()}
+            write_json(self.path / "fields.json", {"fields": written})
+        if self._known() != _lay_out(fields):
+            raise RunError(f"{self.path}: a client's private state has other fields or shapes than the rows before it: {sorted(fields)}")
+        return self._columns
+
+
+def _fill(buffers: list[memoryview], handle: int, place: int) -> None:
+    """Read on into these, one after the other: the system gives no more than 2 GB and 1,024 pieces at a time, and may give less."""
+    while buffers:
+        got = os.preadv(handle, buffers[:1024], place)
+        if not got:
+            raise OSError("it is shorter than its index says")
+        place += got
+        while buffers and got >= len(buffers[0]):
+            got -= len(buffers.pop(0))
+        if got:
+            buffers[0] = buffers[0][got:]
+
+
+def _lay_out(fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
+    """Fields end to end, by name."""
+    out, start = {}, 0
+    for name, (dtype, shape) in sorted(fields.items()):
+        stop = start + math.prod(shape) * dtype.itemsize
+        out[name] = _Column(dtype, shape, start, stop)
+        start = stop
+    return out

@@ -1,0 +1,338 @@
+"""What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it names is on the disk.
+
+Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs that are played together
+(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that
+loses its power may lose or garble what was prepared and not yet sealed, and no head names that.
+
+    manifest.json                what was asked for, and the plan, threads and device that the bits depend on
+    start.safetensors            the start model, where it came from a file: nothing says that the file will still be there
+    head.json                    the committed round and its state file: the rename of this file is the commit; in a federation also how
+                                 long its ledger was then, and its head
+    state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
+    rows/records                 private client rows, one record each; rows/fields.json says what a record holds
+    parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
+    result.json                  the final figures
+    failure.json, traceback.txt  why a cell of a sweep cannot go on (status.py)
+    tracking.json                where trackers have it and how far they were told, if there are any (tracking/)
+
+One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends. Between machines that share
+the directory this relies on the file system passing flock on, as NFS (version 4, or 3 with lockd), Lustre mounted with -o flock, GPFS
+and CephFS do; where locks are refused, so is the run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from holdfast.core.errors import InUse, RunError, in_print
+from holdfast.core.files import (  # fmt: skip
+    as_json,
+    digest_of_file,
+    is_number,
+    is_whole,
+    lock,
+    memory,
+    read_json,
+    read_whole,
+    readable,
+    replace_file,
+    sync,
+    sync_file_system,
+    unlock,
+    write_atomically,
+    write_beside,
+    write_json,
+)
+from holdfast.core.types import State
+from holdfast.storage.client_state import RowStore
+
+_FOLDERS = ("state", "rows", "parts")
+_MANY = 8  # runs in one commit from which one flush of the file system is cheaper than one of each file
+
+
+class Store:
+    """One run's directory, held by one process at a time."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._unsynced: set[Path] = set()
+        self._next: Path | None = None  # the head that is about to be
+        self.also: Callable[[], Mapping[str, Any]] = dict
+        """What the head file says besides, when it is written: a federation names its ledger there."""
+
+    def open(self) -> Store:
+        """Create the directory if need be and take its lock; a second process is refused."""
+        with readable(self.path):
+            for name in _FOLDERS:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self.path / "lock")
+        if self._lock is None:
+            raise InUse(f"{self.path} is in use by another process; wait for it or choose another --out")
+        for folder in (self.path, *(self.path / name for name in _FOLDERS)):
+            for left_over in folder.glob(".*.writing"):  # by a process that was killed
+                left_over.unlink(missing_ok=True)
+        return self
+
+    def close(self) -> None:
+        if self._next is not None:  # a commit that did not come about
+            self._next.unlink(missing_ok=True)
+            self._next = None
+        if self._lock is not None:
+            unlock(self._lock)
+            self._lock = None
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_json(self.path / name, content)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        return read_json(self.path / name)
+
+    def write_start(self, initial: Tensor) -> None:
+        """Whole before round 0 is committed."""
+        path = self.path / "start.safetensors"
+        replace_file(path, _pack({"initial": initial}))
+        self._unsynced |= {path, self.path}
+
+    def start(self) -> Tensor | None:
+        """What was written so, once the run has been committed; a start that was not may be of another attempt."""
+        path = self.path / "start.safetensors"
+        if not (self.path / "head.json").exists() or not path.exists():
+            return None
+        try:
+            return read_tensors(path)["initial"]
+        except KeyError:
+            raise RunError(f"{path} is damaged: it holds no start model") from None
+
+    def prepare(
+        self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
+    ) -> Ready:
+        """Write all of a round; its state file comes last, so where that is, everything is."""
+        name = f"{round:06d}"
+        content = {
+            f"parts/{name}.safetensors": _pack(arrays),
+            f"parts/{name}.json": as_json(part),
+            self.state_file(round): _pack({**state, "rows/index": rows.index()}),
+        }
+        for file, written in content.items():
+            path = self.path / file
+            replace_file(path, written)
+            self._unsynced |= {path, path.parent}
+        if rows.staged:
+            self._unsynced.add(rows.file)
+        return Ready(self, round, rows)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        for path in sorted(self._unsynced, key=lambda path: (path.is_dir(), path)):  # files before the folders that name them
+            sync(path)
+
+    def sync_file_system(self) -> bool:
+        """The same for everything on its file system; by the lock's handle, which was open before anything was written."""
+        with readable(self.path):
+            return self._lock is not None and sync_file_system(self._lock)
+
+    def synced(self) -> None:
+        self._unsynced = set()
+
+    def write_head(self, round: int) -> None:
+        head = {"round": round, "state": self.state_file(round), **self.also()}
+        self._next = write_beside(self.path / "head.json", as_json(head))
+        self._unsynced.add(self._next)
+
+    @staticmethod
+    def state_file(round: int) -> str:
+        return f"state/{round:06d}.safetensors"
+
+    def digest(self, round: int) -> str | None:
+        """The SHA-256 of the state file of a round, as `sha256sum` prints it; None where it is gone, as those of earlier rounds are."""
+        try:
+            return digest_of_file(self.path / self.state_file(round))
+        except FileNotFoundError:
+            return None
+
+    def seal(self, round: int) -> None:
+        """Until this rename the previous round is the truth; after it, this one."""
+        assert self._next is not None
+        with readable(self.path / "head.json"):
+            os.replace(self._next, self.path / "head.json")
+        self._next = None
+        self._unsynced.add(self.path)
+
+    def tidy(self, round: int) -> None:
+        """Only the committed state is kept."""
+        for old in (self.path / "state").glob("*.safetensors"):
+            if old.stem != f"{round:06d}":
+                old.unlink(missing_ok=True)
+
+    def catch_up(self, committed: Collection[int]) -> None:
+        """Seal the next round if it is ready and among those that others of the group have committed. Experiments that are played
+        together seal a round when all are ready, so what this one prepared is what it would play again."""
+        head = self.round()
+        if head is not None and head + 1 in committed and (self.path / f"state/{head + 1:06d}.safetensors").exists():
+            seal_all([Ready(self, head + 1)])
+
+    def round(self) -> int | None:
+        """The committed round; None when nothing was ever committed."""
+        head = self.read_json("head.json")
+        if head is not None and not is_whole(head.get("round")):
+            raise self._no_head()
+        return None if head is None else head["round"]
+
+    def _no_head(self) -> RunError:
+        return RunError(f"{self.path / 'head.json'} is damaged: it names no round or no state file")
+
+    def head(self) -> tuple[int, State] | None:
+        """The committed round and its state; None when nothing was ever committed."""
+        head = self.read_json("head.json")
+        while head is not None:
+            if not is_whole(head.get("round")) or not re.fullmatch(r"state/\d{6,10}\.safetensors", str(head.get("state"))):
+                raise self._no_head()
+            try:
+                return head["round"], read_tensors(self.path / head["state"])
+            except FileNotFoundError:
+                newer = self.read_json("head.json")  # a reader without the lock may meet a commit
+                if newer == head:
+                    raise RunError(f"{self.path}: the committed state {head['state']} is missing") from None
+                head = newer
+        return None
+
+    def parts(self, last: int) -> list[dict[str, Any]]:
+        """The metrics of the committed rounds."""
+        found = [self.part(round) for round in self.rounds(last)]
+        return [part for part in found if part is not None]
+
+    def rounds(self, last: int) -> list[int]:
+        """Those up to this one of which there is anything; what a head says alone could be a billion."""
+        names = {file.stem for file in (self.path / "parts").glob("[0-9]*.*")}
+        return sorted(int(name) for name in names if re.fullmatch(r"\d{6,10}", name) and 1 <= int(name) <= last)
+
+    def part(self, round: int) -> dict[str, Any] | None:
+        """The metrics of one round; None where there are none."""
+        file = self.path / "parts" / f"{round:06d}.json"
+        part = read_json(file)
+        if part is not None and (broken := _broken(part, round)):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return part
+
+    def result(self) -> dict[str, Any] | None:
+        """The final figures; None where the run is not finished."""
+        file = self.path / "result.json"
+        result = read_json(file)
+        if result is not None and (broken := _broken_result(result)):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return result
+
+    def arrays(self, round: int) -> State:
+        file = self.path / "parts" / f"{round:06d}.safetensors"
+        try:
+            arrays = read_tensors(file)
+        except FileNotFoundError:
+            return {}
+        if broken := _broken_arrays(arrays):
+            raise RunError(f"{file} is damaged: '{broken}' cannot be read")
+        return arrays
+
+
+def _broken(part: Mapping[str, Any], round: int) -> str | None:
+    """Which value of a round's part is not what is written there, if any."""
+    good = {"round": is_whole(part.get("round")) and part["round"] == round, "metrics": is_figures(part.get("metrics"))}
+    seconds = part.get("seconds", {})
+    good["seconds"] = isinstance(seconds, dict) and all(map(is_number, seconds.values()))
+    for name in ("banned", "rejected", "refused"):
+        told = part.get(name, {})
+        good[name] = isinstance(told, dict) and all(re.fullmatch(r"-?\d{1,9}", client) for client in told)
+    good |= {name: isinstance(part.get(name, []), list) for name in ("notes", "attack")}
+    good["exchanges"] = is_whole(part.get("exchanges", 0))
+    good["diverged"] = isinstance(part.get("diverged"), (str, type(None)))
+    return next((name for name, fits in good.items() if not fits), None)
+
+
+def _broken_arrays(arrays: State) -> str | None:
+    """The same for its arrays: ids are ids, and of evaluated clients each array has a row for every one."""
+    for name, value in arrays.items():
+        of, _, _ = name.partition("/")
+        ids = arrays.get(f"{of}/ids", value) if of in ("evaluate", "late") else value
+        listed = name in ("cohort", "took_part", "malicious", "verdict/ids", "evaluate/ids", "late/ids")
+        if value.is_complex() or listed and (value.dtype != torch.int64 or value.ndim != 1) or value.shape[:1] != ids.shape[:1]:
+            return name
+    return None
+
+
+def _broken_result(result: Mapping[str, Any]) -> str | None:
+    """The same for a result."""
+    final, protocol = result.get("final"), result.get("protocol")
+    good = {"final": is_figures(final), "protocol": isinstance(protocol, dict), "rounds": is_whole(result.get("rounds", 0))}
+    if isinstance(final, dict):
+        good["diverged"] = final.get("diverged") is None or is_whole(final["diverged"])
+    if isinstance(protocol, dict):
+        lists = [protocol.get(name, []) for name in ("models", "metrics")]
+        good["protocol"] = isinstance(protocol.get("deployed"), (str, type(None))) and all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
+        )
+    return next((name for name in ("diverged", *good) if not good.get(name, True)), None)
+
+
+def is_figures(value: Any) -> bool:
+    """Numbers by name; what could not be measured is null."""
+    return isinstance(value, dict) and all(figure is None or is_number(figure) for figure in value.values())
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A round that is written; `seal_all` makes it the truth."""
+
+    store: Store
+    round: int
+    rows: RowStore | None = None
+
+
+def seal_all(ready: Sequence[Ready]) -> None:
+    """Commit runs that are played together: no head is renamed before all of them are on the disk whole."""
+    for each in ready:
+        each.store.write_head(each.round)
+    _wait_for_disk([each.store for each in ready])
+    for each in ready:
+        each.store.seal(each.round)
+    _wait_for_disk([each.store for each in ready])
+    for each in ready:
+        if each.rows is not None:
+            each.rows.settle()
+        each.store.tidy(each.round)
+
+
+def _wait_for_disk(stores: Sequence[Store]) -> None:
+    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also waits for what others wrote."""
+    if len(stores) < _MANY or len({os.stat(store.path).st_dev for store in stores}) > 1 or not stores[0].sync_file_system():
+        for store in stores:
+            store.sync()
+    for store in stores:
+        store.synced()
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+    # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake of a method
+    return save({name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    write_atomically(path, _pack(tensors))
+
+
+def read_tensors(path: Path) -> State:
+    """Into memory, not mapped: the file may be deleted or replaced."""
+    try:
+        return load(read_whole(path, memory()))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read: {in_print(str(error))[:300]}") from None

@@ -1,0 +1,149 @@
+"""A table of experiments from one config: lists under [sweep] expand to a grid, [[sweep.override]] sets values for some cells."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from holdfast.core.errors import ConfigError, HoldfastError, suggest
+from holdfast.core.registry import parts
+from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.experiment.object_names import Numbers, numbered, spelt
+
+Table = dict[str, Any]
+MOST_CELLS = 100_000  # of a grid: a few lines of a file may ask for any number
+
+
+def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
+    cells = combinations(table)
+    numbers = _numbers(cells)
+    return [(label(chosen, numbers), cell) for chosen, cell in cells]
+
+
+def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
+    """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast tune` tries, and left alone."""
+    base = copied(table)
+    base.pop("tune", None)
+    sweep = base.pop("sweep", {})
+    for key in base:
+        if key not in Config.model_fields:
+            raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep', 'tune'])}")
+    if not isinstance(sweep, Mapping):
+        raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
+    sweep = dict(sweep)
+    overrides = sweep.pop("override", [])
+    if not isinstance(overrides, list):
+        raise ConfigError("sweep.override: write [[sweep.override]], once for each override")
+    for override in overrides:
+        _check(override)
+    axes = flatten(sweep)
+    for path, values in axes.items():
+        section = path.split(".")[0]
+        if section not in Config.model_fields:
+            raise ConfigError(f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}")
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
+    if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise ConfigError(f"sweep: {many:,} cells are more than the {MOST_CELLS:,} that one sweep may have; shorten its lists")
+    cells = []
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        cell = copied(base)
+        for path in sorted(chosen, key=rank):
+            assign(cell, path, chosen[path])
+        for override in overrides:
+            _override(cell, override)
+        cells.append((chosen, cell))
+    return cells
+
+
+def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
+    """(label, config) of every cell, checked; a mistake names the cell it is found in."""
+    tables = expand(table)
+    numbers = _numbers(combinations(table))
+    cells = []
+    for name, cell in tables:
+        try:
+            made = make_config(cell).numbered(numbers)
+            made.parts()
+        except HoldfastError as error:
+            raise type(error)(f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)) from None
+        cells.append((name, made))
+    return cells
+
+
+def copied(table: Any) -> Any:
+    """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share them can be fused."""
+    if isinstance(table, Mapping):
+        return {key: copied(value) for key, value in table.items()}
+    return [copied(value) for value in table] if isinstance(table, list) else table
+
+
+def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
+    """What tells a cell from its neighbours: 'ditto seed=1'."""
+    said = {path: spelt(value, numbers or {}) for path, value in chosen.items()}
+    return " ".join(words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}" for path, words in said.items())
+
+
+def _numbers(cells: list[tuple[Table, Table]]) -> Numbers:
+    return numbered(value for chosen, _ in cells for value in chosen.values())
+
+
+def _check(override: Any) -> None:
+    tables = override if isinstance(override, Mapping) else {}
+    if "set" not in tables or set(tables) - {"when", "set"} or not all(isinstance(table, Mapping) for table in tables.values()):
+        raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
+    for path in flatten(tables.get("when", {})):
+        _check_key(path)
+
+
+def _check_key(path: str) -> None:
+    """That a config can have such a key: an override that waits for another would silently never apply."""
+    at: type[BaseModel] = Config
+    known = set(at.model_fields)
+    for step in path.split("."):
+        if step not in known:
+            raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(step, known)}")
+        if step in PART_SECTIONS:  # which part it is may be the sweep's choice
+            known = {"name", "wrap"}.union(*(part.model_fields for part in parts(step).values()))
+            continue
+        kind = at.model_fields[step].annotation if step in at.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return
+        known, at = set(kind.model_fields), kind
+
+
+def _override(cell: Table, override: Mapping[str, Any]) -> None:
+    if all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in flatten(override.get("when", {})).items()):
+        for path, value in sorted(flatten(override["set"]).items(), key=lambda pair: rank(pair[0])):
+            assign(cell, path, value)
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
+    """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a value."""
+    out: Table = {}
+    for key, value in table.items():
+        path = f"{prefix}{key}"
+        out |= flatten(value, path + ".") if isinstance(value, Mapping) and value else {path: value}
+    return out
+
+
+def _lookup(table: Any, default: Any, path: list[str]) -> Any:
+    """A cell's value, or the default where it says nothing. A part that is named has none of the default part's settings."""
+    if not path:
+        return table
+    step, rest = path[0], path[1:]
+    if not isinstance(table, Mapping):
+        return table if isinstance(table, str) and path == ["name"] else None
+    below = default.get(step) if isinstance(default, Mapping) else None
+    if step not in table:
+        return _lookup(below, {}, rest)
+    return _lookup(table[step], {} if step in PART_SECTIONS else below, rest)
+
+
+_DEFAULTS = Config().plain()

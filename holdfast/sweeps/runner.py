@@ -1,0 +1,234 @@
+"""Play a sweep: the cells of a grid in lockstep, here or shared out over machines. The same call starts, continues or completes it.
+
+Cells that begin together are a group, and stay one: on plan `vmap` the last bits of a cell depend on who else is in the stack. A group's
+plan, threads and device are written down before it trains, so whoever goes on with it, after whatever kill, gets the same bits. Finished
+cells are not built again. A cell that fails is left with its reason, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError, HoldfastError, InUse, RunError
+from holdfast.core.registry import load_plugin
+from holdfast.data.federation import Samples
+from holdfast.engine.simulator import Simulator
+from holdfast.experiment.config import Config
+from holdfast.experiment.loop import Experiment, shared_samples
+from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
+from holdfast.experiment.runner import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
+from holdfast.storage.status import Standing, forget_failure, write_failure
+from holdfast.storage.store import Store
+from holdfast.sweeps.folder import Group, Place, SweepFolder, read_sweep
+
+
+@dataclass
+class _Task:
+    """What this process is to do, and how."""
+
+    folder: SweepFolder
+    watch: Watch
+    plugins: Sequence[str]
+    engine: MakeEngine
+    retry: bool = False
+    device: str | None = None
+    resuming: bool = False
+    experiments: dict[str, Experiment] = field(default_factory=dict)
+    """By folder name: the cells that are held."""
+
+    def open(self, places: Iterable[Place]) -> list[Place]:
+        """Those with something left to play."""
+        standings = [(place, place.standing()) for place in places]
+        return [place for place, stands in standings if not stands.done or (self.retry and stands.status == "failed")]
+
+
+def sweep(
+    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1), retry: bool = False, engine: MakeEngine = Simulator,
+) -> list[Standing]:  # fmt: skip
+    """Play all that is left of a sweep, or of one shard of it, and say how every cell of it stands."""
+    return _work(_Task(SweepFolder(out, cells), watch or Watch(), plugins, engine, retry), shard)
+
+
+def resume_sweep(
+    out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = (), retry: bool = False,
+    engine: MakeEngine = Simulator,
+) -> list[Standing]:  # fmt: skip
+    """The same for a sweep of which only the directory is at hand; all shards of it that no other process has."""
+    for plugin in plugins:
+        load_plugin(plugin)
+    return _work(_Task(SweepFolder(out, read_sweep(out)), watch or Watch(), plugins, engine, retry, device, resuming=True), (1, 1))
+
+
+def results_of(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+    """The results, where all are wanted or none."""
+    failed = [standing for standing in standings if standing.status == "failed"]
+    if failed:
+        many = f"{len(failed)} of {len(standings)} experiments failed"
+        raise RunError(f"{many}, the others are finished: '{failed[0].label}' in round {failed[0].round}: {failed[0].reason}")
+    elsewhere = [standing for standing in standings if standing.result is None]
+    if elsewhere:
+        raise RunError(f"{len(elsewhere)} of {len(standings)} experiments are played by another process: '{elsewhere[0].label}'")
+    return [standing.result for standing in standings if standing.result is not None]
+
+
+def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
+    folder = task.folder
+    check_shard(*shard)
+    folder.check()
+    mine = folder.shard(*shard)
+    if not mine:
+        task.watch.say(f"shard {shard[0]}/{shard[1]} is empty: the sweep has {len(folder.cells)} cells")
+    wanted = _with_their_groups(task, task.open(mine))
+    if wanted:
+        if folder.groups():
+            warn_of_objects(folder.path, wanted[0].config)
+        samples = shared_samples([place.config for place in wanted])
+        built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
+        with ExitStack() as locks:
+            _take(task, wanted, built, locks)
+            _play(task)
+    ours = {place.path for place in [*mine, *wanted]}
+    return [_seen(place.standing(), place.path in ours) for place in folder.cells]
+
+
+def _built(place: Place, samples: Samples) -> Experiment:
+    try:
+        return Experiment(place.config, place.path, place.label, samples)
+    except HoldfastError as error:
+        raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from error
+
+
+def _seen(standing: Standing, mine: bool) -> Standing:
+    """A cell that is not finished now is somebody else's."""
+    return replace(standing, mine=mine, shared="" if standing.done else "running elsewhere" if mine else "other shard")
+
+
+def check_shard(number: int, of: int) -> None:
+    if not 1 <= number <= of:
+        raise ConfigError(f"shard {number}/{of}: shards are numbered from 1, as in 1/4 to 4/4")
+
+
+def _with_their_groups(task: _Task, places: list[Place]) -> list[Place]:
+    """A group is continued whole, also where it reaches beyond this shard."""
+    names = {place.path.name for place in places}
+    for group in task.folder.groups():
+        if names & set(group.cells):
+            names |= {place.path.name for place in task.open(_members(task, group))}
+    return [place for place in task.folder.cells if place.path.name in names]
+
+
+def _take(task: _Task, wanted: list[Place], built: list[Experiment], locks: ExitStack) -> None:
+    """Lock what nobody else has; only then can be said what is left of it."""
+    with task.folder.claim():
+        task.folder.write()
+        for place, experiment in zip(wanted, built, strict=True):
+            try:
+                experiment.store.open()
+            except InUse:
+                continue
+            if task.open([place]):
+                task.experiments[place.path.name] = experiment
+                locks.callback(experiment.store.close)
+            else:
+                experiment.store.close()
+
+
+def _play(task: _Task) -> None:
+    """Groups that have begun, each on its own terms; then what has not begun, as one more group."""
+    grouped: set[str] = set()
+    for group in task.folder.groups():
+        grouped |= set(group.cells)
+        members = task.open(_members(task, group))
+        if members and all(place.path.name in task.experiments for place in members):
+            _continue(task, group, members)
+    fresh = [experiment for name, experiment in task.experiments.items() if name not in grouped]
+    if fresh:
+        _begin(task, fresh)
+
+
+def _members(task: _Task, group: Group) -> list[Place]:
+    return [place for place in task.folder.cells if place.path.name in group.cells]
+
+
+def _begin(task: _Task, experiments: list[Experiment]) -> None:
+    group = None
+    try:
+        able, terms = _agreed(task, experiments)
+        if not able:
+            return
+        names = tuple(experiment.out.name for experiment in able)
+        group = Group(names, terms.plans, terms.threads, terms.device, torch.__version__)
+        task.folder.write_group(group)
+        _write_manifests(task, group, able)
+        play_together(able, terms, task.engine, task.watch)
+    except BaseException:
+        if not any((experiment.out / "head.json").exists() for experiment in experiments):
+            task.folder.give_up([experiment.out for experiment in experiments], group)
+        raise
+
+
+def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], Terms]:
+    """Those that can be trained, and on what terms. A network whose first trial fails is noted and takes no other with it; where nothing
+    of the sweep can begin, its error is raised instead."""
+    device = task.device or experiments[0].config.engine.device
+    for experiment in experiments:
+        forget_failure(experiment.out)
+    try:
+        return experiments, agree(experiments, device, task.watch)
+    except Exception as first:
+        errors: dict[str, Exception] = {}
+        for key in dict.fromkeys(experiment.cell.plan_key for experiment in experiments):
+            try:
+                agree([experiment for experiment in experiments if experiment.cell.plan_key == key], device, Watch())
+            except Exception as error:
+                errors[key] = error
+        able = [experiment for experiment in experiments if experiment.cell.plan_key not in errors]
+        if not able and not task.folder.groups():
+            raise first
+    terms = agree(able, device, task.watch) if able else Terms((), 1, device)
+    for experiment in experiments:
+        if experiment.cell.plan_key in errors:
+            write_failure(experiment.out, 0, errors[experiment.cell.plan_key])
+            task.watch.say(f"{experiment.label} failed before its first round; the others go on")
+    return able, terms
+
+
+def _continue(task: _Task, group: Group, members: list[Place]) -> None:
+    """On the group's own terms. Cells that failed and are tried again come after the others, whose bits must not depend on it."""
+    device = str(choose_device(task.folder.path, task.device, group.device))
+    asked = members[0].config.engine.device
+    if not task.resuming and asked != group.device:
+        again = f"`holdfast resume {task.folder.path} --device {asked}` continues on {asked}, with other bits"
+        raise ConfigError(f"{members[0].path} began on {group.device}, not on {asked}: give --device {group.device}, or {again}")
+    say_torch(group.torch, task.watch)
+    experiments = [task.experiments[place.path.name] for place in members]
+    _write_manifests(task, group, experiments)
+    rounds = {round for name in group.cells if (round := Store(task.folder.path / name).round()) is not None}
+    for experiment in experiments:
+        experiment.store.catch_up(rounds)
+    plans = dict(zip(group.cells, group.plans, strict=True))
+    failed = {place.path for place in members if place.standing().status == "failed"}
+    for chosen in ([e for e in experiments if e.out not in failed], [e for e in experiments if e.out in failed]):
+        if chosen:
+            for experiment in chosen:
+                forget_failure(experiment.out)
+            play_together(chosen, Terms(tuple(plans[e.out.name] for e in chosen), group.threads, device), task.engine, task.watch)
+
+
+def _write_manifests(task: _Task, group: Group, experiments: list[Experiment]) -> None:
+    """Where a kill came before one was written, the group's terms are known all the same."""
+    plans = dict(zip(group.cells, group.plans, strict=True))
+    labels = [place.label for place in _members(task, group)]
+    for experiment in experiments:
+        if (experiment.out / "manifest.json").exists():
+            check_same(experiment, read_manifest(experiment.out))
+        else:
+            plan = plans[experiment.out.name]
+            manifest = manifest_of(experiment, plan, group.threads, group.device, labels, task.plugins, sweep=True)
+            experiment.store.write_json("manifest.json", manifest)

@@ -1,0 +1,43 @@
+"""Start or resume what a directory holds: one run, or a sweep of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.core.registry import load_plugin
+from holdfast.engine.simulator import NEEDS_SAMPLES, Simulator
+from holdfast.experiment.config import Config
+from holdfast.experiment.manifest import is_sweep
+from holdfast.experiment.runner import MakeEngine, Watch
+from holdfast.experiment.session import resume_run, start_run
+from holdfast.sweeps.runner import results_of, resume_sweep, sweep
+
+
+def start(
+    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (),
+    engine: MakeEngine = Simulator,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run one new experiment in `out`, or a sweep of several in folders below it; an experiment that fails raises its error."""
+    watch = watch or Watch()
+    if engine is Simulator and any(config.data.name == "declared" for _, config in cells):
+        raise DataError(NEEDS_SAMPLES)  # before anything is written
+    if len(cells) > 1:
+        return results_of(sweep(cells, out, watch, plugins, engine=engine))
+    ((label, config),) = cells
+    return [start_run(label, config, out, watch, plugins, engine)]
+
+
+def resume(
+    out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = (), engine: MakeEngine = Simulator,
+    config: Config | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects needs its config again."""
+    watch = watch or Watch()
+    if is_sweep(out):
+        return results_of(resume_sweep(out, watch, device, plugins, engine=engine))
+    for plugin in plugins:
+        load_plugin(plugin)
+    return [resume_run(out, watch, device, engine, config)]

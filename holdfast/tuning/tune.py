@@ -1,0 +1,225 @@
+"""A fair comparison: equally many trials for every method, chosen by validation data, reported on test data under other seeds.
+
+    trials/       one sweep with the trials of all methods (search.py says which)
+    report/       one sweep with what was chosen, under the seeds of the report
+    trials.csv    what was tried, how it did on the validation data, and which of it was chosen
+    tuned.toml    the config of the report
+
+Both sweeps are started, continued or completed by the same call. Test figures of a trial are never looked at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, RunError
+from holdfast.core.files import write_atomically
+from holdfast.experiment.runner import Watch
+from holdfast.report.read_runs import Line, by_setting, read_cells
+from holdfast.report.rerun_config import as_text
+from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
+from holdfast.storage.status import Standing
+from holdfast.sweeps.grid import Table as Settings
+from holdfast.sweeps.grid import combinations, configs, label
+from holdfast.sweeps.runner import sweep
+from holdfast.tuning.space import Contender, Search
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for one line of the table, and by what."""
+
+    contender: Contender
+    settings: Settings
+    validation: float
+    """Accuracy on the benign clients' validation data, in the trial."""
+    done: int
+    """Trials that have a figure to be chosen by; the others failed."""
+
+    @property
+    def trials(self) -> str:
+        tried, possible = len(self.contender.trials), self.contender.possible
+        failed = f", {tried - self.done} failed" if self.done < tried else ""
+        return (f"all {tried}" if tried == possible else f"{tried} of {possible}") + failed
+
+    @property
+    def words(self) -> str:
+        return label(self.settings)
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether the best learning rate may well lie beyond those that were tried."""
+        rates = self.contender.ranges.get("train.lr", [])
+        return len(rates) > 1 and self.settings["train.lr"] in (min(rates), max(rates))
+
+
+class Tuning:
+    """`try_all`, then `report`; each goes on where it was stopped."""
+
+    def __init__(self, config: Mapping[str, Any], budget: int, out: Path, under_attack: bool = False):
+        self.search, self.out = Search(config, budget, under_attack), Path(out)
+        self.cells = self.search.cells()
+        if (self.out / "manifest.json").exists() or (self.out / "sweep.json").exists():
+            raise ConfigError(f"{self.out} holds a run or a sweep already; choose another --out")
+
+    def try_all(self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False) -> list[Choice]:
+        """Play every trial and choose; what was tried and chosen is written."""
+        standings = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
+        waiting = [standing for standing in standings if not standing.done]
+        if waiting:
+            raise RunError(f"{len(waiting)} of {len(standings)} trials are played by another process: '{waiting[0].label}'")
+        shares, begin = [], 0
+        for contender in self.search.contenders:
+            shares.append(standings[begin : begin + len(contender.trials)])
+            begin += len(contender.trials)
+        places = [_best(contender, share) for contender, share in zip(self.search.contenders, shares, strict=True)]
+        _write_trials(self.out / "trials.csv", self.search.contenders, shares, places)
+        choices = [
+            Choice(contender, contender.trials[place], _validation(share[place])[0], sum(s.result is not None for s in share))
+            for contender, share, place in zip(self.search.contenders, shares, places, strict=True)
+        ]
+        _write_config(self.out / "tuned.toml", self._tuned(choices))
+        return choices
+
+    def _tuned(self, choices: Sequence[Choice]) -> Settings:
+        return self.search.tuned([choice.settings for choice in choices])
+
+    def report(
+        self, choices: Sequence[Choice], watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
+    ) -> Tuned:
+        """Play what was chosen under the seeds of the report."""
+        table = self._tuned(choices)
+        standings = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
+        mine = [self.search.contender(chosen) for chosen, _ in combinations(table)]
+        by_path = {standing.path: next(c for c in choices if c.contender is m) for standing, m in zip(standings, mine, strict=True)}
+        return Tuned(self.out, self.search, tuple(choices), tuple(standings), by_path)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A comparison that is done: what was chosen for each line, and how it does on test data."""
+
+    path: Path
+    search: Search
+    choices: tuple[Choice, ...]
+    standings: tuple[Standing, ...]
+    """The cells of the report."""
+    by_path: dict[Path, Choice]
+
+    def __str__(self) -> str:
+        return f"{to_markdown(self.table())}\n{self.words()}"
+
+    def lines(self) -> list[tuple[Line, Choice]]:
+        """One for each setting of the report, over its seeds."""
+        return [(line, self.by_path[line.cells[0].path]) for line in by_setting(read_cells(self.path / "report"))]
+
+    def table(self) -> Table:
+        """Test accuracy over the report's seeds beside what it was chosen by."""
+        lines = self.lines()
+        means = [line.mean("accuracy") for line, _ in lines]
+        best = max((mean for mean in means if mean is not None), default=None)
+        rows = []
+        for (line, choice), mean in zip(lines, means, strict=True):
+            figures = [_figure(line, "accuracy", mean == best and len(lines) > 1), _figure(line, "accuracy/worst10")]
+            words = [percent(choice.validation), choice.trials, choice.words]
+            finished = all(cell.standing.status == "finished" for cell in line.cells)
+            status = "" if finished else line.status
+            rows.append((Entry(line.label), *figures, *map(Entry, words), Entry(status)))
+        titles = ("", "test accuracy", "worst 10 %", "validation", "trials", CHOSEN, STATUS)
+        kept = len(titles) - all(row[-1].text == "" for row in rows)
+        return Table(titles[:kept], tuple(row[:kept] for row in rows))
+
+    def words(self) -> str:
+        """How the comparison was made: what makes it fair, and what it leaves open."""
+        search = self.search
+        setting = "under each attack" if search.under_attack and search.attacks else "without an attack" if search.attacks else ""
+        trials = f"{search.budget} trials for every line" if search.budget > 1 else "1 trial for every line"
+        seeds = f"seed{'s' if len(search.seeds) > 1 else ''} {', '.join(map(str, search.seeds))}"
+        tried = " ".join(filter(None, ["tried", setting, f"on seed {search.seed}"]))
+        fewer = " (all there are, where its range has fewer)" if any(c.contender.possible < search.budget for c in self.choices) else ""
+        said = f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over seeds"
+        edge = sum(choice.at_the_edge for choice in self.choices)
+        of = f"{edge} of {len(self.choices)} lines" if len(self.choices) > 1 else "it"
+        return f"{said}; {of} chose the lowest or highest learning rate that was tried: better ones may lie beyond" if edge else said
+
+    def plain(self) -> dict[str, Any]:
+        """For --json."""
+        search = self.search
+        methods = [
+            {
+                "label": choice.contender.label, "settings": choice.settings, "validation/accuracy": choice.validation,
+                "trials": len(choice.contender.trials), "failed": len(choice.contender.trials) - choice.done,
+                "possible": choice.contender.possible, "ranges": choice.contender.ranges,
+            }
+            for choice in self.choices
+        ]  # fmt: skip
+        report = [
+            {"label": line.label, "tuned": choice.contender.label, "seeds": line.seeds, "accuracy": line.mean("accuracy"),
+             "accuracy/spread": line.spread("accuracy"), "accuracy/worst10": line.mean("accuracy/worst10")}
+            for line, choice in self.lines()
+        ]  # fmt: skip
+        about = {"budget": search.budget, "seed": search.seed, "seeds": search.seeds, "under_attack": search.under_attack}
+        cells = [standing.plain() for standing in self.standings]
+        return {"run_dir": str(self.path), **about, "tuned": methods, "report": report, "cells": cells}
+
+
+def _validation(standing: Standing) -> tuple[float, float]:
+    """Accuracy and loss on validation data; of a trial without any, worse than all."""
+    final = {} if standing.result is None else standing.result["final"]
+    accuracy, loss = final.get("validation/accuracy"), final.get("validation/loss")
+    return -1.0 if accuracy is None else accuracy, float("inf") if loss is None else loss
+
+
+def _best(contender: Contender, standings: Sequence[Standing]) -> int:
+    """The most accurate on validation data; of equals that with the smaller loss, then the first. One that diverged is chosen only where
+    no other came to its end."""
+
+    def merit(place: int) -> tuple[bool, float, float, int]:
+        accuracy, loss = _validation(standings[place])
+        return standings[place].status == "finished", accuracy, -loss, -place
+
+    place = max(range(len(standings)), key=merit)
+    if _validation(standings[place])[0] < 0:
+        failed = next((s for s in standings if s.status == "failed"), None)
+        if failed is None:
+            raise RunError(f"no benign client of '{contender.label}' has validation data to choose by; raise data.split.validation")
+        raise RunError(f"all trials of '{contender.label}' failed: '{failed.label}' {failed.words}; --retry tries them again")
+    return place
+
+
+def _write_trials(
+    file: Path, contenders: Sequence[Contender], shares: Sequence[Sequence[Standing]], chosen: Sequence[int]
+) -> None:
+    paths = list(dict.fromkeys(path for contender in contenders for path in contender.ranges))
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["label", *paths, "validation/accuracy", "validation/loss", "chosen", "status", "folder"])
+    for contender, share, best in zip(contenders, shares, chosen, strict=True):
+        for place, (settings, standing) in enumerate(zip(contender.trials, share, strict=True)):
+            accuracy, loss = _validation(standing)
+            figures = [accuracy, loss] if accuracy >= 0 else ["", ""]
+            tried = [settings.get(path, "") for path in paths]
+            out.writerow([contender.label, *tried, *figures, int(place == best), standing.words, f"trials/{standing.path.name}"])
+    write_atomically(file, text.getvalue().encode(errors="replace"))
+
+
+def _write_config(file: Path, table: Settings) -> None:
+    """Nothing where the config holds objects of the Python program that has called this: TOML has no word for them."""
+    try:
+        write_atomically(file, as_text(table).encode(errors="replace"))
+    except TypeError:
+        return
+
+
+def _figure(line: Line, metric: str, best: bool = False) -> Entry:
+    values = line.values(metric)
+    if not values:
+        return Entry("–")
+    mean = statistics.fmean(values)
+    spread = line.spread(metric)
+    return Entry(percent(mean) if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %", mean, best)
