@@ -1,16 +1,18 @@
-"""How long every registered rule takes on [n, d] updates, beside three things nobody can do without: the weighted sum `w @ x`, one Gram
-product `x @ x.T` and one sort along the clients; and how much memory it adds, relative to the updates themselves:
+"""How long every registered rule takes on [n, d] updates, beside three things nobody can do without: the
+weighted sum `w @ x`, one Gram product `x @ x.T` and one sort along the clients; and how much memory it adds,
+relative to the updates themselves:
 
     python benchmarks/aggregators.py                             # all sizes that fit into memory; minutes
     python benchmarks/aggregators.py --quick --out rules.json    # 20 clients of 1e5 numbers
     python benchmarks/aggregators.py krum median --device cuda
     python benchmarks/aggregators.py --markdown                  # also a table of everything at the end
 
-Everything of one size is measured in turns, a turn of each after the other, and the best turn of each counts: what the machine does
-besides then slows all of them. Memory is the most that is held beyond what was held before, in a call of its own that follows one which
-does not count: the first also starts threads and finds scratch memory that stays, which beside updates of 8 MB looks like several
-times as much as the rule's own. On a CPU it is the process's resident set, after what was freed has been given back; on CUDA what
-PyTorch has allocated."""
+Everything of one size is measured in turns, a turn of each after the other, and the best turn of each counts:
+what the machine does besides then slows all of them. Memory is the most that is held beyond what was held
+before, in a call of its own that follows one which does not count: the first also starts threads and finds
+scratch memory that stays, which beside updates of 8 MB looks like several times as much as the rule's own. On
+a CPU it is the process's resident set, after what was freed has been given back; on CUDA what PyTorch has
+allocated."""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ SHARE = 0.1  # assumed attackers: every rule bears them
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("rules", nargs="*", help="only these; default: every registered one")
     options.add_argument("--quick", action="store_true", help="only the smallest size")
     options.add_argument("--clients", type=int, nargs="+", help=f"default: {' '.join(map(str, CLIENTS))}")
@@ -65,7 +69,10 @@ def main() -> None:
     for n in clients:
         for d in numbers:
             if not fits(n, d, asked.device):
-                print(f"n = {n}, d = {d:.0e}: left out, {ROOM * 4 * n * d / 1e9:.0f} GB would be needed", flush=True)
+                print(
+                    f"n = {n}, d = {d:.0e}: left out, {ROOM * 4 * n * d / 1e9:.0f} GB would be needed",
+                    flush=True,
+                )
                 continue
             found += measure(names, n, d, torch.device(asked.device), asked.turns)
             if asked.out:
@@ -83,8 +90,16 @@ def fits(n: int, d: int, device: str) -> bool:
 
 def measure(names: list[str], n: int, d: int, device: torch.device, turns: int) -> list[dict[str, Any]]:
     x, w = updates(n, d, device), torch.full((n,), 1 / n, device=device)
-    works: dict[str, Callable[[], object]] = {"w @ x": lambda: w @ x, "gram": lambda: x @ x.T, "sort": lambda: x.sort(dim=0)}
-    works |= {name: call(VARIANTS.get(name, {"name": name}), x, w) for name in names if n * d <= LARGEST.get(name, n * d)}
+    works: dict[str, Callable[[], object]] = {
+        "w @ x": lambda: w @ x,
+        "gram": lambda: x @ x.T,
+        "sort": lambda: x.sort(dim=0),
+    }
+    works |= {
+        name: call(VARIANTS.get(name, {"name": name}), x, w)
+        for name in names
+        if n * d <= LARGEST.get(name, n * d)
+    }
     memory: dict[str, float] = {}
     seconds: dict[str, float] = {}
     with progress(f"n = {n}, d = {d:.0e}", len(works) * (turns + 1)) as advance:
@@ -98,7 +113,17 @@ def measure(names: list[str], n: int, d: int, device: torch.device, turns: int) 
     rows = []
     for name in works:
         ratios = {f"per {other}": seconds[name] / seconds[other] for other in BESIDES}
-        rows.append({"rule": name, "n": n, "d": d, "device": device.type, "seconds": seconds[name], **ratios, "memory": memory[name]})
+        rows.append(
+            {
+                "rule": name,
+                "n": n,
+                "d": d,
+                "device": device.type,
+                "seconds": seconds[name],
+                **ratios,
+                "memory": memory[name],
+            }
+        )
     show(rows)
     return rows
 
@@ -116,7 +141,13 @@ def call(settings: dict[str, Any], x: Tensor, w: Tensor) -> Callable[[], object]
     n, d = x.shape
     layout = Layout((Slot("weight", (d,), 0, d, x.dtype, buffer=False, frozen=False),))
     ctx = AggregationContext(
-        torch.arange(n), torch.zeros(d, device=x.device), layout, Key(0), 1, rule.assumed(n), x[0] if "root" in rule.needs else None
+        torch.arange(n),
+        torch.zeros(d, device=x.device),
+        layout,
+        Key(0),
+        1,
+        rule.assumed(n),
+        x[0] if "root" in rule.needs else None,
     )
     state = rule.init(layout)
     return lambda: rule(x, w, state, ctx)
@@ -152,18 +183,26 @@ def added(work: Callable[[], object], device: torch.device) -> float:
 def show(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     print(f"n = {first['n']}, d = {first['d']:.0e} on {first['device']}", flush=True)
-    print(f"  {'':<20} {'seconds':>10} " + " ".join(f"{'x ' + other:>9}" for other in BESIDES) + f" {'x memory':>9}")
+    print(
+        f"  {'':<20} {'seconds':>10} "
+        + " ".join(f"{'x ' + other:>9}" for other in BESIDES)
+        + f" {'x memory':>9}"
+    )
     for row in rows:
         ratios = " ".join(f"{row[f'per {other}']:>9.2f}" for other in BESIDES)
         print(f"  {row['rule']:<20} {row['seconds']:>10.5f} {ratios} {row['memory']:>9.2f}", flush=True)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """A line for each rule, a column for each size: milliseconds, times what the rule cannot do without, and memory added in times the
-    updates'."""
+    """A line for each rule, a column for each size: milliseconds, times what the rule cannot do without, and
+    memory added in times the updates'."""
     sizes = list(dict.fromkeys((row["n"], row["d"]) for row in rows))
     by = {(row["rule"], row["n"], row["d"]): row for row in rows}
-    lines = ["| rule | beside | " + " | ".join(f"n = {n:,}, d = {d:.0e}".replace("e+0", "e") for n, d in sizes) + " |"]
+    lines = [
+        "| rule | beside | "
+        + " | ".join(f"n = {n:,}, d = {d:.0e}".replace("e+0", "e") for n, d in sizes)
+        + " |"
+    ]
     lines.append("|---" * (len(sizes) + 2) + "|")
     for name in dict.fromkeys(row["rule"] for row in rows):
         other = name if name in BESIDES else KIND.get(name, BESIDES[0])

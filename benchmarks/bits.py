@@ -1,10 +1,12 @@
-"""Whether two versions of the code give the same bits: digests of small runs of every method, alone and fused, on two plans.
+"""Whether two versions of the code give the same bits: digests of small runs of every method, alone and
+fused, on two plans.
 
     python benchmarks/bits.py --out before.json                        # with the old code
-    python benchmarks/bits.py --out after.json --against before.json   # with the new code: names every run that differs
+    python benchmarks/bits.py --out after.json --against before.json   # with the new code: says which differ
 
-Each run is float32 on the embedded digits, three rounds. Its digest covers the server's state, every client's private state, and all arrays
-of every round. A run that one of the two versions cannot start is listed with its error."""
+Each run is float32 on the embedded digits, three rounds. Its digest covers the server's state, every client's
+private state, and all arrays of every round. A run that one of the two versions cannot start is listed with
+its error."""
 
 from __future__ import annotations
 
@@ -30,16 +32,25 @@ def base(method: str, plan: str) -> dict[str, Any]:
         "method": {"name": method},
         "model": MODEL,
         "data": {
-            "clients": 6, "partition": {"name": "dirichlet", "beta": 0.5, "min_samples": 6, "samples_per_client": 30},
+            "clients": 6,
+            "partition": {"name": "dirichlet", "beta": 0.5, "min_samples": 6, "samples_per_client": 30},
             "split": {"train": 0.6, "validation": 0.15, "test": 0.25},
         },
-        "train": {"rounds": 3, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "momentum": 0.5, "participation": 0.7},
+        "train": {
+            "rounds": 3,
+            "local_epochs": 2,
+            "batch_size": 5,
+            "lr": 0.05,
+            "momentum": 0.5,
+            "participation": 0.7,
+        },
         "engine": {"plan": plan, "threads": 1, "workers": 1},
-    }  # fmt: skip
+    }
 
 
 def sweeps(method: str, plan: str) -> dict[str, dict[str, Any]]:
-    """What is run for a method: alone, under attack where it reduces updates, and as a sweep whose cells are fused."""
+    """What is run for a method: alone, under attack where it reduces updates, and as a sweep whose cells are
+    fused."""
     plain = base(method, plan)
     out = {f"{method} {plan} alone": plain}
     if parts("method")[method].reduces:  # type: ignore[attr-defined]
@@ -62,7 +73,9 @@ def digest(run: Run) -> str:
     whole = hashlib.sha256()
     for name in sorted(found):
         whole.update(name.encode())
-        whole.update(found[name].contiguous().view(torch.uint8).numpy().tobytes() if found[name].numel() else b"")
+        whole.update(
+            found[name].contiguous().view(torch.uint8).numpy().tobytes() if found[name].numel() else b""
+        )
     return whole.hexdigest()[:16]
 
 
@@ -70,14 +83,19 @@ def measured(config: dict[str, Any], folder: Path) -> list[str]:
     try:
         if "sweep" in config:
             cells = holdfast.sweep(config, out=folder)
-            return [digest(cell.run) if cell.run is not None else f"{cell.status}: {cell.reason}" for cell in cells]
+            return [
+                digest(cell.run) if cell.run is not None else f"{cell.status}: {cell.reason}"
+                for cell in cells
+            ]
         return [digest(holdfast.run(config, out=folder))]
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--methods", nargs="*", default=list(parts("method")))
     options.add_argument("--plans", nargs="*", default=["loop", "vmap"])
     options.add_argument("--out", type=Path)
@@ -96,8 +114,14 @@ def main() -> None:
     if asked.against:
         known = json.loads(asked.against.read_text())
         both = found.keys() & known.keys()
-        differ, alone = sorted(name for name in both if found[name] != known[name]), sorted(found.keys() ^ known.keys())
-        print(f"{len(both) - len(differ)} equal, {len(differ)} differ: {differ}, {len(alone)} in one of them only: {alone}")
+        differ, alone = (
+            sorted(name for name in both if found[name] != known[name]),
+            sorted(found.keys() ^ known.keys()),
+        )
+        print(
+            f"{len(both) - len(differ)} equal, {len(differ)} differ: {differ}, {len(alone)} in one of them"
+            f" only: {alone}"
+        )
 
 
 if __name__ == "__main__":

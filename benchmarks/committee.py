@@ -1,10 +1,12 @@
-"""C-PFL's committee by what moves its threshold and by which rule, without an attack and under four: 20 clients of digits, an MLP.
+"""C-PFL's committee by what moves its threshold and by which rule, without an attack and under four: 20
+clients of digits, an MLP.
 
     python benchmarks/committee.py --out runs/committee              # three seeds, a few minutes on one core
     python benchmarks/committee.py --out runs/committee --seeds 1
 
-Prints two tables in Markdown: the accuracy of the benign clients' tuned models and, in brackets, of the common model, in per cent; then how
-many of the submitted backbones were rejected. Means over seeds. The same command continues after an interruption."""
+Prints two tables in Markdown: the accuracy of the benign clients' tuned models and, in brackets, of the
+common model, in per cent; then how many of the submitted backbones were rejected. Means over seeds. The same
+command continues after an interruption."""
 
 from __future__ import annotations
 
@@ -18,10 +20,19 @@ from holdfast.api import Swept
 
 ATTACKS: dict[str, Any] = {
     "nobody attacks": {"name": "none"},
-    "input noise, sigma 1, 40 % redrawn": {"name": "input-noise", "sigma": 1.0, "fraction": 0.4, "redraw": True},
+    "input noise, sigma 1, 40 % redrawn": {
+        "name": "input-noise",
+        "sigma": 1.0,
+        "fraction": 0.4,
+        "redraw": True,
+    },
     "label flip, 40 % redrawn": {"name": "label-flip", "fraction": 0.4, "redraw": True},
     "label flip, 40 % fixed": {"name": "label-flip", "fraction": 0.4},
-    "label flip, 40 % fixed, scores inverted": {"name": "label-flip", "fraction": 0.4, "lies": {"score": "invert"}},
+    "label flip, 40 % fixed, scores inverted": {
+        "name": "label-flip",
+        "fraction": 0.4,
+        "lies": {"score": "invert"},
+    },
 }
 COMMITTEES: dict[str, Any] = {
     "none": False,
@@ -37,13 +48,22 @@ COMMITTEES: dict[str, Any] = {
 def config(rounds: int, seeds: int) -> dict[str, Any]:
     return {
         "data": {
-            "name": "digits", "clients": 20, "split": {"train": 0.6, "validation": 0.2, "test": 0.2},
+            "name": "digits",
+            "clients": 20,
+            "split": {"train": 0.6, "validation": 0.2, "test": 0.2},
             "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 60},
         },
-        "method": "c-pfl", "model": "mlp", "train": {"rounds": rounds, "local_epochs": 2, "lr": 0.05}, "evaluate": {"every": rounds},
+        "method": "c-pfl",
+        "model": "mlp",
+        "train": {"rounds": rounds, "local_epochs": 2, "lr": 0.05},
+        "evaluate": {"every": rounds},
         "engine": {"plan": "vmap", "threads": 1, "workers": 1},
-        "sweep": {"attack": list(ATTACKS.values()), "method.committee": list(COMMITTEES.values()), "seed": list(range(seeds))},
-    }  # fmt: skip
+        "sweep": {
+            "attack": list(ATTACKS.values()),
+            "method.committee": list(COMMITTEES.values()),
+            "seed": list(range(seeds)),
+        },
+    }
 
 
 def mean(cells: list[Swept], figure: str) -> float:
@@ -55,7 +75,9 @@ def entry(cells: list[Swept]) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--rounds", type=int, default=30)
     options.add_argument("--seeds", type=int, default=3)

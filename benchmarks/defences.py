@@ -1,9 +1,13 @@
-"""Every attack against every aggregator: FedAvg, 20 clients, 30 % of them malicious, as one fused sweep a dataset.
+"""Every attack against every aggregator: FedAvg, 20 clients, 30 % of them malicious, as one fused sweep a
+dataset.
 
-    python benchmarks/defences.py --out runs/defences                       # digits, a few minutes on two cores
-    python benchmarks/defences.py --out runs/defences --data fashion-mnist  # needs its files: see docs/data.md
+    python benchmarks/defences.py --out runs/defences                       # digits, a few minutes on two
+                                                                            cores
+    python benchmarks/defences.py --out runs/defences --data fashion-mnist  # needs its files: see
+                                                                            docs/data.md
 
-Prints a table in Markdown, accuracy in per cent: aggregators down, attacks across. The same command continues after an interruption."""
+Prints a table in Markdown, accuracy in per cent: aggregators down, attacks across. The same command continues
+after an interruption."""
 
 from __future__ import annotations
 
@@ -33,13 +37,17 @@ def config(data: str, rounds: int, seeds: int) -> dict[str, Any]:
             "aggregator.name": list(parts("aggregator")),
             "attack.name": ["none", *parts("attack")],
             "seed": list(range(seeds)),
-            "override": [{"when": {"aggregator.name": "bulyan"}, "set": {"aggregator.f": 0.2}}],  # it needs n >= 4 f + 3
+            "override": [
+                {"when": {"aggregator.name": "bulyan"}, "set": {"aggregator.f": 0.2}}
+            ],  # it needs n >= 4 f + 3
         },
     }
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--data", choices=list(DATA), default="digits")
     options.add_argument("--rounds", type=int, default=20)
@@ -48,11 +56,17 @@ def main() -> None:
     folder = asked.out / asked.data
     holdfast.sweep(config(asked.data, asked.rounds, asked.seeds), out=folder)
     runs = load(folder).dropna(subset="accuracy").fillna({"attack": "none"})
-    table = runs.pivot_table(index="aggregator", columns="attack", values="accuracy", aggfunc="mean", dropna=False)
+    table = runs.pivot_table(
+        index="aggregator", columns="attack", values="accuracy", aggfunc="mean", dropna=False
+    )
     attacks = [name for name in ("none", *parts("attack")) if name in table.columns]
     print("| | " + " | ".join(attacks) + " |\n|---|" + "---:|" * len(attacks))
     for rule, row in table.iterrows():
-        print(f"| `{rule}` | " + " | ".join("–" if row[a] != row[a] else f"{100 * row[a]:.1f}" for a in attacks) + " |")
+        print(
+            f"| `{rule}` | "
+            + " | ".join("–" if row[a] != row[a] else f"{100 * row[a]:.1f}" for a in attacks)
+            + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Every method on a device against the CPU in float64 (weights, accuracy and the other metrics), and the same run twice in float32, bit
-for bit; every aggregator, alone and in every wrapper, on the same updates; every attack in a run:
+"""Every method on a device against the CPU in float64 (weights, accuracy and the other metrics), and the same
+run twice in float32, bit for bit; every aggregator, alone and in every wrapper, on the same updates; every
+attack in a run:
 
     python benchmarks/devices.py cuda
     python benchmarks/devices.py cuda rules attacks      # only these two parts of it
     python benchmarks/devices.py cuda fedcap fedas       # only these methods
+
 """
 
 from __future__ import annotations
@@ -27,15 +29,25 @@ from holdfast.experiment.config import make_config
 _SETTINGS = {"gas": {"p": 7}, "backdoor": {"size": 2}}  # for small networks and images
 
 
-def play(folder: Path, method: str, device: str, plan: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """All weights of two rounds of a small network with BatchNorm and Dropout on ragged clients; accuracy and other metrics; seconds."""
+def play(
+    folder: Path, method: str, device: str, plan: str, dtype: str
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """All weights of two rounds of a small network with BatchNorm and Dropout on ragged clients; accuracy and
+    other metrics; seconds."""
     started = time.perf_counter()
     run = holdfast.run(
-        method=method, model="cnn-bn", data={"clients": 6, "partition": {"name": "dirichlet", "beta": 0.3}},
-        train={"rounds": 2, "local_epochs": 1, "dtype": dtype, "participation": 0.7}, engine={"device": device, "plan": plan},
-        evaluate={"metrics": METRICS}, out=folder / f"{method}-{device}-{plan}-{dtype}-{time.time_ns()}",
-    )  # fmt: skip
-    clients = [run.vector(client=c, model="personal" if "personal" in run._experiment.method.models else None) for c in range(6)]
+        method=method,
+        model="cnn-bn",
+        data={"clients": 6, "partition": {"name": "dirichlet", "beta": 0.3}},
+        train={"rounds": 2, "local_epochs": 1, "dtype": dtype, "participation": 0.7},
+        engine={"device": device, "plan": plan},
+        evaluate={"metrics": METRICS},
+        out=folder / f"{method}-{device}-{plan}-{dtype}-{time.time_ns()}",
+    )
+    clients = [
+        run.vector(client=c, model="personal" if "personal" in run._experiment.method.models else None)
+        for c in range(6)
+    ]
     figures = torch.tensor([run.final[name] for name in ("accuracy", *METRICS)])
     return torch.cat(clients).cpu(), figures, time.perf_counter() - started
 
@@ -44,21 +56,40 @@ def rules(device: str) -> None:
     """The aggregate of 12 updates, of which two are far out, on both devices."""
     x = Key(0).fold("x").normal(12, 400).double()
     x[:2] += 50
-    layout = Layout((Slot("a", (300,), 0, 300, x.dtype, False, False), Slot("b", (10, 10), 300, 400, x.dtype, False, False)))
+    layout = Layout(
+        (
+            Slot("a", (300,), 0, 300, x.dtype, False, False),
+            Slot("b", (10, 10), 300, 400, x.dtype, False, False),
+        )
+    )
     for name in parts("aggregator"):
         for wrapper in (None, *parts("wrapper")):
             wrap = [{"name": wrapper, **_SETTINGS.get(wrapper, {})}] if wrapper else []
             try:
-                config = make_config({"aggregator": {"name": name, "f": 2, "wrap": wrap}, "data": {"clients": 40, "root": 20}})
+                config = make_config(
+                    {"aggregator": {"name": name, "f": 2, "wrap": wrap}, "data": {"clients": 40, "root": 20}}
+                )
                 rule = config.parts().aggregator
             except ConfigError:  # a combination without sense
                 continue
             values = []
             for where in ("cpu", device):
                 own = x.to(where)
-                ctx = AggregationContext(torch.arange(12), own[0] * 0 + 1, layout, Key(1), 1, 2, own[5] if "root" in rule.needs else None)
+                ctx = AggregationContext(
+                    torch.arange(12),
+                    own[0] * 0 + 1,
+                    layout,
+                    Key(1),
+                    1,
+                    2,
+                    own[5] if "root" in rule.needs else None,
+                )
                 values.append(rule(own, own.new_full((12,), 1 / 12), rule.init(layout), ctx).value.cpu())
-            print(f"{name:14} {wrapper or '':10} {device} against cpu: {float((values[0] - values[1]).abs().max()):.1e}", flush=True)
+            print(
+                f"{name:14} {wrapper or '':10} {device} against cpu:"
+                f" {float((values[0] - values[1]).abs().max()):.1e}",
+                flush=True,
+            )
 
 
 def attacks(device: str, folder: Path) -> None:
@@ -67,12 +98,18 @@ def attacks(device: str, folder: Path) -> None:
         vectors = []
         for place, where in enumerate(("cpu", device)):
             run = holdfast.run(
-                method="fedavg", model="cnn-bn", attack={"name": name, "fraction": 0.4, **_SETTINGS.get(name, {})},
-                data={"clients": 6}, train={"rounds": 2, "local_epochs": 1, "dtype": "float64"}, engine={"device": where, "plan": "vmap"},
+                method="fedavg",
+                model="cnn-bn",
+                attack={"name": name, "fraction": 0.4, **_SETTINGS.get(name, {})},
+                data={"clients": 6},
+                train={"rounds": 2, "local_epochs": 1, "dtype": "float64"},
+                engine={"device": where, "plan": "vmap"},
                 out=folder / f"{name}-{place}",
-            )  # fmt: skip
+            )
             vectors.append(run.vector().cpu())
-        print(f"{name:14} {device} against cpu: {float((vectors[0] - vectors[1]).abs().max()):.1e}", flush=True)
+        print(
+            f"{name:14} {device} against cpu: {float((vectors[0] - vectors[1]).abs().max()):.1e}", flush=True
+        )
 
 
 def methods(device: str, folder: Path, names: list[str]) -> None:
@@ -82,9 +119,9 @@ def methods(device: str, folder: Path, names: list[str]) -> None:
             weights, there, seconds = play(folder, method, device, plan, "float64")
             once, again = (play(folder, method, device, plan, "float32")[0] for _ in range(2))
             print(
-                f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e}"
-                f"  figures: {float((there - figures).abs().max()):.1e}"
-                f"  float32 twice: {'same bits' if torch.equal(once, again) else 'OTHER BITS'}  {seconds:.1f} s",
+                f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e} "
+                f" figures: {float((there - figures).abs().max()):.1e}  float32 twice:"
+                f" {'same bits' if torch.equal(once, again) else 'OTHER BITS'}  {seconds:.1f} s",
                 flush=True,
             )
 
@@ -95,7 +132,15 @@ def main(device: str, asked: list[str]) -> None:
             rules(device)
         if "attacks" in asked:
             attacks(device, Path(folder))
-        methods(device, Path(folder), list(parts("method")) if "methods" in asked else [name for name in asked if name in parts("method")])
+        methods(
+            device,
+            Path(folder),
+            (
+                list(parts("method"))
+                if "methods" in asked
+                else [name for name in asked if name in parts("method")]
+            ),
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""What a round of FedCPA's rule costs: seconds and memory beyond the updates, with the comparison to the last change of the model.
+"""What a round of FedCPA's rule costs: seconds and memory beyond the updates, with the comparison to the last
+change of the model.
 
-    python benchmarks/fedcpa.py                        # 100 clients of a ResNet-18: 4.4 GB of updates, minutes
+    python benchmarks/fedcpa.py                        # 100 clients of a ResNet-18: 4.4 GB of updates,
+                                                       minutes
     python benchmarks/fedcpa.py --quick --out cpa.json # 20 clients of 1e5 numbers
 
-Four in five clients have half of their update in common; the others send noise, so that there is somebody to filter."""
+Four in five clients have half of their update in common; the others send noise, so that there is somebody to
+filter."""
 
 from __future__ import annotations
 
@@ -26,12 +29,19 @@ from holdfast.core.progress import progress
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--quick", action="store_true", help="a small size")
     options.add_argument("--clients", type=int)
     options.add_argument("--numbers", type=float, help="of a model; default: 11e6")
     options.add_argument("--correlation", choices=("spearman", "pearson"), default="spearman")
-    options.add_argument("--still", type=float, default=0.0, help="share of the parameters that no client changes: they are all tied")
+    options.add_argument(
+        "--still",
+        type=float,
+        default=0.0,
+        help="share of the parameters that no client changes: they are all tied",
+    )
     options.add_argument("--threads", type=int, help="default: PyTorch's own number")
     options.add_argument("--out", type=Path, help="JSON")
     asked = options.parse_args()
@@ -39,7 +49,12 @@ def main() -> None:
         torch.set_num_threads(asked.threads)
     n, d = asked.clients or (20 if asked.quick else 100), int(asked.numbers or (1e5 if asked.quick else 11e6))
     found = measure(n, d, FedCPA(correlation=asked.correlation), asked.still)
-    print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()))
+    print(
+        ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in found.items()
+        )
+    )
     if asked.out:
         write_atomically(asked.out, (json.dumps(found, indent=1) + "\n").encode())
 
@@ -57,10 +72,18 @@ def measure(n: int, d: int, rule: FedCPA, still: float) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     weights = got.weights * (got.weights > 0).sum()
     return {
-        "n": n, "d": d, "still": still, "threads": torch.get_num_threads(), "seconds": seconds, "CPU seconds": cpu,
-        "GB of updates": x.nbytes / 1e9, "GB at the peak": peak() / 1e9, "GB beyond what was held": (peak() - held) / 1e9,
-        "weight of the honest": float(weights[:honest].mean()), "weight of the others": float(weights[honest:].mean()),
-    }  # fmt: skip
+        "n": n,
+        "d": d,
+        "still": still,
+        "threads": torch.get_num_threads(),
+        "seconds": seconds,
+        "CPU seconds": cpu,
+        "GB of updates": x.nbytes / 1e9,
+        "GB at the peak": peak() / 1e9,
+        "GB beyond what was held": (peak() - held) / 1e9,
+        "weight of the honest": float(weights[:honest].mean()),
+        "weight of the others": float(weights[honest:].mean()),
+    }
 
 
 def updates(n: int, d: int, luck: torch.Generator) -> Tensor:

@@ -1,12 +1,15 @@
-"""What a real federation costs: seconds of a round and megabytes a second, for models of several sizes and for more and more nodes.
+"""What a real federation costs: seconds of a round and megabytes a second, for models of several sizes and
+for more and more nodes.
 
-    python benchmarks/federation.py --markdown        # 4 nodes: FedCAP's network (156,810 parameters) and ResNet-18 (11 million)
+    python benchmarks/federation.py --markdown        # 4 nodes: FedCAP's network (156,810 parameters) and
+                                                      ResNet-18 (11 million)
     python benchmarks/federation.py --models fedcap-cnn --nodes 4 8 16 --rounds 2
 
-Every part is a real process on this machine, with TLS, keys and the proxy. A client makes one step on a few random images, so nearly all
-of a round is what the federation itself takes: messages, new processes, checks, the disk. Seconds are the median between two committed
-rounds (of a single one since the start); each round is two exchanges: in training a model travels to every client and back, in evaluation
-to it. Memory is the most that all processes of the federation, server and nodes, were seen to hold, what they share counted once."""
+Every part is a real process on this machine, with TLS, keys and the proxy. A client makes one step on a few
+random images, so nearly all of a round is what the federation itself takes: messages, new processes, checks,
+the disk. Seconds are the median between two committed rounds (of a single one since the start); each round is
+two exchanges: in training a model travels to every client and back, in evaluation to it. Memory is the most
+that all processes of the federation, server and nodes, were seen to hold, what they share counted once."""
 
 from __future__ import annotations
 
@@ -68,10 +71,15 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     size = float(run.manifest["parameters"]) * 4 / 1e6
     megabytes = 3 * nodes * size  # up and down in training, down in evaluation
     return {
-        "parameters": run.manifest["parameters"], "nodes": nodes, "started": started, "seconds": seconds, "megabytes": megabytes,
-        "rate": megabytes / seconds, "memory": memory.most / 1e9,
+        "parameters": run.manifest["parameters"],
+        "nodes": nodes,
+        "started": started,
+        "seconds": seconds,
+        "megabytes": megabytes,
+        "rate": megabytes / seconds,
+        "memory": memory.most / 1e9,
         "missed": sum(len(entry.what["clients"]) for entry in project.ledger().of("missing")),
-    }  # fmt: skip
+    }
 
 
 class Memory:
@@ -104,16 +112,36 @@ def held(pid: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["fedcap-cnn", "resnet18"])
     parser.add_argument("--nodes", nargs="+", type=int, default=[4])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=1200.0)
     parser.add_argument("--markdown", action="store_true")
     chosen = parser.parse_args()
-    titles = ("model", "parameters", "nodes", "seconds to start", "seconds a round", "MB a round", "MB/s", "GB of memory", "answers missed")
-    forms = {"parameters": ",.0f", "nodes": ".0f", "started": ".0f", "seconds": ".1f", "megabytes": ".1f", "rate": ".1f",
-             "memory": ".1f", "missed": ".0f"}  # fmt: skip
+    titles = (
+        "model",
+        "parameters",
+        "nodes",
+        "seconds to start",
+        "seconds a round",
+        "MB a round",
+        "MB/s",
+        "GB of memory",
+        "answers missed",
+    )
+    forms = {
+        "parameters": ",.0f",
+        "nodes": ".0f",
+        "started": ".0f",
+        "seconds": ".1f",
+        "megabytes": ".1f",
+        "rate": ".1f",
+        "memory": ".1f",
+        "missed": ".0f",
+    }
     lines = [titles]
     for model in chosen.models:
         for nodes in chosen.nodes:

@@ -1,10 +1,12 @@
-"""What `holdfast plan` says against what then happens: seconds, peak memory, bytes on disk, as predicted / actual.
+"""What `holdfast plan` says against what then happens: seconds, peak memory, bytes on disk, as predicted /
+actual.
 
     python benchmarks/forecasts.py cpu
     python benchmarks/forecasts.py cuda --only cnn32-ragged --json
 
-Every plan and every run is a process of its own, so that peaks are its own. On a CPU plan and threads are set: where a busy machine makes
-`auto` choose otherwise the second time, the comparison says nothing about the prediction."""
+Every plan and every run is a process of its own, so that peaks are its own. On a CPU plan and threads are
+set: where a busy machine makes `auto` choose otherwise the second time, the comparison says nothing about the
+prediction."""
 
 from __future__ import annotations
 
@@ -24,38 +26,60 @@ CNN32 = {"name": "synthetic", "options": {"shape": [3, 32, 32], "samples": 10_00
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {
         "mlp-sweep": {
-            "data": {"clients": 20}, "train": {"rounds": 60, "local_epochs": 2}, "engine": {"plan": "vmap", **ONE},
+            "data": {"clients": 20},
+            "train": {"rounds": 60, "local_epochs": 2},
+            "engine": {"plan": "vmap", **ONE},
             "sweep": {"method.name": ["fedavg", "fedprox", "ditto"], "seed": [0, 1]},
         },
         "mlp-drawn": {
-            "method": "ditto", "data": {"clients": 60, "partition": {"name": "dirichlet", "beta": 0.5}},
-            "train": {"rounds": 150, "participation": 0.2}, "evaluate": {"every": 5}, "engine": {"plan": "vmap", **ONE},
+            "method": "ditto",
+            "data": {"clients": 60, "partition": {"name": "dirichlet", "beta": 0.5}},
+            "train": {"rounds": 150, "participation": 0.2},
+            "evaluate": {"every": 5},
+            "engine": {"plan": "vmap", **ONE},
         },
         "cnn-ditto": {
-            "method": "ditto", "model": "cnn-bn", "data": {"clients": 10}, "train": {"rounds": 20, "local_epochs": 2},
+            "method": "ditto",
+            "model": "cnn-bn",
+            "data": {"clients": 10},
+            "train": {"rounds": 20, "local_epochs": 2},
             "engine": {"plan": "vmap", **ONE},
         },
         "cnn32-loop": {
-            "model": "fedcap-cnn", "data": {**CNN32, "partition": {"name": "iid", "samples_per_client": 100}},
-            "train": {"rounds": 10, "local_epochs": 5}, "evaluate": {"every": 5}, "engine": {"plan": "loop", **ONE},
+            "model": "fedcap-cnn",
+            "data": {**CNN32, "partition": {"name": "iid", "samples_per_client": 100}},
+            "train": {"rounds": 10, "local_epochs": 5},
+            "evaluate": {"every": 5},
+            "engine": {"plan": "loop", **ONE},
         },
         "mlp-workers": {
-            "method": "ditto", "data": {"clients": 40}, "train": {"rounds": 40}, "engine": {"plan": "vmap", "workers": 2},
+            "method": "ditto",
+            "data": {"clients": 40},
+            "train": {"rounds": 40},
+            "engine": {"plan": "vmap", "workers": 2},
         },
     },
     "cuda": {
         "mlp-sweep": {
-            "data": {"clients": 20}, "train": {"rounds": 100}, "sweep": {"method.name": ["fedavg", "ditto"], "seed": [0, 1, 2]},
+            "data": {"clients": 20},
+            "train": {"rounds": 100},
+            "sweep": {"method.name": ["fedavg", "ditto"], "seed": [0, 1, 2]},
         },
         "cnn32-ragged": {
-            "model": "fedcap-cnn", "data": {**CNN32, "partition": RAGGED}, "train": {"rounds": 25}, "evaluate": {"every": 5},
+            "model": "fedcap-cnn",
+            "data": {**CNN32, "partition": RAGGED},
+            "train": {"rounds": 25},
+            "evaluate": {"every": 5},
         },
         "cnn32-ditto": {
-            "method": "ditto", "model": "fedcap-cnn", "data": {**CNN32, "partition": {"name": "iid", "samples_per_client": 300}},
-            "train": {"rounds": 20}, "sweep": {"seed": [0, 1]},
+            "method": "ditto",
+            "model": "fedcap-cnn",
+            "data": {**CNN32, "partition": {"name": "iid", "samples_per_client": 300}},
+            "train": {"rounds": 20},
+            "sweep": {"seed": [0, 1]},
         },
     },
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -67,7 +91,11 @@ def main() -> None:
     given = options.parse_args()
     if given.do:
         config = CONFIGS[given.device][given.only]
-        print(json.dumps(_planned(config, given.device) if given.do == "plan" else _played(config, given.device)))
+        print(
+            json.dumps(
+                _planned(config, given.device) if given.do == "plan" else _played(config, given.device)
+            )
+        )
         return
     lines = [_compare(given.device, name) for name in CONFIGS[given.device] if given.only in (None, name)]
     if given.json:
@@ -81,10 +109,18 @@ def _compare(device: str, name: str) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[what] = json.loads(done.stdout.splitlines()[-1])
     planned, played = found["plan"], found["run"]
-    ratios = {key: round(planned[key] / played[key], 3) for key in ("seconds", "memory", "gpu", "disk") if played[key]}
+    ratios = {
+        key: round(planned[key] / played[key], 3)
+        for key in ("seconds", "memory", "gpu", "disk")
+        if played[key]
+    }
     text = ", ".join(f"{key} {ratio:.2f}" for key, ratio in ratios.items())
-    print(f"{name:14} predicted / actual: {text}  ({played['seconds']:.1f} s, planned in {planned['took']:.1f} s as "
-          f"{' '.join(planned['plans'])}, played as {' '.join(played['plans'])})", file=sys.stderr, flush=True)  # fmt: skip
+    print(
+        f"{name:14} predicted / actual: {text}  ({played['seconds']:.1f} s, planned in {planned['took']:.1f}"
+        f" s as {' '.join(planned['plans'])}, played as {' '.join(played['plans'])})",
+        file=sys.stderr,
+        flush=True,
+    )
     return {"config": name, "ratios": ratios, "planned": planned, "played": played}
 
 
@@ -96,8 +132,15 @@ def _planned(config: dict[str, Any], device: str) -> dict[str, Any]:
         found = holdfast.plan(_on(config, device), out=Path(folder) / "run")
         took = time.perf_counter() - began
     plans = sorted({group.plan for group in found.groups})
-    return {"seconds": found.seconds.total, "memory": found.memory.host, "gpu": found.memory.device or 0, "disk": found.disk.total,
-            "took": took, "plans": plans, "parts": found.plain()["seconds"]}  # fmt: skip
+    return {
+        "seconds": found.seconds.total,
+        "memory": found.memory.host,
+        "gpu": found.memory.device or 0,
+        "disk": found.disk.total,
+        "took": took,
+        "plans": plans,
+        "parts": found.plain()["seconds"],
+    }
 
 
 def _played(config: dict[str, Any], device: str) -> dict[str, Any]:
@@ -125,7 +168,9 @@ def _played(config: dict[str, Any], device: str) -> dict[str, Any]:
         results = start(cells, Path(folder) / "run", engine=Measured)
         seconds = time.perf_counter() - began
         disk = sum(file.stat().st_size for file in (Path(folder) / "run").rglob("*") if file.is_file())
-        manifests = [json.loads((Path(result["run_dir"]) / "manifest.json").read_text()) for result in results]
+        manifests = [
+            json.loads((Path(result["run_dir"]) / "manifest.json").read_text()) for result in results
+        ]
     gpu = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     plans = sorted({manifest["plan"]["name"] for manifest in manifests})
     return {"seconds": seconds, "memory": peak() + workers, "gpu": gpu, "disk": disk, "plans": plans}

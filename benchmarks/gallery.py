@@ -1,6 +1,6 @@
 """Draws the pictures of docs/partitions.md: each is made from the config that stands before it.
 
-    python benchmarks/gallery.py
+python benchmarks/gallery.py
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def pictures() -> dict[str, str]:
 
 
 def draw(text: str, part: str) -> str:
-    """The heat map of a config as a picture that stands by itself, on white, so that it can be read on dark pages too."""
+    """The heat map of a config as a picture that stands by itself, on white, so that it can be read on dark
+    pages too."""
     config = make_config(tomllib.loads(text))
     samples = load_samples(config.data)
     if config.data.dealer().per_user:
@@ -43,7 +44,9 @@ def draw(text: str, part: str) -> str:
     federation = build_federation(config.data, Key(config.seed).fold("data"), samples)
     counts = getattr(federation, part).by_class(samples.classes).numpy()
     holdings = Holdings(config.data, federation, part, counts)
-    svg = re.sub(r"<title>.*?</title>", "", heat_map(counts.tolist(), holdings.names))  # nothing can point into a picture
+    svg = re.sub(
+        r"<title>.*?</title>", "", heat_map(counts.tolist(), holdings.names)
+    )  # nothing can point into a picture
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ').replace(
         "><pattern", f'><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/><pattern', 1
     )
@@ -53,7 +56,9 @@ def _with_users(samples: Samples) -> Samples:
     """The digits as if 20 people had written them, who like some of them better than others."""
     taste = Key(7).fold("taste").uniform(20, samples.classes, dtype=torch.float64) ** 4
     luck = -torch.log1p(-Key(7).fold("luck").uniform(20, len(samples), dtype=torch.float64))
-    return replace(samples, user=(taste[:, samples.y] / luck).argmax(0))  # somebody is the largest with a chance of his share of taste
+    return replace(
+        samples, user=(taste[:, samples.y] / luck).argmax(0)
+    )  # somebody is the largest with a chance of his share of taste
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_table.py --out table.json
 
-The same works as `holdfast bench --device cuda`; one that fails does not take the others with it, and what is measured is written down
-at once."""
+The same works as `holdfast bench --device cuda`; one that fails does not take the others with it, and what is
+measured is written down at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from holdfast.bench.steps import find_works, run_bench
 from holdfast.storage.store import write_json
 
 REACH = {
-    ("cifar-20", "compiled-vmap tf32"): 50, ("cifar-48x20", "compiled-vmap tf32"): 90, ("cifar-48x20", "compiled-vmap bf16"): 120,
-    ("ditto-round", "compiled-vmap tf32"): 40, ("resnet18-10", "compiled-loop tf32"): 2.3,
-}  # fmt: skip
+    ("cifar-20", "compiled-vmap tf32"): 50,
+    ("cifar-48x20", "compiled-vmap tf32"): 90,
+    ("cifar-48x20", "compiled-vmap bf16"): 120,
+    ("ditto-round", "compiled-vmap tf32"): 40,
+    ("resnet18-10", "compiled-loop tf32"): 2.3,
+}
 """What was to be reached, printed beside what was measured."""
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--out", type=Path, help="a JSON file")
     options.add_argument("--device", default="cuda")
     options.add_argument("--works", nargs="*", help="only these")
@@ -37,7 +42,11 @@ def main() -> None:
         except Exception as error:
             print(f"{work.name} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
-        whole = {**result, "rows": whole["rows"] + result["rows"], "seconds": round(time.perf_counter() - began, 1)}
+        whole = {
+            **result,
+            "rows": whole["rows"] + result["rows"],
+            "seconds": round(time.perf_counter() - began, 1),
+        }
         for row in result["rows"]:
             print(_line(row), flush=True)
         print(f"  [{whole['seconds']} s]", flush=True)
@@ -50,8 +59,8 @@ def _line(row: dict[str, Any]) -> str:
     reach = REACH.get((row["work"], row["plan"]))
     memory = f"  {row['memory'] / 2**30:.2f} GiB" if "memory" in row else ""
     return (
-        f"{row['work']:12} {row['plan']:20} {row['seconds'] * 1e6:12.1f} us {row['ratio']:8.2f}x against {row['against']}{memory}"
-        + (f"  (to reach: {reach}x)" if reach else "")
+        f"{row['work']:12} {row['plan']:20} {row['seconds'] * 1e6:12.1f} us {row['ratio']:8.2f}x against"
+        f" {row['against']}{memory}" + (f"  (to reach: {reach}x)" if reach else "")
     )
 
 

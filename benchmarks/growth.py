@@ -1,9 +1,11 @@
-"""How time and memory grow with clients, with cells of a sweep and with the size of a model; a table, JSON, and plots as SVG:
+"""How time and memory grow with clients, with cells of a sweep and with the size of a model; a table, JSON,
+and plots as SVG:
 
     python benchmarks/growth.py cpu --out growth-cpu.json --plots docs/figures
     python benchmarks/growth.py cuda --out growth-cuda.json --plots docs/figures
 
-Every point is measured in a process of its own, so that its peak of memory is its own; the best of a few turns counts."""
+Every point is measured in a process of its own, so that its peak of memory is its own; the best of a few
+turns counts."""
 
 from __future__ import annotations
 
@@ -26,25 +28,34 @@ POINTS: dict[str, dict[str, list[tuple[str, dict[str, Any]]]]] = {
         "clients": [
             (f"{model} {plan}", {"kind": "fit", "model": model, "clients": n, "plan": plan, "device": "cpu"})
             for model, counts in (("mlp-64", (10, 30, 100, 300, 1000)), ("cnn28", (5, 20, 80, 320)))
-            for plan in ("loop", "vmap") for n in counts
+            for plan in ("loop", "vmap")
+            for n in counts
         ],
-        "cells": [("", {"kind": "sweep", "cells": k, "device": "cpu", "plan": plan}) for plan in ("loop", "vmap") for k in (1, 4, 16, 64)],
+        "cells": [
+            ("", {"kind": "sweep", "cells": k, "device": "cpu", "plan": plan})
+            for plan in ("loop", "vmap")
+            for k in (1, 4, 16, 64)
+        ],
         "parameters": [
             (plan, {"kind": "fit", "model": f"mlp-{width}", "clients": 20, "plan": plan, "device": "cpu"})
-            for plan in ("loop", "vmap") for width in (16, 64, 256, 1024, 4096)
+            for plan in ("loop", "vmap")
+            for width in (16, 64, 256, 1024, 4096)
         ],
     },
     "cuda": {
         "clients": [
             (plan, {"kind": "fit", "model": "cnn32", "clients": n, "plan": plan, "device": "cuda"})
-            for plan in ("captured-vmap", "compiled-vmap") for n in (20, 100, 480, 960)
+            for plan in ("captured-vmap", "compiled-vmap")
+            for n in (20, 100, 480, 960)
         ],
     },
-}  # fmt: skip
+}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("device", choices=POINTS)
     options.add_argument("--out", type=Path)
     options.add_argument("--plots", type=Path)
@@ -87,10 +98,24 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
 
     model, _, width = point["model"].partition("-")
     if model == "mlp":
-        work = Work("", {"name": "mlp", "hidden": int(width)}, {"name": "digits"}, point["clients"], 20, device=point["device"])
+        work = Work(
+            "",
+            {"name": "mlp", "hidden": int(width)},
+            {"name": "digits"},
+            point["clients"],
+            20,
+            device=point["device"],
+        )
     else:
         shape = (1, 28, 28) if model == "cnn28" else (3, 32, 32)
-        work = Work("", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": shape}, point["clients"], 100, device=point["device"])
+        work = Work(
+            "",
+            {"name": "fedcap-cnn"},
+            {"name": "synthetic", "shape": shape},
+            point["clients"],
+            100,
+            device=point["device"],
+        )
     bench = Bench.of(work)
     before = _memory(point["device"])
     plan = bench.choose(point["plan"]) if point["device"] == "cpu" else Plan(point["plan"], precision="tf32")
@@ -98,11 +123,17 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
         bench._clock("it", plan, lambda: bench.fit(plan))
     seconds = bench.seconds["it"]
     added, parameters = _memory(point["device"]) - before, bench.network.layout.parameters
-    return {"microseconds": seconds * 1e6, "megabytes": added / 1e6, "parameters": parameters, "threads": torch.get_num_threads()}
+    return {
+        "microseconds": seconds * 1e6,
+        "megabytes": added / 1e6,
+        "parameters": parameters,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _sweep(point: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a round of one cell, when so many cells of 10 digits clients are played together; all of a round counts."""
+    """Milliseconds of a round of one cell, when so many cells of 10 digits clients are played together; all
+    of a round counts."""
     import holdfast
     from holdfast.experiment.runner import Watch
 
@@ -115,9 +146,11 @@ def _sweep(point: dict[str, Any]) -> dict[str, Any]:
             ends.append(time.perf_counter())
 
     config = {
-        "data": {"clients": 10}, "train": {"rounds": 12, "local_epochs": 1}, "sweep": {"seed": list(range(point["cells"]))},
+        "data": {"clients": 10},
+        "train": {"rounds": 12, "local_epochs": 1},
+        "sweep": {"seed": list(range(point["cells"]))},
         "engine": {"plan": point["plan"], "device": point["device"], "threads": 1, "workers": 1},
-    }  # fmt: skip
+    }
     before = _memory(point["device"])
     with tempfile.TemporaryDirectory() as folder:
         holdfast.sweep(config, Path(folder) / "sweep", watch=Watch(moved=moved))
@@ -136,14 +169,27 @@ def _memory(device: str) -> float:
 
 def draw(found: dict[str, list[dict[str, Any]]], device: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"clients": "clients in a stack", "cells": "cells played together", "parameters": "parameters of the model"}
+    names = {
+        "clients": "clients in a stack",
+        "cells": "cells played together",
+        "parameters": "parameters of the model",
+    }
     for axis, rows in found.items():
         labels = [label or row["plan"] for (label, _), row in zip(POINTS[device][axis], rows, strict=True)]
         good = [(label, row) for label, row in zip(labels, rows, strict=True) if "failed" not in row]
-        time_of = ("milliseconds", "of a round of one cell") if axis == "cells" else ("microseconds", "of a client step")
+        time_of = (
+            ("milliseconds", "of a round of one cell")
+            if axis == "cells"
+            else ("microseconds", "of a client step")
+        )
         for quantity, what in (time_of, ("megabytes", "that the training adds")):
-            lines = [Line(name, [(row[axis], row[quantity]) for label, row in good if label == name]) for name in dict.fromkeys(labels)]
-            (folder / f"growth-{device}-{axis}-{quantity}.svg").write_text(log_plot(lines, names[axis], f"{quantity} {what}"))
+            lines = [
+                Line(name, [(row[axis], row[quantity]) for label, row in good if label == name])
+                for name in dict.fromkeys(labels)
+            ]
+            (folder / f"growth-{device}-{axis}-{quantity}.svg").write_text(
+                log_plot(lines, names[axis], f"{quantity} {what}")
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What the host does in a round while a GPU would train: a table of experiments with FedCAP's CIFAR-10 network, whose clients send noise
-instead of being trained. Seconds of a round, by part, for several numbers of threads:
+"""What the host does in a round while a GPU would train: a table of experiments with FedCAP's CIFAR-10
+network, whose clients send noise instead of being trained. Seconds of a round, by part, for several numbers
+of threads:
 
     python benchmarks/host.py                    # 8 rules under 6 attacks, 20 clients, 6 rounds
     python benchmarks/host.py --hands 1 2 16     # with so many threads
+
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ from holdfast.sweeps.runner import results_of, sweep
 RULES = ("mean", "multi-krum", "median", "rfa", "trimmed-mean", "clustered", "fltrust", "fedcap")
 ATTACKS = ("sign-flip", "replacement", "lie", "min-max", "min-sum", "ipm")
 PARTS = {
-    "private rows read": (simulator, "private_rows"), "stacks put together": (simulator.Simulator, "local"),
-    "what clients send, read and dealt out": (simulator, "each"), "servers": (lockstep, "each"), "committed": (lockstep, "seal_all"),
+    "private rows read": (simulator, "private_rows"),
+    "stacks put together": (simulator.Simulator, "local"),
+    "what clients send, read and dealt out": (simulator, "each"),
+    "servers": (lockstep, "each"),
+    "committed": (lockstep, "seal_all"),
     "of that, the disk": (store, "_wait_for_disk"),
-}  # fmt: skip
+}
 
 
 def noise(network: Any, model: Tensor, *_: Any, **__: Any) -> Fitted:
@@ -65,12 +70,20 @@ def timed(part: str, of: Any, name: str, spent: Counter[str]) -> None:
 
 def cell(rule: str, attack: str, rounds: int) -> Config:
     aggregator = {"name": rule, "f": 0.3} if rule in ("multi-krum", "trimmed-mean") else rule
-    method: dict[str, Any] = {"method": "fedcap"} if rule == "fedcap" else {"method": "fedavg-ft", "aggregator": aggregator}
-    return make_config(method | {
-        "attack": {"name": attack, "fraction": 0.3}, "model": "fedcap-cnn",
-        "data": {"name": "synthetic", "options": {"shape": [3, 32, 32]}, "clients": 20, "root": 100},
-        "train": {"rounds": rounds}, "evaluate": {"every": rounds}, "engine": {"plan": "vmap", "threads": 1, "memory": "20GB"},
-    })  # fmt: skip
+    method: dict[str, Any] = (
+        {"method": "fedcap"} if rule == "fedcap" else {"method": "fedavg-ft", "aggregator": aggregator}
+    )
+    return make_config(
+        method
+        | {
+            "attack": {"name": attack, "fraction": 0.3},
+            "model": "fedcap-cnn",
+            "data": {"name": "synthetic", "options": {"shape": [3, 32, 32]}, "clients": 20, "root": 100},
+            "train": {"rounds": rounds},
+            "evaluate": {"every": rounds},
+            "engine": {"plan": "vmap", "threads": 1, "memory": "20GB"},
+        }
+    )
 
 
 def play(hands: int, rounds: int) -> None:
@@ -88,15 +101,22 @@ def play(hands: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hands", type=int, nargs="+", default=[1, os.cpu_count() or 1], help="numbers of threads")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hands", type=int, nargs="+", default=[1, os.cpu_count() or 1], help="numbers of threads"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="rounds that are averaged over")
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.play:
         play(given.hands[0], given.rounds)
         return
-    print(f"seconds of a round of {len(RULES) * len(ATTACKS)} experiments, {os.cpu_count()} cores, PyTorch {torch.__version__}\n")
+    print(
+        f"seconds of a round of {len(RULES) * len(ATTACKS)} experiments, {os.cpu_count()} cores, PyTorch"
+        f" {torch.__version__}\n"
+    )
     print("| threads | " + " | ".join(PARTS) + " |\n|---:|" + "---:|" * len(PARTS))
     for hands in given.hands:
         command = [sys.executable, __file__, "--hands", str(hands), "--rounds", str(given.rounds), "--play"]

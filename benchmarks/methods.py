@@ -1,13 +1,16 @@
-"""Every method on digits and on UCI-HAR, untuned: accuracy without an attack and under IPM and LIE, seconds and bytes of a round.
+"""Every method on digits and on UCI-HAR, untuned: accuracy without an attack and under IPM and LIE, seconds
+and bytes of a round.
 
     python benchmarks/methods.py --out runs/methods                    # digits; minutes on two cores
-    python benchmarks/methods.py --data both --markdown                # also UCI-HAR, whose files docs/data.md says how to get
+    python benchmarks/methods.py --data both --markdown                # also UCI-HAR, whose files
+                                                                       docs/data.md says how to get
     python benchmarks/methods.py --only seconds --set engine.device=cuda
 
-The runs are one fused sweep a dataset, that of benchmarks/records. Runs that are played together share their time, so each method is
-also played alone for a few rounds, without an attack: one method after the other, several turns, and the median of a round's seconds
-counts, clients and server without evaluation. The first round of a run loads and warms up, and does not count. The same command with
-the same --out continues after an interruption."""
+The runs are one fused sweep a dataset, that of benchmarks/records. Runs that are played together share their
+time, so each method is also played alone for a few rounds, without an attack: one method after the other,
+several turns, and the median of a round's seconds counts, clients and server without evaluation. The first
+round of a run loads and warms up, and does not count. The same command with the same --out continues after an
+interruption."""
 
 from __future__ import annotations
 
@@ -34,13 +37,19 @@ TURNS, ROUNDS = 3, 4
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--data", choices=[*DATA, "both"], default="digits")
     options.add_argument("--out", type=Path, help="folder of the runs; default: a new one under runs/")
     options.add_argument("--only", choices=["accuracy", "seconds"], help="leave the other away")
-    options.add_argument("--methods", nargs="+", metavar="NAME", help="only these; local is always among them")
+    options.add_argument(
+        "--methods", nargs="+", metavar="NAME", help="only these; local is always among them"
+    )
     options.add_argument("--markdown", action="store_true", help="print tables in Markdown")
-    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for holdfast sweep")
+    options.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as for holdfast sweep"
+    )
     asked = options.parse_args()
     out = asked.out or fresh_folder()
     for data in DATA if asked.data == "both" else (asked.data,):
@@ -86,7 +95,9 @@ def alone(config: dict[str, Any], name: str, out: Path) -> list[float]:
     return (run.metrics["seconds/client"] + run.metrics["seconds/server"]).tolist()[1:]
 
 
-def table(names: list[str], cells: dict[tuple[str, str], Swept], seconds: dict[str, float], rounds: int) -> Table:
+def table(
+    names: list[str], cells: dict[tuple[str, str], Swept], seconds: dict[str, float], rounds: int
+) -> Table:
     """The most accurate without an attack first."""
     titles, rows = ["method"], []
     titles += ["no attack", "IPM", "LIE", "kB a round, up / down"] if cells else []
@@ -95,7 +106,13 @@ def table(names: list[str], cells: dict[tuple[str, str], Swept], seconds: dict[s
         benign = cells[name, "none"].final if cells else None
         row = [Entry(f"`{name}`"), *(_accuracy(cells[name, attack]) for attack in ATTACKS if cells)]
         if cells:
-            row.append(Entry(" / ".join(f"{benign[f'bytes/{way}'] / rounds / 1000:,.0f}" for way in ("up", "down")) if benign else "–"))
+            row.append(
+                Entry(
+                    " / ".join(f"{benign[f'bytes/{way}'] / rounds / 1000:,.0f}" for way in ("up", "down"))
+                    if benign
+                    else "–"
+                )
+            )
         if seconds:
             row.append(Entry(f"{seconds[name]:.3f}", -seconds[name]))
         rows.append(tuple(row))
@@ -109,7 +126,9 @@ def _accuracy(cell: Swept) -> Entry:
     if final is None or final["accuracy"] is None:
         return Entry(cell.status)
     diverged = " d" if cell.status == "diverged" else ""
-    return Entry(f"{100 * final['accuracy']:.1f} ({100 * final['accuracy/worst10']:.1f}){diverged}", final["accuracy"])
+    return Entry(
+        f"{100 * final['accuracy']:.1f} ({100 * final['accuracy/worst10']:.1f}){diverged}", final["accuracy"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Does a round cost more when more clients are registered? 50 drawn of 100, 1,000 and 10,000, with the same samples each.
+"""Does a round cost more when more clients are registered? 50 drawn of 100, 1,000 and 10,000, with the same
+samples each.
 
     python benchmarks/registered_clients.py
     python benchmarks/registered_clients.py --rounds 60 --turns 5 --json
 
-The federations take turns, so that a busy machine slows all of them alike. A turn is a run of its own; seconds per round are by the wall
-clock from the end of the first few rounds to the end of the last, so start-up does not count. The best turn of each counts."""
+The federations take turns, so that a busy machine slows all of them alike. A turn is a run of its own;
+seconds per round are by the wall clock from the end of the first few rounds to the end of the last, so
+start-up does not count. The best turn of each counts."""
 
 from __future__ import annotations
 
@@ -25,18 +27,23 @@ WARM = 5  # rounds before the clock starts
 
 
 def config_of(method: str, clients: int, cohort: int, rounds: int, plan: str) -> Config:
-    """Ten samples of 1x8x8 a client, the digits' network of 64 hidden units, 4,810 parameters; 5 epochs, the default."""
-    return make_config({
-        "method": method,
-        "model": {"name": "mlp", "hidden": 64},
-        "data": {
-            "name": "synthetic", "options": {"shape": [1, 8, 8], "samples": 10 * clients, "classes": 10}, "clients": clients,
-            "partition": {"name": "iid", "samples_per_client": 10},
-        },
-        "train": {"rounds": rounds, "participation": cohort / clients, "batch_size": 10},
-        "evaluate": {"clients": "cohort"},
-        "engine": {"plan": plan, "threads": 1, "workers": 1},
-    })  # fmt: skip
+    """Ten samples of 1x8x8 a client, the digits' network of 64 hidden units, 4,810 parameters; 5 epochs, the
+    default."""
+    return make_config(
+        {
+            "method": method,
+            "model": {"name": "mlp", "hidden": 64},
+            "data": {
+                "name": "synthetic",
+                "options": {"shape": [1, 8, 8], "samples": 10 * clients, "classes": 10},
+                "clients": clients,
+                "partition": {"name": "iid", "samples_per_client": 10},
+            },
+            "train": {"rounds": rounds, "participation": cohort / clients, "batch_size": 10},
+            "evaluate": {"clients": "cohort"},
+            "engine": {"plan": plan, "threads": 1, "workers": 1},
+        }
+    )
 
 
 def seconds_per_round(config: Config) -> float:
@@ -52,7 +59,9 @@ def seconds_per_round(config: Config) -> float:
     return (ends[last] - ends[WARM]) / (last - WARM)
 
 
-def measure(methods: Sequence[str], clients: Sequence[int], cohort: int, rounds: int, turns: int, plan: str) -> dict[str, Any]:
+def measure(
+    methods: Sequence[str], clients: Sequence[int], cohort: int, rounds: int, turns: int, plan: str
+) -> dict[str, Any]:
     rows = []
     for method in methods:
         configs = {count: config_of(method, count, cohort, rounds, plan) for count in clients}
@@ -62,21 +71,32 @@ def measure(methods: Sequence[str], clients: Sequence[int], cohort: int, rounds:
                 taken[count].append(seconds_per_round(config))
         best = {count: min(times) for count, times in taken.items()}
         rows += [
-            {"method": method, "registered": count, "cohort": cohort, "seconds_per_round": best[count],
-             "ratio": best[count] / best[clients[0]], "turns": [round(t, 5) for t in taken[count]]}
+            {
+                "method": method,
+                "registered": count,
+                "cohort": cohort,
+                "seconds_per_round": best[count],
+                "ratio": best[count] / best[clients[0]],
+                "turns": [round(t, 5) for t in taken[count]],
+            }
             for count in clients
-        ]  # fmt: skip
+        ]
     return {"rows": rows, "rounds": rounds, "plan": plan}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| method | registered | ms per round | ratio |", "|---|---|---|---|"]
-    lines += [f"| {r['method']} | {r['registered']:,} | {r['seconds_per_round'] * 1e3:.1f} | {r['ratio']:.2f} |" for r in rows]
+    lines += [
+        f"| {r['method']} | {r['registered']:,} | {r['seconds_per_round'] * 1e3:.1f} | {r['ratio']:.2f} |"
+        for r in rows
+    ]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", nargs="+", default=["fedavg", "ditto"])
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1_000, 10_000])
     parser.add_argument("--cohort", type=int, default=50)

@@ -1,7 +1,10 @@
-"""How large the report of a large sweep is, how long it takes to write, and how long a browser takes to open it.
+"""How large the report of a large sweep is, how long it takes to write, and how long a browser takes to open
+it.
 
-    python benchmarks/report.py                    # 48 cells, 100 rounds, 20 clients: about two minutes of training the first time
-    python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md and of the README
+python benchmarks/report.py                    # 48 cells, 100 rounds, 20 clients: about two minutes of
+training the first time python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md
+and of the README
+
 """
 
 from __future__ import annotations
@@ -48,9 +51,18 @@ PAINTED = """new Promise(done => requestAnimationFrame(() => requestAnimationFra
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/report-benchmark"), help="of the sweep; played where it is not there yet")
-    parser.add_argument("--screenshots", action="store_true", help="draw docs/images from it, and from the demo")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs/report-benchmark"),
+        help="of the sweep; played where it is not there yet",
+    )
+    parser.add_argument(
+        "--screenshots", action="store_true", help="draw docs/images from it, and from the demo"
+    )
     given = parser.parse_args()
     if not run_folders(given.folder):
         start(configs(SWEEP), given.folder, Watch(say=print))
@@ -71,12 +83,20 @@ def main() -> None:
             print(f"{name}: loaded after {loaded:.0f} ms, painted after {painted:.0f} ms (median of 5)")
         if given.screenshots:
             draw(browser, page, PICTURES)
-            draw(browser, demo_page(given.folder.with_name(given.folder.name + "-demo")), {"demo": ("light", 1180, "header", "#s2")})
+            draw(
+                browser,
+                demo_page(given.folder.with_name(given.folder.name + "-demo")),
+                {"demo": ("light", 1180, "header", "#s2")},
+            )
 
 
 def demo_page(folder: Path) -> Path:
     """Of `holdfast demo`, for the README; played where it is not there yet."""
-    return write_page(folder, title=demo.TITLE, alone=True) if run_folders(folder) else demo.play(folder, Watch(say=print))
+    return (
+        write_page(folder, title=demo.TITLE, alone=True)
+        if run_folders(folder)
+        else demo.play(folder, Watch(say=print))
+    )
 
 
 def draw(browser: Browser, page: Path, pictures: dict[str, tuple[str, int, str, str]]) -> None:
@@ -85,8 +105,13 @@ def draw(browser: Browser, page: Path, pictures: dict[str, tuple[str, int, str, 
         browser.dress(scheme)
         browser.open(page)
         ends = ((first, "top"), (last, "bottom"))
-        top, bottom = (browser.run(f"document.querySelector('{one}').getBoundingClientRect().{side}") for one, side in ends)
-        picture = Image.open(io.BytesIO(browser.picture((0, max(0, top - 16), width, bottom - top + 32)))).convert("RGB")
+        top, bottom = (
+            browser.run(f"document.querySelector('{one}').getBoundingClientRect().{side}")
+            for one, side in ends
+        )
+        picture = Image.open(
+            io.BytesIO(browser.picture((0, max(0, top - 16), width, bottom - top + 32)))
+        ).convert("RGB")
         out = io.BytesIO()
         picture.quantize(128).save(out, format="PNG", optimize=True)
         write_atomically(IMAGES / f"{name}.png", out.getvalue())

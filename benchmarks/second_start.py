@@ -1,10 +1,11 @@
-"""How long until the first round begins: the first start on a dataset, which decodes it, and the second, which finds it in the cache.
+"""How long until the first round begins: the first start on a dataset, which decodes it, and the second,
+which finds it in the cache.
 
     HOLDFAST_DATA=... python benchmarks/second_start.py
     python benchmarks/second_start.py --data mnist --plan loop --turns 5 --json
 
-Every start is a process of its own, and the clock starts when torch has been imported. The first start of each plan has an empty cache;
-of the second starts the median counts."""
+Every start is a process of its own, and the clock starts when torch has been imported. The first start of
+each plan has an empty cache; of the second starts the median counts."""
 
 from __future__ import annotations
 
@@ -38,10 +39,15 @@ def start_once(data: str, plan: str) -> dict[str, float]:
     from holdfast.sweeps.session import start
 
     mark("imported")
-    config = make_config({
-        "method": "fedavg", "model": "fedcap-cnn", "data": {"name": data, "clients": CLIENTS}, "train": {"rounds": 1, "local_steps": 1},
-        "engine": {"plan": plan},
-    })  # fmt: skip
+    config = make_config(
+        {
+            "method": "fedavg",
+            "model": "fedcap-cnn",
+            "data": {"name": data, "clients": CLIENTS},
+            "train": {"rounds": 1, "local_steps": 1},
+            "engine": {"plan": plan},
+        }
+    )
     load = federation.load_samples
 
     def loaded(*args: Any) -> Any:
@@ -58,7 +64,9 @@ def start_once(data: str, plan: str) -> dict[str, float]:
 
 def in_a_process(data: str, plan: str, cache: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--once", "--data", data, "--plan", plan]
-    done = subprocess.run(command, env={**os.environ, "HOLDFAST_CACHE": cache}, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, "HOLDFAST_CACHE": cache}, stdout=subprocess.PIPE, text=True, check=True
+    )
     marks: dict[str, float] = json.loads(done.stdout)
     return marks
 
@@ -75,7 +83,9 @@ def measure(data: str, plans: list[str], turns: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--plan", nargs="+", default=["loop", "auto"])
     parser.add_argument("--turns", type=int, default=3, help="second starts of each plan")

@@ -1,11 +1,11 @@
-"""Do worker processes pay? One round's training of the bench's works, in one process with one thread, in one with all threads, and in
-as many processes as cores with one thread each.
+"""Do worker processes pay? One round's training of the bench's works, in one process with one thread, in one
+with all threads, and in as many processes as cores with one thread each.
 
     python benchmarks/worker_processes.py
     python benchmarks/worker_processes.py --turns 20 --json
 
-The ways take turns and the best turn counts. What is timed is the exchange itself: what a cohort is sent, its training, private rows to
-the disk (ditto), and its answers."""
+The ways take turns and the best turn counts. What is timed is the exchange itself: what a cohort is sent, its
+training, private rows to the disk (ditto), and its answers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,28 @@ def experiment_of(work: Work, method: str, folder: Path) -> Experiment:
     options = {"shape": [1, 8, 8], **work.source, "samples": work.clients * work.samples}
     options["shape"] = list(options["shape"])
     del options["name"]
-    return Experiment(make_config({
-        "method": method,
-        "model": work.model,
-        "data": {
-            "name": "synthetic", "options": options, "clients": work.clients, "split": {"train": 1.0, "test": 0.0},
-            "partition": {"name": "iid", "samples_per_client": work.samples},
-        },
-        "train": {"local_epochs": work.epochs, "batch_size": work.batch_size, "lr": work.lr, "rounds": 1000},
-    }), folder)  # fmt: skip
+    return Experiment(
+        make_config(
+            {
+                "method": method,
+                "model": work.model,
+                "data": {
+                    "name": "synthetic",
+                    "options": options,
+                    "clients": work.clients,
+                    "split": {"train": 1.0, "test": 0.0},
+                    "partition": {"name": "iid", "samples_per_client": work.samples},
+                },
+                "train": {
+                    "local_epochs": work.epochs,
+                    "batch_size": work.batch_size,
+                    "lr": work.lr,
+                    "rounds": 1000,
+                },
+            }
+        ),
+        folder,
+    )
 
 
 def measure(work: Work, method: str, turns: int) -> dict[str, Any]:
@@ -74,15 +87,27 @@ def measure(work: Work, method: str, turns: int) -> dict[str, Any]:
         began = time.perf_counter()
         threads, forecasts = plan_together([experiment], torch.device("cpu"), None)
         chosen = [sentence(forecast, [experiment], threads) for forecast in forecasts.values()][0]
-    return {"work": work.name, "method": method, "seconds": best, "auto": chosen, "choosing_seconds": time.perf_counter() - began}
+    return {
+        "work": work.name,
+        "method": method,
+        "seconds": best,
+        "auto": chosen,
+        "choosing_seconds": time.perf_counter() - began,
+    }
 
 
 def line(row: dict[str, Any]) -> str:
-    return f"| {row['work']} | {row['method']} | " + " | ".join(f"{s * 1e3:.1f}" for s in row["seconds"].values()) + f" | {row['auto']} |"
+    return (
+        f"| {row['work']} | {row['method']} | "
+        + " | ".join(f"{s * 1e3:.1f}" for s in row["seconds"].values())
+        + f" | {row['auto']} |"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--works", nargs="+", default=[work.name for work in WORKS[:3]])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "ditto"])
     parser.add_argument("--turns", type=int, default=5)
@@ -95,7 +120,22 @@ if __name__ == "__main__":
             if not given.json:
                 if len(rows) == 1:
                     names = [*rows[0]["seconds"], "auto takes"]
-                    print("milliseconds of one exchange\n| work | method | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
+                    print(
+                        "milliseconds of one exchange\n| work | method | "
+                        + " | ".join(names)
+                        + " |\n|"
+                        + "---|" * (len(names) + 2)
+                    )
                 print(line(rows[-1]), flush=True)
     if given.json:
-        print(json.dumps({"rows": rows, "torch": torch.__version__, "cores": usable_cores(), "load": os.getloadavg()[0]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "rows": rows,
+                    "torch": torch.__version__,
+                    "cores": usable_cores(),
+                    "load": os.getloadavg()[0],
+                },
+                indent=1,
+            )
+        )

@@ -1,8 +1,8 @@
 """Holdfast: federated learning that stays personal under heterogeneous data and stays upright under attack.
 
-    import holdfast
-    run = holdfast.run(method={"name": "ditto", "lam": 0.5}, train={"rounds": 20})
-    run.final["accuracy"], run.metrics, run.model(client=7)
+import holdfast
+run = holdfast.run(method={"name": "ditto", "lam": 0.5}, train={"rounds": 20})
+run.final["accuracy"], run.metrics, run.model(client=7)
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from holdfast.models.network import Model
     from holdfast.results.run import Run, load
 
-# Public names and where they live; torch is imported when one of them is first used, not by `import holdfast`.
+# Public names and where they live; torch is imported when one of them is first used, not by `import
+# holdfast`.
 _HOMES = {
     "run": "holdfast.api",
     "plan": "holdfast.api",
@@ -35,7 +36,21 @@ _HOMES = {
     "setting": "holdfast.core.registry",
     "HoldfastError": "holdfast.core.errors",
 }
-__all__ = ["HoldfastError", "Model", "Part", "Run", "load", "load_plugin", "plan", "register", "resume", "run", "setting", "sweep", "tune"]
+__all__ = [
+    "HoldfastError",
+    "Model",
+    "Part",
+    "Run",
+    "load",
+    "load_plugin",
+    "plan",
+    "register",
+    "resume",
+    "run",
+    "setting",
+    "sweep",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Holdfast from Python: the same fields as in a config file, as keyword arguments; objects may stand where names do."""
+"""Holdfast from Python: the same fields as in a config file, as keyword arguments; objects may stand where
+names do."""
 
 from __future__ import annotations
 
@@ -29,13 +30,19 @@ Given = Mapping[str, Any] | str | Path
 
 
 def run(
-    config: Config | Given | None = None, out: str | Path | None = None, watch: Watch | None = None,
-    track: Sequence[str | Make] = (), **sections: Any,
-) -> Run:  # fmt: skip
-    """Play one experiment and return it. `out` is its directory; by default a new one under runs/. `track` names trackers to be told of its
-    rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours (holdfast.tracking.Tracker). Sections beside a config change
-    only the keys that they name, as --set does."""
-    chosen = _sole(config, sections) if isinstance(config, Config) else _one(merge(as_table(config), sections))
+    config: Config | Given | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    track: Sequence[str | Make] = (),
+    **sections: Any,
+) -> Run:
+    """Play one experiment and return it. `out` is its directory; by default a new one under runs/. `track`
+    names trackers to be told of its rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours
+    (holdfast.tracking.Tracker). Sections beside a config change only the keys that they name, as --set
+    does."""
+    chosen = (
+        _sole(config, sections) if isinstance(config, Config) else _one(merge(as_table(config), sections))
+    )
     path = Path(out) if out is not None else fresh_folder()
     with tracked(track, watch) as watching:
         start([("", chosen)], path, watching)
@@ -43,23 +50,30 @@ def run(
 
 
 def sweep(
-    config: Given, out: str | Path | None = None, shard: tuple[int, int] = (1, 1), retry: bool = False,
-    watch: Watch | None = None, track: Sequence[str | Make] = (),
-) -> list[Swept]:  # fmt: skip
-    """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes what is in `out`.
+    config: Given,
+    out: str | Path | None = None,
+    shard: tuple[int, int] = (1, 1),
+    retry: bool = False,
+    watch: Watch | None = None,
+    track: Sequence[str | Make] = (),
+) -> list[Swept]:
+    """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes
+    what is in `out`.
 
-    `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how each stands; a cell that
-    fails raises nothing here, and is tried again only with `retry`."""
+    `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how
+    each stands; a cell that fails raises nothing here, and is tried again only with `retry`."""
     cells = configs(as_table(config))
     with tracked(track, watch) as watching:
-        standings = play_sweep(cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry)
+        standings = play_sweep(
+            cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry
+        )
     return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
 
 
 @dataclass(frozen=True)
 class Swept:
-    """One cell of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), in which round, why, and its run
-    where it has begun."""
+    """One cell of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), in which
+    round, why, and its run where it has begun."""
 
     label: str
     status: str
@@ -78,12 +92,17 @@ def _swept(standing: Standing, config: Config) -> Swept:
 
 
 def tune(
-    config: Given, budget: int, out: str | Path | None = None, under_attack: bool = False, retry: bool = False,
-    watch: Watch | None = None, track: Sequence[str | Make] = (),
-) -> Tuned:  # fmt: skip
-    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by the clients' validation data,
-    then reported on test data under other seeds. The same call starts, continues or completes what is in `out`. Trackers are told of the
-    report's runs, not of the trials."""
+    config: Given,
+    budget: int,
+    out: str | Path | None = None,
+    under_attack: bool = False,
+    retry: bool = False,
+    watch: Watch | None = None,
+    track: Sequence[str | Make] = (),
+) -> Tuned:
+    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by
+    the clients' validation data, then reported on test data under other seeds. The same call starts,
+    continues or completes what is in `out`. Trackers are told of the report's runs, not of the trials."""
     named(track)
     tuning = Tuning(as_table(config), budget, Path(out) if out is not None else fresh_folder(), under_attack)
     choices = tuning.try_all(watch, retry=retry)
@@ -92,11 +111,14 @@ def tune(
 
 
 def plan(
-    config: Config | Given | None = None, out: str | Path | None = None, shard: tuple[int, int] = (1, 1),
-    watch: Watch | None = None, **sections: Any,
-) -> Prediction:  # fmt: skip
-    """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory, bytes on disk. Found by playing
-    a few short rounds beside `out`; nothing is left behind."""
+    config: Config | Given | None = None,
+    out: str | Path | None = None,
+    shard: tuple[int, int] = (1, 1),
+    watch: Watch | None = None,
+    **sections: Any,
+) -> Prediction:
+    """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory,
+    bytes on disk. Found by playing a few short rounds beside `out`; nothing is left behind."""
     if isinstance(config, Config):
         cells = [("", _sole(config, sections))]
     else:
@@ -112,16 +134,19 @@ def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
 
 def _one(table: Mapping[str, Any]) -> Config:
     if table.get("sweep"):
-        raise ConfigError("the config has a section \"sweep\", so it is a sweep; holdfast.sweep plays it")
+        raise ConfigError('the config has a section "sweep", so it is a sweep; holdfast.sweep plays it')
     return make_config({name: given for name, given in table.items() if name not in ("sweep", "tune")})
 
 
 def resume(
-    path: str | Path, watch: Watch | None = None, config: Config | Given | None = None, device: str | None = None,
+    path: str | Path,
+    watch: Watch | None = None,
+    config: Config | Given | None = None,
+    device: str | None = None,
     track: Sequence[str | Make] = (),
-) -> Run | list[Run]:  # fmt: skip
-    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a loss), pass it again; a
-    sweep of objects is continued by `sweep`."""
+) -> Run | list[Run]:
+    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a
+    loss), pass it again; a sweep of objects is continued by `sweep`."""
     chosen = config if isinstance(config, Config) or config is None else make_config(as_table(config))
     with tracked(track, watch) as watching:
         results = resume_runs(Path(path), watching, device, config=chosen)

@@ -1,5 +1,6 @@
-"""What the tests of damaged and hostile input share: values to put in, places to put them, and what every reader owes: one line that says
-what is wrong, within a time and within a bound of memory. docs/bad-bytes.md lists the readers."""
+"""What the tests of damaged and hostile input share: values to put in, places to put them, and what every
+reader owes: one line that says what is wrong, within a time and within a bound of memory. docs/bad-bytes.md
+lists the readers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ LONG = pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.
 
 
 def budget(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
 
 
 def one_line(error: Exception, *said: str) -> None:
@@ -31,7 +34,8 @@ def one_line(error: Exception, *said: str) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: int = 20, mebibytes: int | None = None) -> Iterator[None]:
-    """Fails where reading goes on beyond a time, or where Python and NumPy ask for more memory than this at once."""
+    """Fails where reading goes on beyond a time, or where Python and NumPy ask for more memory than this at
+    once."""
 
     def too_long(*_: Any) -> None:
         raise AssertionError(f"it was not read within {seconds} s")
@@ -52,15 +56,26 @@ def limited(seconds: int = 20, mebibytes: int | None = None) -> Iterator[None]:
 
 
 JUNK = st.one_of(
-    st.none(), st.booleans(), st.sampled_from([-1, 0, 3, 10**9, 10**30, 10**299, 1e308, -1e308, 0.5, 2.0]), st.text(max_size=4),
-    st.sampled_from([[], {}, [[]], {"a": {}}, [None], {"1": 2}, "state/000001.safetensors", "\ud800", "a\0b", "9" * 40]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 3, 10**9, 10**30, 10**299, 1e308, -1e308, 0.5, 2.0]),
+    st.text(max_size=4),
+    st.sampled_from(
+        [[], {}, [[]], {"a": {}}, [None], {"1": 2}, "state/000001.safetensors", "\ud800", "a\0b", "9" * 40]
+    ),
+)
 
 
 def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where there is a value, at any depth."""
     yield before
-    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    inner = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in inner:
         yield from places(value, (*before, key))
 
@@ -86,5 +101,7 @@ def altered(draw: st.DrawFn, content: bytes) -> bytes:
     changed = bytearray(content)
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, max(len(changed) - 1, 0)))
-        changed[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3) | st.sampled_from([b"\xff" * 8, b"\0" * 8, b"9" * 20]))
+        changed[at : at + draw(st.integers(0, 3))] = draw(
+            st.binary(max_size=3) | st.sampled_from([b"\xff" * 8, b"\0" * 8, b"9" * 20])
+        )
     return bytes(changed[: draw(st.none() | st.integers(0, len(changed)))])

@@ -17,14 +17,16 @@ from tests.helpers import play
 
 # One thread: the tensors are tiny, and bits must not depend on the machine's cores.
 torch.set_num_threads(1)
-# A shell that starts something in the background has it ignore Ctrl-C, which children inherit; tests that send it would wait for ever.
+# A shell that starts something in the background has it ignore Ctrl-C, which children inherit; tests that
+# send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's cache or data, fetches anything, or writes runs into the working directory."""
+    """No test reads or fills the user's cache or data, fetches anything, or writes runs into the working
+    directory."""
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
@@ -32,13 +34,15 @@ def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug in tests of what is computed; tests of the store and of resuming do without this."""
+    """Nobody pulls the plug in tests of what is computed; tests of the store and of resuming do without
+    this."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
 @pytest.fixture
 def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
-    """simulate(method="ditto", train={...}) plays a tiny float64 experiment in a fresh folder and returns it."""
+    """simulate(method="ditto", train={...}) plays a tiny float64 experiment in a fresh folder and returns
+    it."""
     count = 0
 
     def go(**sections: Any) -> Run:
@@ -51,7 +55,8 @@ def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
 
 @pytest.fixture
 def simulate_all(tmp_path: Path, quick_disk: None) -> Callable[..., list[Run]]:
-    """The same for several experiments in one start: they are driven in lockstep and fused where they can be."""
+    """The same for several experiments in one start: they are driven in lockstep and fused where they can
+    be."""
     count = 0
 
     def go(tables: list[Mapping[str, Any]]) -> list[Run]:

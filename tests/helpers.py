@@ -25,9 +25,13 @@ from holdfast.sweeps.session import start
 
 LOOP, VMAP = Plan("loop"), Plan("vmap")
 PLANS = {
-    "loop": LOOP, "vmap": VMAP, "captured-loop": Plan("captured-loop"), "compiled-loop": Plan("compiled-loop"),
-    "compiled-vmap": Plan("compiled-vmap"), "sizes": Plan("compiled-vmap", sizes=(2, 4, 9)),
-}  # fmt: skip
+    "loop": LOOP,
+    "vmap": VMAP,
+    "captured-loop": Plan("captured-loop"),
+    "compiled-loop": Plan("compiled-loop"),
+    "compiled-vmap": Plan("compiled-vmap"),
+    "sizes": Plan("compiled-vmap", sizes=(2, 4, 9)),
+}
 _counter = itertools.count()
 RAGGED: dict[str, Any] = {"name": "dirichlet", "beta": 0.5, "min_samples": 4, "samples_per_client": 24}
 
@@ -48,7 +52,9 @@ def tiny(**sections: Any) -> Config:
     """TINY with changes: tables are merged one level deep, anything else replaces."""
     table: dict[str, Any] = dict(TINY)
     method = sections.get("method")
-    table["model"] = MODELS.get(method["name"] if isinstance(method, Mapping) else str(method), table["model"])
+    table["model"] = MODELS.get(
+        method["name"] if isinstance(method, Mapping) else str(method), table["model"]
+    )
     for name, value in sections.items():
         both = isinstance(value, Mapping) and isinstance(table.get(name), Mapping) and name != "model"
         table[name] = {**table[name], **value} if both else value
@@ -58,7 +64,9 @@ def tiny(**sections: Any) -> Config:
 def play(tables: Sequence[Mapping[str, Any]], out: Path) -> list[Run]:
     """Play experiments together; one Run each."""
     configs = [tiny(**table) for table in tables]
-    results = start([(f"cell{i}" if len(configs) > 1 else "", config) for i, config in enumerate(configs)], out)
+    results = start(
+        [(f"cell{i}" if len(configs) > 1 else "", config) for i, config in enumerate(configs)], out
+    )
     return [Run(result["run_dir"], config) for result, config in zip(results, configs, strict=True)]
 
 
@@ -80,7 +88,9 @@ def everything(run: Run) -> dict[str, Tensor]:
 def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 1e-10) -> None:
     assert a.keys() == b.keys()
     for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            a[name], b[name], rtol=0, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 # ---- data and training by hand
@@ -93,11 +103,14 @@ def samples_of(x: Tensor, y: Tensor, classes: int | None = None) -> Samples:
 
 def random_samples(rows: int, shape: tuple[int, ...] = (3,), classes: int = 3, seed: int = 0) -> Samples:
     key = Key(seed).fold("samples")
-    return samples_of(key.fold("x").normal(rows, *shape), key.fold("y").hash(rows).remainder(classes), classes)
+    return samples_of(
+        key.fold("x").normal(rows, *shape), key.fold("y").hash(rows).remainder(classes), classes
+    )
 
 
 def deal(samples: Samples, counts: Sequence[int]) -> Padded:
-    """Consecutive rows: the first `counts[0]` to client 0, and so on; what stands in the padding must not matter, so it is row 0."""
+    """Consecutive rows: the first `counts[0]` to client 0, and so on; what stands in the padding must not
+    matter, so it is row 0."""
     width, start = max(1, *counts), 0
     rows = torch.zeros(len(counts), width, dtype=torch.int64)
     for i, count in enumerate(counts):
@@ -112,7 +125,9 @@ def client_keys(n: int, seed: int = 0) -> Key:
 
 
 def network_of(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Network:
-    return Network(make, head=None, signature=f"test {next(_counter)}", dtype=dtype)  # compiled programs are found by signature
+    return Network(
+        make, head=None, signature=f"test {next(_counter)}", dtype=dtype
+    )  # compiled programs are found by signature
 
 
 def starts(network: Network, rows: int, seed: int = 0) -> Tensor:
@@ -121,10 +136,18 @@ def starts(network: Network, rows: int, seed: int = 0) -> Tensor:
 
 
 def slow_fit(
-    network: Network, model: Tensor, samples: Samples, data: Padded, key: Key, recipe: Recipe, *,
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None, after: Callable[[nn.Module, int], None] | None = None,
-) -> Tensor:  # fmt: skip
-    """The reference: plain nn.Module and torch.optim.SGD, client after client, on the batches that the schedule names."""
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    key: Key,
+    recipe: Recipe,
+    *,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+    after: Callable[[nn.Module, int], None] | None = None,
+) -> Tensor:
+    """The reference: plain nn.Module and torch.optim.SGD, client after client, on the batches that the
+    schedule names."""
     loss = loss or (lambda net, x, y: nn.functional.cross_entropy(net(x), y))
     n = len(data.count)
 
@@ -132,18 +155,28 @@ def slow_fit(
         return float(value[i]) if isinstance(value, Tensor) else float(value)
 
     order = schedule(
-        key, data.count.numpy(), recipe.batch_size, np.array([number(recipe.epochs, i) for i in range(n)], dtype=np.int64),
-        None if recipe.steps is None else np.array([number(recipe.steps, i) for i in range(n)], dtype=np.int64),
-        recipe.shuffle, recipe.drop_last,
-    )  # fmt: skip
+        key,
+        data.count.numpy(),
+        recipe.batch_size,
+        np.array([number(recipe.epochs, i) for i in range(n)], dtype=np.int64),
+        (
+            None
+            if recipe.steps is None
+            else np.array([number(recipe.steps, i) for i in range(n)], dtype=np.int64)
+        ),
+        recipe.shuffle,
+        recipe.drop_last,
+    )
     out = []
     for row, vector in enumerate(model):
         i = row % n
         net = network.load(vector, dtype=torch.float64).double().train()
         optimiser = torch.optim.SGD(
-            net.parameters(), lr=number(recipe.lr, row % len(recipe.lr) if isinstance(recipe.lr, Tensor) else i),
-            momentum=number(recipe.momentum, i), weight_decay=number(recipe.weight_decay, i),
-        )  # fmt: skip
+            net.parameters(),
+            lr=number(recipe.lr, row % len(recipe.lr) if isinstance(recipe.lr, Tensor) else i),
+            momentum=number(recipe.momentum, i),
+            weight_decay=number(recipe.weight_decay, i),
+        )
         for t in range(int(order.steps[i])):
             position = order.index[t, i][order.index[t, i] >= 0]
             x, y = samples.batch(data.rows[i, position], dtype=torch.float64), data.labels[i, position]
@@ -158,7 +191,14 @@ def slow_fit(
 
 
 def train(
-    network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, seed: int = 0, **options: Any
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    plan: Plan,
+    seed: int = 0,
+    **options: Any,
 ) -> Fitted:
     return fit(network, model, samples, data, client_keys(len(data.count), seed), recipe, plan, **options)
 
@@ -167,9 +207,11 @@ OFTEN = ("fedavg", "fedavg-ft", "fedprox", "ditto", "local", "fedcap", "fedas", 
 
 
 def methods_in_turn() -> list[Any]:
-    """All methods, for checks that take seconds each: the five systems and what they build on in every run of the tests, the others with
-    the slow ones."""
-    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")]
+    """All methods, for checks that take seconds each: the five systems and what they build on in every run of
+    the tests, the others with the slow ones."""
+    return [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in built_in("method")
+    ]
 
 
 def built_in(kind: str) -> dict[str, Any]:

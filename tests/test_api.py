@@ -46,7 +46,9 @@ def objects(model: holdfast.Model) -> dict[str, Any]:
 
 def modules_after(code: str) -> set[str]:
     program = f"import sys\n{code}\nprint(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -78,16 +80,25 @@ def test_sections_a_table_and_a_config_are_the_same(tmp_path: Path) -> None:
         holdfast.run(config(), out=tmp_path / "c"),
         holdfast.run({**TINY, "method": "fedavg"}, out=tmp_path / "d", method=Ditto()),
     ]
-    assert all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs) and runs[3].manifest["config"]["method"]["name"] == "ditto"
+    assert (
+        all(torch.equal(run.vector(1), runs[0].vector(1)) for run in runs)
+        and runs[3].manifest["config"]["method"]["name"] == "ditto"
+    )
     with pytest.raises(ConfigError, match="not both"):
         holdfast.run(config(), seed=3)
 
 
 def test_a_keyword_section_changes_only_what_it_names(tmp_path: Path) -> None:
-    given = holdfast.run(TINY, out=tmp_path / "run", train={"rounds": 1}, method={"name": "fedavg"}).manifest["config"]
-    assert given["train"] == {**config().plain()["train"], "rounds": 1} and given["method"]["name"] == "fedavg"
+    given = holdfast.run(TINY, out=tmp_path / "run", train={"rounds": 1}, method={"name": "fedavg"}).manifest[
+        "config"
+    ]
+    assert (
+        given["train"] == {**config().plain()["train"], "rounds": 1} and given["method"]["name"] == "fedavg"
+    )
     planned = holdfast.plan(TINY, out=tmp_path / "plan", train={"rounds": 1})
-    assert planned.client_steps == 4 * 3 * 2, "4 clients, 15 samples in batches of 5, two models of ditto, one epoch of one round"
+    assert planned.client_steps == 4 * 3 * 2, (
+        "4 clients, 15 samples in batches of 5, two models of ditto, one epoch of one round"
+    )
 
 
 def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
@@ -107,12 +118,20 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
         holdfast.run(file)
 
 
-@pytest.mark.parametrize("wrong, words", [
-    ("no.toml", "config file not found: no.toml"), (["a"], "a table, a Config or the path of a TOML file, not ['a']"),
-    (config(), "a Config is one experiment"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ("no.toml", "config file not found: no.toml"),
+        (["a"], "a table, a Config or the path of a TOML file, not ['a']"),
+        (config(), "a Config is one experiment"),
+    ],
+)
 def test_what_is_no_config_is_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
-    for play in (holdfast.sweep, lambda given, out: holdfast.tune(given, 1, out=out), *([] if wrong == config() else [holdfast.run])):
+    for play in (
+        holdfast.sweep,
+        lambda given, out: holdfast.tune(given, 1, out=out),
+        *([] if wrong == config() else [holdfast.run]),
+    ):
         with pytest.raises(ConfigError) as error:
             play(wrong, out=tmp_path / "out")
         assert words in str(error.value) and "\n" not in str(error.value)
@@ -160,7 +179,8 @@ def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed: bool) -> None:
-    """Given as a module (its weights are the start) or as a function that makes one; stopped, and resumed with the same config."""
+    """Given as a module (its weights are the start) or as a function that makes one; stopped, and resumed
+    with the same config."""
     torch.manual_seed(3)
     module = Net()
     before = [p.detach().clone() for p in module.parameters()]
@@ -169,7 +189,9 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
         return holdfast.Model(module if fixed else Net, head="fc")
 
     whole = holdfast.run(objects(make()), out=tmp_path / "whole")
-    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True)), "the user's module is left alone"
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True)), (
+        "the user's module is left alone"
+    )
     assert isinstance(whole.model(client=2), Net) and whole.model(client=2) is not module
     with monkeypatch.context() as patch:
         stop_in_round(2, patch)
@@ -178,7 +200,11 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     for use in (lambda: holdfast.resume(tmp_path / "cut"), lambda: holdfast.Run(tmp_path / "cut").model()):
         with pytest.raises(ConfigError) as error:
             use()
-        assert "model was a Python object" in str(error.value) and "config=" in str(error.value) and "\n" not in str(error.value)
+        assert (
+            "model was a Python object" in str(error.value)
+            and "config=" in str(error.value)
+            and "\n" not in str(error.value)
+        )
     assert len(holdfast.Run(tmp_path / "cut").metrics) == 1, "figures need no model"
     assert len(holdfast.load(tmp_path / "cut")) == 1
     resumed = holdfast.resume(tmp_path / "cut", config=objects(make()))
@@ -195,7 +221,10 @@ def test_a_run_that_is_older_than_a_setting_goes_on(tmp_path: Path) -> None:
     del manifest["config"]["evaluate"]["metrics"], manifest["samples"], manifest["weights"]
     file.write_text(json.dumps(manifest))
     (tmp_path / "run" / "result.json").unlink()
-    assert holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(Net, head="fc"))).final["accuracy"] is not None
+    assert (
+        holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(Net, head="fc"))).final["accuracy"]
+        is not None
+    )
 
 
 def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:
@@ -226,15 +255,41 @@ class Stray(nn.Module):
         return self.fc(x.flatten(1)), x
 
 
-@pytest.mark.parametrize("module, words", [
-    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 10)), "'lambda': cannot read a batch of shape [2, 1, 8, 8]: RuntimeError: mat1"),
-    (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "'Sequential': has 7 outputs, but 'digits' has 10 classes; it needs 10 or more"),
-    (Stray, "'Stray': gives a tuple for a batch of shape [2, 1, 8, 8]; it must give a tensor [2, 10], one row for each sample"),
-    (nn.Linear(8, 10), "'Linear(in_features=8,out_features=10)': gives shape [2, 1, 8, 10] for a batch of shape [2, 1, 8, 8]; it"),
-])  # fmt: skip
-def test_a_module_that_does_not_fit_the_data_is_one_line_before_anything_is_written(tmp_path: Path, module: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 10)),
+            "'lambda': cannot read a batch of shape [2, 1, 8, 8]: RuntimeError: mat1",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
+            "'Sequential': has 7 outputs, but 'digits' has 10 classes; it needs 10 or more",
+        ),
+        (
+            Stray,
+            (
+                "'Stray': gives a tuple for a batch of shape [2, 1, 8, 8]; it must give a tensor [2, 10], one"
+                " row for each sample"
+            ),
+        ),
+        (
+            nn.Linear(8, 10),
+            (
+                "'Linear(in_features=8,out_features=10)': gives shape [2, 1, 8, 10] for a batch of shape [2,"
+                " 1, 8, 8]; it"
+            ),
+        ),
+    ],
+)
+def test_a_module_that_does_not_fit_the_data_is_one_line_before_anything_is_written(
+    tmp_path: Path, module: Any, words: str
+) -> None:
     given = {**TINY, "model": holdfast.Model(module, head=None), "method": "fedavg"}
-    for play in (holdfast.run, lambda table, out: holdfast.sweep({**table, "sweep": {"seed": [0, 1]}}, out=out)):
+    for play in (
+        holdfast.run,
+        lambda table, out: holdfast.sweep({**table, "sweep": {"seed": [0, 1]}}, out=out),
+    ):
         with pytest.raises(ConfigError) as error:
             play(given, out=tmp_path / "run")
         assert str(error.value).startswith(f"model {words}") and "\n" not in str(error.value)
@@ -247,10 +302,14 @@ def test_an_error_in_the_forward_of_a_module_keeps_its_own_traceback(tmp_path: P
             raise ZeroDivisionError("forward fell")
 
     given = {**TINY, "model": holdfast.Model(Broken, head="fc")}
-    with pytest.raises(ConfigError, match=r"model 'Broken': .*ZeroDivisionError: forward fell \(test_api.py, line") as error:
+    with pytest.raises(
+        ConfigError, match=r"model 'Broken': .*ZeroDivisionError: forward fell \(test_api.py, line"
+    ) as error:
         holdfast.run(given, out=tmp_path / "run")
     assert isinstance(error.value.__cause__, ZeroDivisionError)
-    with pytest.raises(ConfigError, match="in the sweep's cell 'seed=1'|in the sweep's cell 'seed=0'") as error:
+    with pytest.raises(
+        ConfigError, match="in the sweep's cell 'seed=1'|in the sweep's cell 'seed=0'"
+    ) as error:
         holdfast.sweep({**given, "sweep": {"seed": [0, 1]}}, out=tmp_path / "sweep")
     assert isinstance(error.value.__cause__.__cause__, ZeroDivisionError)
 
@@ -260,7 +319,9 @@ def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest
 
     sizes = []
     work = Simulator.work
-    monkeypatch.setattr(Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest))
+    monkeypatch.setattr(
+        Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest)
+    )
     model = holdfast.Model(Net, head="fc")
     start([("a", config(model=model)), ("b", config(model=model, seed=1))], tmp_path / "sweep")
     assert set(sizes) == {2}

@@ -1,6 +1,8 @@
-"""Damaged and hostile files of a run directory, and TOML: one line that names the file, no traceback, no hang, no large allocation.
+"""Damaged and hostile files of a run directory, and TOML: one line that names the file, no traceback, no
+hang, no large allocation.
 
-Kept cases first; then what Hypothesis makes of the files of a real run, one of whose values is replaced or taken out."""
+Kept cases first; then what Hypothesis makes of the files of a real run, one of whose values is replaced or
+taken out."""
 
 from __future__ import annotations
 
@@ -33,11 +35,20 @@ from tests.test_session import begin
 
 QUICK = budget(60)
 NO_JSON = {
-    "nothing": b"", "a list": b"[]", "not UTF-8": b"\xff\xfe{}", "deep": DEEP, "deep lists": b"[" * 500 + b"]" * 500,
-    "within what json follows": b'{"a":' * 200 + b"1" + b"}" * 200, "NaN": b'{"round": NaN}', "infinity": b'{"round": -Infinity}',
-    "an infinite exponent": b'{"round": 1e999}', "many digits": b'{"round": ' + b"9" * 1000 + b"}", "too many digits": b"9" * 10_000,
-    "a zero byte": b'{"round"\0: 1}', "half": b'{"round": 1, "sta',
-}  # fmt: skip
+    "nothing": b"",
+    "a list": b"[]",
+    "not UTF-8": b"\xff\xfe{}",
+    "deep": DEEP,
+    "deep lists": b"[" * 500 + b"]" * 500,
+    "within what json follows": b'{"a":' * 200 + b"1" + b"}" * 200,
+    "NaN": b'{"round": NaN}',
+    "infinity": b'{"round": -Infinity}',
+    "an infinite exponent": b'{"round": 1e999}',
+    "many digits": b'{"round": ' + b"9" * 1000 + b"}",
+    "too many digits": b"9" * 10_000,
+    "a zero byte": b'{"round"\0: 1}',
+    "half": b'{"round": 1, "sta',
+}
 
 
 @pytest.mark.parametrize("content", NO_JSON.values(), ids=NO_JSON)
@@ -97,9 +108,16 @@ def read_everything(folder: Path) -> None:
 
 
 HEADS: list[dict[str, Any]] = [
-    *({"round": round, "state": "state/000002.safetensors"} for round in (1e308, 2.0, 10**200, True, -1, "2", None, [2])),
-    {"round": 2}, {"round": 2, "state": 7}, {"round": 2, "state": "../../elsewhere"}, {"round": 2, "state": "state/\0"}, {},
-]  # fmt: skip
+    *(
+        {"round": round, "state": "state/000002.safetensors"}
+        for round in (1e308, 2.0, 10**200, True, -1, "2", None, [2])
+    ),
+    {"round": 2},
+    {"round": 2, "state": 7},
+    {"round": 2, "state": "../../elsewhere"},
+    {"round": 2, "state": "state/\0"},
+    {},
+]
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)
@@ -120,11 +138,18 @@ def test_rounds_that_were_never_played_are_not_looked_for(run: Path) -> None:
 
 
 PARTS = [
-    {}, {"round": 1}, {"round": 2, "metrics": {}}, {"round": 1, "metrics": []}, {"round": 1, "metrics": {"accuracy": "high"}},
-    {"round": 1, "metrics": {}, "seconds": 3}, {"round": 1, "metrics": {}, "seconds": {"client": None}},
-    {"round": 1, "metrics": {}, "banned": [1]}, {"round": 1, "metrics": {}, "banned": {"x": "why"}},
-    {"round": 1, "metrics": {}, "rejected": {"9" * 50: "why"}}, {"round": 1, "metrics": {}, "attack": 5},
-]  # fmt: skip
+    {},
+    {"round": 1},
+    {"round": 2, "metrics": {}},
+    {"round": 1, "metrics": []},
+    {"round": 1, "metrics": {"accuracy": "high"}},
+    {"round": 1, "metrics": {}, "seconds": 3},
+    {"round": 1, "metrics": {}, "seconds": {"client": None}},
+    {"round": 1, "metrics": {}, "banned": [1]},
+    {"round": 1, "metrics": {}, "banned": {"x": "why"}},
+    {"round": 1, "metrics": {}, "rejected": {"9" * 50: "why"}},
+    {"round": 1, "metrics": {}, "attack": 5},
+]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
@@ -138,15 +163,27 @@ def test_a_part_with_other_content_is_one_line(run: Path, part: dict[str, Any]) 
 
 @pytest.mark.parametrize("diverged", [1e308, "2", -3, True, [1]])
 def test_a_result_that_diverged_in_no_round_is_one_line(run: Path, diverged: Any) -> None:
-    (run / "result.json").write_text(json.dumps({"rounds": 2, "final": {"diverged": diverged}, "protocol": {}}))
+    (run / "result.json").write_text(
+        json.dumps({"rounds": 2, "final": {"diverged": diverged}, "protocol": {}})
+    )
     with pytest.raises(RunError, match="result.json is damaged: 'diverged' cannot be read"):
         standing(run, "x")
 
 
-@pytest.mark.parametrize("fields", [
-    {"a": {"dtype": "nn", "shape": [1]}}, {"a": {"dtype": "float32", "shape": [1 << 50]}}, {"a": {"dtype": "float32", "shape": [-1]}},
-    {"a": {"dtype": "float32", "shape": "x"}}, {"a": {"dtype": "float32", "shape": [1.5]}}, {"a": 1}, [], {},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": {"dtype": "nn", "shape": [1]}},
+        {"a": {"dtype": "float32", "shape": [1 << 50]}},
+        {"a": {"dtype": "float32", "shape": [-1]}},
+        {"a": {"dtype": "float32", "shape": "x"}},
+        {"a": {"dtype": "float32", "shape": [1.5]}},
+        {"a": 1},
+        [],
+        {},
+    ],
+    ids=str,
+)
 def test_rows_of_an_impossible_layout_are_one_line(run: Path, fields: Any) -> None:
     """Not so many bytes as a layout asks for are taken before the file is known to have them."""
     (run / "rows" / "fields.json").write_text(json.dumps({"fields": fields}))
@@ -157,7 +194,9 @@ def test_rows_of_an_impossible_layout_are_one_line(run: Path, fields: Any) -> No
         rows.read(head[1]["rows/index"][:, 0])
 
 
-@pytest.mark.parametrize("change", ["no index", "no roster", "floats", "a far record", "a negative one", "reasons"])
+@pytest.mark.parametrize(
+    "change", ["no index", "no roster", "floats", "a far record", "a negative one", "reasons"]
+)
 def test_a_committed_state_that_cannot_be_gone_on_from_is_one_line(run: Path, change: str) -> None:
     (run / "result.json").unlink()
     file = run / "state" / "000002.safetensors"
@@ -177,7 +216,9 @@ def test_a_committed_state_that_cannot_be_gone_on_from_is_one_line(run: Path, ch
     one_line(error.value, "damaged")
 
 
-@pytest.mark.parametrize("failure", [{"round": 1e308}, {"round": "2"}, {"round": 1, "reason": ["x"]}], ids=str)
+@pytest.mark.parametrize(
+    "failure", [{"round": 1e308}, {"round": "2"}, {"round": 1, "reason": ["x"]}], ids=str
+)
 def test_a_failure_in_no_round_is_one_line(run: Path, failure: dict[str, Any]) -> None:
     (run / "result.json").unlink()
     (run / "failure.json").write_text(json.dumps(failure))
@@ -185,19 +226,34 @@ def test_a_failure_in_no_round_is_one_line(run: Path, failure: dict[str, Any]) -
         standing(run, "x")
 
 
-@pytest.mark.parametrize("cell", [
-    3, {}, {"label": 1, "folder": "a", "config": {}}, {"label": "a", "folder": ["a"], "config": {}},
-    {"label": "a", "folder": "../a", "config": {}}, {"label": "a", "folder": "a", "config": []},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cell",
+    [
+        3,
+        {},
+        {"label": 1, "folder": "a", "config": {}},
+        {"label": "a", "folder": ["a"], "config": {}},
+        {"label": "a", "folder": "../a", "config": {}},
+        {"label": "a", "folder": "a", "config": []},
+    ],
+    ids=str,
+)
 def test_a_sweep_of_no_cells_is_one_line(run: Path, cell: Any) -> None:
     (run.parent / "sweep.json").write_text(json.dumps({"cells": [cell]}))
-    for read in (lambda: read_sweep(run.parent), lambda: not_begun(read_cells(run)), Lookout(run.parent).look):
+    for read in (
+        lambda: read_sweep(run.parent),
+        lambda: not_begun(read_cells(run)),
+        Lookout(run.parent).look,
+    ):
         with pytest.raises(RunError, match="sweep.json is damaged: it does not list the cells"):
             read()
 
 
-@pytest.mark.parametrize("content", [b"\xff", DEEP, b'{"1": [[0, 1e999]]}', b'{"1": [[0, Infinity]]}', b'{"1": 3}', b'{"a": []}', b"[]"],
-                         ids=range(7))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff", DEEP, b'{"1": [[0, 1e999]]}', b'{"1": [[0, Infinity]]}', b'{"1": 3}', b'{"a": []}', b"[]"],
+    ids=range(7),
+)
 def test_an_availability_that_cannot_be_used_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ConfigError) as error:
@@ -205,7 +261,9 @@ def test_an_availability_that_cannot_be_used_is_one_line(tmp_path: Path, content
     one_line(error.value, "train.availability")
 
 
-@pytest.mark.parametrize("name", ["head.json", "parts/000002.json", "result.json", "manifest.json", "rows/fields.json"])
+@pytest.mark.parametrize(
+    "name", ["head.json", "parts/000002.json", "result.json", "manifest.json", "rows/fields.json"]
+)
 def test_no_single_broken_value_of_a_run_directory_is_a_traceback(run: Path, name: str) -> None:
     good = json.loads((run / name).read_text())
 
@@ -235,7 +293,9 @@ def test_no_bytes_are_a_traceback_as_json(tmp_path_factory: pytest.TempPathFacto
 
 @QUICK
 @given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=4), st.integers(0, 300))
-def test_no_bytes_are_a_traceback_as_tensors(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], kept: int) -> None:
+def test_no_bytes_are_a_traceback_as_tensors(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], kept: int
+) -> None:
     content = bytearray(save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([True])}))
     for place, byte in changes:
         content[place % len(content)] = byte
@@ -250,10 +310,16 @@ def test_no_bytes_are_a_traceback_as_tensors(tmp_path_factory: pytest.TempPathFa
 # ---- TOML ----
 
 NO_TOML = {
-    "not UTF-8": b'seed = 1\nname = "\xff"\n', "deep": b"a = " + b"[" * 100_000, "deep by dots": b".".join([b"a"] * 5000) + b" = 1",
-    "deep tables": b"a = " + b"{a = " * 300 + b"1" + b"}" * 300, "many digits": b"seed = " + b"9" * 10_000, "half": b'name = "x',
-    "a number of 361 digits": b"[data]\nclients = 0x" + b"f" * 300, "a zero byte": b"a = 1\0", "a date that is none": b"a = 2020-13-45",
-}  # fmt: skip
+    "not UTF-8": b'seed = 1\nname = "\xff"\n',
+    "deep": b"a = " + b"[" * 100_000,
+    "deep by dots": b".".join([b"a"] * 5000) + b" = 1",
+    "deep tables": b"a = " + b"{a = " * 300 + b"1" + b"}" * 300,
+    "many digits": b"seed = " + b"9" * 10_000,
+    "half": b'name = "x',
+    "a number of 361 digits": b"[data]\nclients = 0x" + b"f" * 300,
+    "a zero byte": b"a = 1\0",
+    "a date that is none": b"a = 2020-13-45",
+}
 
 
 @pytest.mark.parametrize("content", NO_TOML.values(), ids=NO_TOML)
@@ -282,10 +348,23 @@ def test_an_endless_config_is_refused(tmp_path: Path) -> None:
 
 KEYS = [b"seed = ", b"[train]\nlr = ", b"[data]\nname = ", b"method = ", b"[sweep]\nseed = "]
 VALUES = [
-    b"nan", b"inf", b"-1", b"1e400", b"9" * 400, b'"\\u0000"', b"[[]]", b"{}", b"2020-01-01", b"true", b'""', b"[1, [2, {a = 3}]]",
+    b"nan",
+    b"inf",
+    b"-1",
+    b"1e400",
+    b"9" * 400,
+    b'"\\u0000"',
+    b"[[]]",
+    b"{}",
+    b"2020-01-01",
+    b"true",
+    b'""',
+    b"[1, [2, {a = 3}]]",
     b"0x" + b"f" * 300,
-]  # fmt: skip
-TOML = st.one_of(st.binary(max_size=30), st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)).map(b"".join))
+]
+TOML = st.one_of(
+    st.binary(max_size=30), st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)).map(b"".join)
+)
 
 
 @QUICK

@@ -1,4 +1,5 @@
-"""Every command on damaged paths, and with variables of the environment that make no sense: exit code 2 and one line, no traceback."""
+"""Every command on damaged paths, and with variables of the environment that make no sense: exit code 2 and
+one line, no traceback."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def told(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         code = cli._run(args)
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "Warning" not in line]
-    assert code == 2 and "Traceback" not in err and len(lines) == 1 and lines[0].startswith("error: "), (code, out, err)
+    assert code == 2 and "Traceback" not in err and len(lines) == 1 and lines[0].startswith("error: "), (
+        code,
+        out,
+        err,
+    )
     assert len(lines[0]) < 8100 and lines[0].isprintable()
     return lines[0]
 
@@ -49,46 +54,69 @@ def damaged_path(folder: Path, kind: str, suffix: str) -> Path:
 
 
 CONFIGS: dict[str, list[str]] = {
-    "run": ["run", "PATH"], "sweep": ["sweep", "PATH"], "tune": ["tune", "PATH", "--budget", "1"], "plan": ["plan", "PATH"],
+    "run": ["run", "PATH"],
+    "sweep": ["sweep", "PATH"],
+    "tune": ["tune", "PATH", "--budget", "1"],
+    "plan": ["plan", "PATH"],
     "data": ["data", "PATH"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "bytes", "deep", "hole"])
 @pytest.mark.parametrize("args", CONFIGS.values(), ids=CONFIGS)
-def test_a_damaged_config_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], kind: str) -> None:
+def test_a_damaged_config_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], kind: str
+) -> None:
     path = damaged_path(tmp_path, kind, ".toml")
     assert str(path) in told([str(path) if word == "PATH" else word for word in args], capsys)
 
 
 PLUGGED: dict[str, list[str]] = {
-    "run": ["run"], "list": ["list", "method"], "show": ["show", "ditto"], "resume": ["resume", "x"], "report": ["report", "x"],
-    "compare": ["compare", "x"], "diagnose": ["diagnose", "x"], "customise": ["customise", "x", "--client", "1"], "plan": ["plan"],
-    "data": ["data"], "reproduce": ["reproduce", "fedcap", "table-1"],
-}  # fmt: skip
+    "run": ["run"],
+    "list": ["list", "method"],
+    "show": ["show", "ditto"],
+    "resume": ["resume", "x"],
+    "report": ["report", "x"],
+    "compare": ["compare", "x"],
+    "diagnose": ["diagnose", "x"],
+    "customise": ["customise", "x", "--client", "1"],
+    "plan": ["plan"],
+    "data": ["data"],
+    "reproduce": ["reproduce", "fedcap", "table-1"],
+}
 
 
 @pytest.mark.parametrize("args", PLUGGED.values(), ids=PLUGGED)
-def test_a_damaged_plugin_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+def test_a_damaged_plugin_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
     path = damaged_path(tmp_path, "bytes", ".py")
     assert str(path) in told([*args, "--plugin", str(path)], capsys)
 
 
 RUNS: dict[str, list[str]] = {
-    "resume": ["resume", "RUN"], "report": ["report", "RUN"], "tables": ["report", "RUN", "--tables", "md"],
-    "markdown": ["report", "RUN", "--markdown"], "compare": ["compare", "RUN"], "diagnose": ["diagnose", "RUN"],
+    "resume": ["resume", "RUN"],
+    "report": ["report", "RUN"],
+    "tables": ["report", "RUN", "--tables", "md"],
+    "markdown": ["report", "RUN", "--markdown"],
+    "compare": ["compare", "RUN"],
+    "diagnose": ["diagnose", "RUN"],
     "norms": ["diagnose", "RUN", "norms"],
     "customise": ["customise", "RUN", "--client", "1"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "head.json", "result.json", "parts/000001.json"])
 @pytest.mark.parametrize("args", RUNS.values(), ids=RUNS)
-def test_a_damaged_run_is_one_line(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], name: str) -> None:
+def test_a_damaged_run_is_one_line(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], name: str
+) -> None:
     run = Path(shutil.copytree(played, tmp_path / "run"))
     (run / name).write_bytes(b'{"round": 1, "conf\xff')
     args = [str(run) if word == "RUN" else word for word in args]
-    unread = {"result.json": ("diagnose", "customise"), "parts/000001.json": ("resume", "customise")}.get(name, ())
+    unread = {"result.json": ("diagnose", "customise"), "parts/000001.json": ("resume", "customise")}.get(
+        name, ()
+    )
     if args[0] in unread and not (args[0] == "customise" and cli._run(args)):  # which does not read it
         capsys.readouterr()
         return
@@ -106,10 +134,21 @@ def test_a_damaged_folder_of_runs_is_one_line(
     told([str(tmp_path / "runs") if word == "RUN" else word for word in args], capsys)
 
 
-@pytest.mark.parametrize("variable, value", [
-    ("COLUMNS", "0"), ("COLUMNS", "-5"), ("COLUMNS", "many"), ("COLUMNS", "9" * 20), ("COLUMNS", "²"), ("LINES", "²"),
-    ("HOLDFAST_CACHE", "~nobody/x"), ("HOLDFAST_CACHE", "/dev/null"), ("HOLDFAST_CACHE", "x" * 5000), ("HOLDFAST_DATA", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("COLUMNS", "0"),
+        ("COLUMNS", "-5"),
+        ("COLUMNS", "many"),
+        ("COLUMNS", "9" * 20),
+        ("COLUMNS", "²"),
+        ("LINES", "²"),
+        ("HOLDFAST_CACHE", "~nobody/x"),
+        ("HOLDFAST_CACHE", "/dev/null"),
+        ("HOLDFAST_CACHE", "x" * 5000),
+        ("HOLDFAST_DATA", ""),
+    ],
+)
 def test_a_variable_that_makes_no_sense_does_not_end_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
 ) -> None:
@@ -121,19 +160,34 @@ def test_a_variable_that_makes_no_sense_does_not_end_a_command(
 
 
 @pytest.mark.parametrize("value", ["~nobody/x", "/dev/null", "x" * 5000, "/nowhere"])
-def test_a_folder_of_data_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str) -> None:
+def test_a_folder_of_data_that_is_none_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
     monkeypatch.setenv("HOLDFAST_DATA", value)
     assert "HOLDFAST_DATA" in told(["data", "--set", "data.name=mnist"], capsys)
 
 
 FEDERATION: list[list[str]] = [
-    ["status", "F"], ["clients", "F"], ["doctor", "F"], ["logs", "F"], ["ban", "F", "1"], ["unban", "F", "1"], ["leave", "F", "1"],
-    ["enrol", "F", "1"], ["export", "F", "OUT"], ["up", "F"], ["resume", "F"], ["privacy", "F"], ["node", "F"],
-]  # fmt: skip
+    ["status", "F"],
+    ["clients", "F"],
+    ["doctor", "F"],
+    ["logs", "F"],
+    ["ban", "F", "1"],
+    ["unban", "F", "1"],
+    ["leave", "F", "1"],
+    ["enrol", "F", "1"],
+    ["export", "F", "OUT"],
+    ["up", "F"],
+    ["resume", "F"],
+    ["privacy", "F"],
+    ["node", "F"],
+]
 
 
 @pytest.mark.parametrize("args", FEDERATION, ids=lambda args: args[0])
-def test_a_damaged_federation_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+def test_a_damaged_federation_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
     pytest.importorskip("flwr")
     for name in ("federation.toml", "node.toml"):
         (tmp_path / name).write_bytes(b"name = \xff[")
@@ -141,7 +195,10 @@ def test_a_damaged_federation_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert ".toml" in told(["federation", *(place.get(word, word) for word in args)], capsys)
 
 
-@pytest.mark.parametrize("name", ["server/ledger.jsonl", "experiment.toml", "server/run/head.json", "server/ca.pem", "nodes/0/key.pub"])
+@pytest.mark.parametrize(
+    "name",
+    ["server/ledger.jsonl", "experiment.toml", "server/run/head.json", "server/ca.pem", "nodes/0/key.pub"],
+)
 @pytest.mark.parametrize("args", FEDERATION[:9], ids=lambda args: args[0])
 def test_a_federation_with_a_damaged_file_is_never_a_traceback(
     federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], name: str
@@ -172,5 +229,3 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from holdfast.deploy.project import init
 
     return init(tmp_path_factory.mktemp("bad") / "ward", 2, port=1).path
-
-

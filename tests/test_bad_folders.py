@@ -1,5 +1,5 @@
-"""Damaged and hostile files of a sweep, a reproduction and a tracked run, and tensors of a run directory: one line that names the file or
-the folder, no traceback, no hang."""
+"""Damaged and hostile files of a sweep, a reproduction and a tracked run, and tensors of a run directory: one
+line that names the file or the folder, no traceback, no hang."""
 
 from __future__ import annotations
 
@@ -77,11 +77,30 @@ def read_whole_sweep(folder: Path) -> None:
 
 
 GROUPS: list[Any] = [
-    {}, {"cells": []}, {"cells": "ab"}, {"cells": [["a"]]}, {"cells": [{"a": 1}]}, {"cells": ["x"]}, {"plans": []}, {"plans": 3},
-    {"plans": [3, 3]}, {"plans": [{"rows": "many"}] * 2}, {"plans": [{"sizes": 7}] * 2}, {"plans": [{"name": "magic"}] * 2},
-    {"plans": [{"more": 1}] * 2}, {"plans": [{"rows": -1}] * 2}, {"plans": [{"workers": 10**9}] * 2}, {"threads": 0}, {"threads": 1.5},
-    {"threads": "1"}, {"threads": None}, {"threads": 10**30}, {"device": 3}, {"device": "a\nb"}, {"torch": None},
-]  # fmt: skip
+    {},
+    {"cells": []},
+    {"cells": "ab"},
+    {"cells": [["a"]]},
+    {"cells": [{"a": 1}]},
+    {"cells": ["x"]},
+    {"plans": []},
+    {"plans": 3},
+    {"plans": [3, 3]},
+    {"plans": [{"rows": "many"}] * 2},
+    {"plans": [{"sizes": 7}] * 2},
+    {"plans": [{"name": "magic"}] * 2},
+    {"plans": [{"more": 1}] * 2},
+    {"plans": [{"rows": -1}] * 2},
+    {"plans": [{"workers": 10**9}] * 2},
+    {"threads": 0},
+    {"threads": 1.5},
+    {"threads": "1"},
+    {"threads": None},
+    {"threads": 10**30},
+    {"device": 3},
+    {"device": "a\nb"},
+    {"torch": None},
+]
 
 
 @pytest.mark.parametrize("change", GROUPS, ids=str)
@@ -119,7 +138,11 @@ def test_no_single_broken_value_of_a_sweep_is_a_traceback(sweep: Path, name: str
 
 def test_a_grid_of_more_cells_than_can_be_played_is_one_line() -> None:
     """A file of a few kilobytes may ask for any number of them."""
-    many = {"seed": list(range(1000)), "train.lr": [n / 1000 for n in range(1, 1000)], "train.batch_size": list(range(1, 1000))}
+    many = {
+        "seed": list(range(1000)),
+        "train.lr": [n / 1000 for n in range(1, 1000)],
+        "train.batch_size": list(range(1, 1000)),
+    }
     with limited(mebibytes=64), pytest.raises(ConfigError) as error:
         configs({**TINY, "sweep": many})
     one_line(error.value, "sweep", "998,001,000 cells")
@@ -127,7 +150,17 @@ def test_a_grid_of_more_cells_than_can_be_played_is_one_line() -> None:
 
 # ---- a reproduction ----
 
-ASKED = {"study": SMALL, "wanted": {"scale": "smoke", "seeds": 1, "variant": "card", "only": [], "changes": [], "stand_ins": False}}
+ASKED = {
+    "study": SMALL,
+    "wanted": {
+        "scale": "smoke",
+        "seeds": 1,
+        "variant": "card",
+        "only": [],
+        "changes": [],
+        "stand_ins": False,
+    },
+}
 
 
 def read_whole_outcome(folder: Path) -> None:
@@ -138,30 +171,44 @@ def read_whole_outcome(folder: Path) -> None:
 
 
 STUDIES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no study": lambda c: c.pop("study"), "a study that is a list": lambda c: c.update(study=[]),
-    "no key": lambda c: c["study"].pop("key"), "a key that is a number": lambda c: c["study"].update(key=3),
-    "no wish": lambda c: c.pop("wanted"), "an empty wish": lambda c: c.update(wanted={}),
-    "a wish of another name": lambda c: c["wanted"].update(more=1), "changes that are a number": lambda c: c["wanted"].update(changes=3),
+    "no study": lambda c: c.pop("study"),
+    "a study that is a list": lambda c: c.update(study=[]),
+    "no key": lambda c: c["study"].pop("key"),
+    "a key that is a number": lambda c: c["study"].update(key=3),
+    "no wish": lambda c: c.pop("wanted"),
+    "an empty wish": lambda c: c.update(wanted={}),
+    "a wish of another name": lambda c: c["wanted"].update(more=1),
+    "changes that are a number": lambda c: c["wanted"].update(changes=3),
     "changes of one word": lambda c: c["wanted"].update(changes=[["a"]]),
     "changes of no key": lambda c: c["wanted"].update(changes=[[1, 2]]),
-    "labels that are none": lambda c: c["wanted"].update(only=[1]), "labels that are a number": lambda c: c["wanted"].update(only=1),
+    "labels that are none": lambda c: c["wanted"].update(only=[1]),
+    "labels that are a number": lambda c: c["wanted"].update(only=1),
     "a scale that is a list": lambda c: c["wanted"].update(scale=["smoke"]),
     "a variant that is none": lambda c: c["wanted"].update(variant=None),
-    "seeds that are a word": lambda c: c["wanted"].update(seeds="2"), "a billion seeds": lambda c: c["wanted"].update(seeds=10**9),
+    "seeds that are a word": lambda c: c["wanted"].update(seeds="2"),
+    "a billion seeds": lambda c: c["wanted"].update(seeds=10**9),
     "seeds of a half": lambda c: c["wanted"].update(seeds=1.5),
     "half a surrogate pair": lambda c: c["study"]["layout"].update(rows=["\ud800"]),
     "no metrics": lambda c: c["study"].update(metrics={}),
-    "no axes": lambda c: c["study"].update(axes={}), "settings that are a number": lambda c: c["study"].update(config={"train": 3}),
-    "a grid of 10**12": lambda c: c["study"]["axes"].update({f"x{n}": {f"{i}": {} for i in range(1000)} for n in range(4)}),
-}  # fmt: skip
+    "no axes": lambda c: c["study"].update(axes={}),
+    "settings that are a number": lambda c: c["study"].update(config={"train": 3}),
+    "a grid of 10**12": (
+        lambda c: c["study"]["axes"].update({f"x{n}": {f"{i}": {} for i in range(1000)} for n in range(4)})
+    ),
+}
 
 
 @pytest.mark.parametrize("change", STUDIES.values(), ids=STUDIES)
-def test_a_study_on_disk_that_cannot_be_used_is_one_line(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_study_on_disk_that_cannot_be_used_is_one_line(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
     content = copy.deepcopy(ASKED)
     change(content)
     (tmp_path / "study.json").write_text(json.dumps(content))
-    for read in (lambda: read_whole_outcome(tmp_path), lambda: reproduce(make(SMALL), Wanted(scale="smoke"), tmp_path)):
+    for read in (
+        lambda: read_whole_outcome(tmp_path),
+        lambda: reproduce(make(SMALL), Wanted(scale="smoke"), tmp_path),
+    ):
         with limited(), pytest.raises(HoldfastError) as error:
             read()
         one_line(error.value, str(tmp_path))
@@ -180,7 +227,11 @@ def test_no_single_broken_value_of_a_study_is_a_traceback(tmp_path: Path, exampl
 
 @LONG
 def test_no_data_of_a_reproduction_are_a_traceback(tmp_path: Path, examples: int) -> None:
-    data = {"data": [{"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": 10, "of": 20}]}
+    data = {
+        "data": [
+            {"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": 10, "of": 20}
+        ]
+    }
     (tmp_path / "study.json").write_text(json.dumps(ASKED))
 
     @budget(examples // 2)
@@ -213,9 +264,17 @@ def run(played: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(played, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"\xff\xfe", b"a,b\n1,2\n", b"place,benign,disparity\n1,2,3\n1,2,3,4,5\n", b"place,benign,disparity\nx,y,z\n",
-], ids=range(5))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"a,b\n1,2\n",
+        b"place,benign,disparity\n1,2,3\n1,2,3,4,5\n",
+        b"place,benign,disparity\nx,y,z\n",
+    ],
+    ids=range(5),
+)
 def test_figures_kept_beside_a_run_that_are_damaged_are_one_line(run: Path, content: bytes) -> None:
     (run / "rank-change.csv").write_bytes(content)
     with pytest.raises(RunError) as error:
@@ -223,10 +282,19 @@ def test_figures_kept_beside_a_run_that_are_damaged_are_one_line(run: Path, cont
     one_line(error.value, "rank-change.csv", "remove it")
 
 
-@pytest.mark.parametrize("content", [
-    {"mlflow": {"id": "x", "round": -(10**9)}}, {"mlflow": {"id": "x", "round": True}}, {"mlflow": {"id": [], "round": 1}},
-    {"mlflow": {"round": 1}}, {"mlflow": 3}, {"mlflow": {"id": "x", "round": 10**30}}, {"mlflow": {"id": "x", "round": "1"}},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"mlflow": {"id": "x", "round": -(10**9)}},
+        {"mlflow": {"id": "x", "round": True}},
+        {"mlflow": {"id": [], "round": 1}},
+        {"mlflow": {"round": 1}},
+        {"mlflow": 3},
+        {"mlflow": {"id": "x", "round": 10**30}},
+        {"mlflow": {"id": "x", "round": "1"}},
+    ],
+    ids=str,
+)
 def test_what_trackers_were_told_begins_anew_where_it_is_damaged(tmp_path: Path, content: Any) -> None:
     """Below 0 it would be billions of rounds to be told again."""
     (tmp_path / "tracking.json").write_text(json.dumps(content))
@@ -256,20 +324,47 @@ def resumed(folder: Path) -> None:
 
 def changed_tensor(value: torch.Tensor, how: str) -> torch.Tensor:
     return {
-        "none": value[:0], "short": value[:-1], "long": torch.cat([value, value]), "flat": value.reshape(-1), "deep": value[None],
-        "double": value.double(), "half": value.half(), "whole": value.long(), "truth": value.bool(), "nan": value.double() * torch.nan,
-        "below 0": -1 - value.long(), "far": value.long() + 10**12, "a number": torch.tensor(7), "complex": value.to(torch.complex64),
-    }[how]  # fmt: skip
+        "none": value[:0],
+        "short": value[:-1],
+        "long": torch.cat([value, value]),
+        "flat": value.reshape(-1),
+        "deep": value[None],
+        "double": value.double(),
+        "half": value.half(),
+        "whole": value.long(),
+        "truth": value.bool(),
+        "nan": value.double() * torch.nan,
+        "below 0": -1 - value.long(),
+        "far": value.long() + 10**12,
+        "a number": torch.tensor(7),
+        "complex": value.to(torch.complex64),
+    }[how]
 
 
 HOW = [
-    "missing", "none", "short", "long", "flat", "deep", "double", "half", "whole", "truth", "nan", "below 0", "far", "a number", "complex",
-]  # fmt: skip
+    "missing",
+    "none",
+    "short",
+    "long",
+    "flat",
+    "deep",
+    "double",
+    "half",
+    "whole",
+    "truth",
+    "nan",
+    "below 0",
+    "far",
+    "a number",
+    "complex",
+]
 
 
 @LONG
 @pytest.mark.parametrize("name", ["state/000001.safetensors", "parts/000001.safetensors"])
-def test_no_single_broken_tensor_of_a_run_is_a_traceback(run: Path, tmp_path: Path, name: str, examples: int) -> None:
+def test_no_single_broken_tensor_of_a_run_is_a_traceback(
+    run: Path, tmp_path: Path, name: str, examples: int
+) -> None:
     good = read_tensors(run / name)
 
     @budget(examples // 10)
@@ -277,7 +372,9 @@ def test_no_single_broken_tensor_of_a_run_is_a_traceback(run: Path, tmp_path: Pa
     def check(which: str, how: str) -> None:
         tensors = {n: v for n, v in good.items() if n != which}
         if how != "missing":
-            tensors[which] = changed_tensor(good[which].clone() if good[which].ndim else good[which].reshape(1), how)
+            tensors[which] = changed_tensor(
+                good[which].clone() if good[which].ndim else good[which].reshape(1), how
+            )
         write_tensors(run / name, tensors)
         never_a_traceback(lambda: read_tensors_of(run))
         again = shutil.copytree(run, tmp_path / "again")
@@ -302,7 +399,10 @@ def test_no_bytes_of_private_rows_are_a_traceback(run: Path, examples: int) -> N
     check()
 
 
-JUNK_FIELDS = st.dictionaries(st.sampled_from(["dtype", "shape", "more"]), JUNK | st.sampled_from(["float32", [3], [2**40], [2**20] * 3]))
+JUNK_FIELDS = st.dictionaries(
+    st.sampled_from(["dtype", "shape", "more"]),
+    JUNK | st.sampled_from(["float32", [3], [2**40], [2**20] * 3]),
+)
 
 
 @LONG
@@ -310,7 +410,10 @@ def test_no_layout_of_private_rows_is_a_traceback(run: Path, examples: int) -> N
     good = json.loads((run / "rows" / "fields.json").read_text())
 
     @budget(examples // 5)
-    @given(broken(good) | st.fixed_dictionaries({"fields": st.dictionaries(st.text(max_size=3), JUNK_FIELDS, max_size=3)}))
+    @given(
+        broken(good)
+        | st.fixed_dictionaries({"fields": st.dictionaries(st.text(max_size=3), JUNK_FIELDS, max_size=3)})
+    )
     def check(content: Any) -> None:
         (run / "rows" / "fields.json").write_text(json.dumps(content))
         never_a_traceback(lambda: Run(run).vector(0))

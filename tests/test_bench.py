@@ -11,7 +11,9 @@ from holdfast.core.errors import ConfigError
 from holdfast.local.batch_order import schedule
 from holdfast.local.plan import Plan
 
-TINY = Work("tiny", {"name": "mlp", "hidden": 4}, {"name": "digits"}, clients=3, samples=12, epochs=2, batch_size=5)
+TINY = Work(
+    "tiny", {"name": "mlp", "hidden": 4}, {"name": "digits"}, clients=3, samples=12, epochs=2, batch_size=5
+)
 
 
 def test_rows_hold_a_time_and_a_ratio_for_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +27,13 @@ def test_rows_hold_a_time_and_a_ratio_for_every_plan(monkeypatch: pytest.MonkeyP
     assert rows["plain"]["ratio"] == 1.0
     assert rows["plain"]["client_steps"] == 3 * 2 * 3
     assert rows["auto"]["seconds"] == max(rows[name]["seconds"] for name in rows["auto"]["picked"])
-    assert result["threads"] == 1 and result["torch"] == torch.__version__ and result["date"] and result["device"] and result["unit"]
+    assert (
+        result["threads"] == 1
+        and result["torch"] == torch.__version__
+        and result["date"]
+        and result["device"]
+        and result["unit"]
+    )
     assert len(lines) == 1 and lines[0].startswith("tiny")
 
 

@@ -17,7 +17,13 @@ def test_every_rule_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "rules.json"
     size = ["--clients", "7", "--numbers", "50", "--turns", "1"]
     command = [sys.executable, "benchmarks/aggregators.py", *size, "--markdown", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert done.returncode == 0, done.stderr
     rows = {row["rule"]: row for row in json.loads(out.read_text())}
     assert set(rows) == {"w @ x", "gram", "sort", "foolsgold, no memory", *built_in("aggregator")}

@@ -1,4 +1,5 @@
-"""benchmarks/committee.py: its cells are configs that can be played, in the order in which the tables are filled."""
+"""benchmarks/committee.py: its cells are configs that can be played, in the order in which the tables are
+filled."""
 
 from __future__ import annotations
 
@@ -13,5 +14,16 @@ def test_cells_are_in_the_order_of_the_tables() -> None:
     assert [cell.seed for cell in cells[:4]] == [0, 1, 0, 1]
     methods = [cell.parts().method for cell in cells[:8:2]]
     assert all(isinstance(method, CPfl) for method in methods)
-    assert [method.committee and method.committee.scores for method in methods] == [False, "all", "admitted", "members"]
-    assert [cell.attack is None for cell in cells[:: 2 * len(committee.COMMITTEES)]] == [True, False, False, False, False]
+    assert [method.committee and method.committee.scores for method in methods] == [
+        False,
+        "all",
+        "admitted",
+        "members",
+    ]
+    assert [cell.attack is None for cell in cells[:: 2 * len(committee.COMMITTEES)]] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]

@@ -17,22 +17,36 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 @pytest.mark.parametrize("data", ["digits", "uci-har"])
 def test_every_method_is_in_it(data: str) -> None:
-    assert read_config(BENCHMARKS / "records" / f"methods-{data}.toml")["sweep"]["method.name"] == sorted(built_in("method"))
+    assert read_config(BENCHMARKS / "records" / f"methods-{data}.toml")["sweep"]["method.name"] == sorted(
+        built_in("method")
+    )
 
 
-def test_a_table(tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table(
+    tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = importlib.util.spec_from_file_location("benchmark_methods", BENCHMARKS / "methods.py")
     assert spec is not None and spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     monkeypatch.setattr(benchmark, "TURNS", 1)
-    small = [f"--set={change}" for change in ("train.rounds=2", "data.clients=4", "engine.plan=vmap", "train.local_epochs=1")]
-    monkeypatch.setattr(sys, "argv", ["methods.py", "--out", str(tmp_path), "--markdown", "--methods", "fedper", *small])
+    small = [
+        f"--set={change}"
+        for change in ("train.rounds=2", "data.clients=4", "engine.plan=vmap", "train.local_epochs=1")
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["methods.py", "--out", str(tmp_path), "--markdown", "--methods", "fedper", *small]
+    )
     for _ in range(2):  # the second time nothing is played, and nothing changes
         benchmark.main()
     first, second = (part for part in capsys.readouterr().out.split("digits") if part)
     assert first == second
-    rows = {row[0]: row[1:] for line in first.splitlines() if line.startswith("| `") for row in [line.strip("| ").split(" | ")]}
+    rows = {
+        row[0]: row[1:]
+        for line in first.splitlines()
+        if line.startswith("| `")
+        for row in [line.strip("| ").split(" | ")]
+    }
     assert set(rows) == {"`local`", "`fedper`"}
     final = Run(tmp_path / "digits" / "sweep" / "000-fedper_none").final
     assert rows["`fedper`"][0] == f"{100 * final['accuracy']:.1f} ({100 * final['accuracy/worst10']:.1f})"

@@ -26,8 +26,17 @@ from holdfast.experiment.config import make_config
 from holdfast.results.run import load
 
 SMALL = [
-    "--set", "train.rounds=2", "--set", "data.clients=4", "--set", "train.local_epochs=1", "--plan", "loop", "--set", "engine.threads=1",
-]  # fmt: skip
+    "--set",
+    "train.rounds=2",
+    "--set",
+    "data.clients=4",
+    "--set",
+    "train.local_epochs=1",
+    "--plan",
+    "loop",
+    "--set",
+    "engine.threads=1",
+]
 HERE = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}  # for processes of their own
 
 
@@ -38,7 +47,9 @@ class Answer(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+def cli(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")  # tables fold their words in a narrow terminal
 
@@ -65,10 +76,15 @@ def refused(answer: Answer, *fragments: str) -> None:
 
 # ---- running
 
+
 def test_run_prints_a_table_and_where_the_run_is(cli: Callable[..., Answer], tmp_path: Path) -> None:
     answer = cli("run", *SMALL, "--out", tmp_path / "a")
     assert answer.code == 0
-    assert "fedcap" in answer.out and "worst 10 %" in answer.out and f"holdfast report {tmp_path / 'a'}" in answer.out
+    assert (
+        "fedcap" in answer.out
+        and "worst 10 %" in answer.out
+        and f"holdfast report {tmp_path / 'a'}" in answer.out
+    )
     assert "plan loop" in answer.err and "2/2 rounds  accuracy 0." in answer.err
 
 
@@ -91,7 +107,9 @@ def test_without_out_a_new_folder_under_runs(cli: Callable[..., Answer], tmp_pat
 def test_json_of_a_run_is_the_contract(cli: Callable[..., Answer], tmp_path: Path) -> None:
     loud = tmp_path / "loud.py"
     loud.write_text("print('a plug-in that talks')\n")
-    answer = cli("run", *SMALL, "--set", "method.name=fedavg", "--out", tmp_path / "a", "--plugin", loud, "--json")
+    answer = cli(
+        "run", *SMALL, "--set", "method.name=fedavg", "--out", tmp_path / "a", "--plugin", loud, "--json"
+    )
     result = json.loads(answer.out)
     assert set(result) == {"run_dir", "rounds", "final", "protocol"}
     assert result["run_dir"] == str(tmp_path / "a") and result["rounds"] == 2
@@ -107,7 +125,9 @@ def test_metrics_that_are_asked_for_are_shown(cli: Callable[..., Answer], tmp_pa
     result = json.loads(again.out)
     final = result["final"]
     assert result["protocol"]["metrics"] == ["auc", "macro_f1"] and 0 <= final["auc"] <= 1
-    assert {"macro_f1/global", "auc/worst10", "auc/clients"} <= set(final) and "balanced_accuracy" not in final
+    assert {"macro_f1/global", "auc/worst10", "auc/clients"} <= set(
+        final
+    ) and "balanced_accuracy" not in final
     table = [line.split() for line in said.splitlines() if "macro-F1" in line or line.startswith("fedavg")]
     assert said.count("AUC") == said.count("macro-F1") == 1 and "balanced" not in said
     assert table[0].index("macro-F1") < table[0].index("AUC") < table[0].index("sent")
@@ -118,36 +138,74 @@ def test_a_sweep_is_one_row_per_cell_and_one_json(cli: Callable[..., Answer], tm
     config = tmp_path / "sweep.toml"
     config.write_text('[sweep]\n"method.name" = ["local", "fedavg"]\nseed = [0, 1]\n')
     answer = cli("run", config, *SMALL, "--out", tmp_path / "s")
-    assert all(name in answer.out for name in ("local seed=0", "local seed=1", "fedavg seed=0", "fedavg seed=1", "over seeds"))
+    assert all(
+        name in answer.out
+        for name in ("local seed=0", "local seed=1", "fedavg seed=0", "fedavg seed=1", "over seeds")
+    )
     result = json.loads(cli("resume", tmp_path / "s", "--json").out)
     assert set(result) == {"run_dir", "cells"}
-    assert [c["label"] for c in result["cells"]] == ["local seed=0", "local seed=1", "fedavg seed=0", "fedavg seed=1"]
+    assert [c["label"] for c in result["cells"]] == [
+        "local seed=0",
+        "local seed=1",
+        "fedavg seed=0",
+        "fedavg seed=1",
+    ]
     assert all({"run_dir", "rounds", "final", "protocol"} <= set(c) for c in result["cells"])
 
 
 def test_options_are_settings(cli: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    cli("run", *SMALL, "--out", tmp_path / "a", "--memory", "300MB", "--data-dir", "data", "--device", "cpu", "--workers", "2",
-        "--precision", "bf16")  # fmt: skip
+    cli(
+        "run",
+        *SMALL,
+        "--out",
+        tmp_path / "a",
+        "--memory",
+        "300MB",
+        "--data-dir",
+        "data",
+        "--device",
+        "cpu",
+        "--workers",
+        "2",
+        "--precision",
+        "bf16",
+    )
     config = json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]
-    assert config["engine"] == {"plan": "loop", "device": "cpu", "memory": "300MB", "threads": 1, "workers": 2, "precision": "bf16"}
+    assert config["engine"] == {
+        "plan": "loop",
+        "device": "cpu",
+        "memory": "300MB",
+        "threads": 1,
+        "workers": 2,
+        "precision": "bf16",
+    }
     assert config["data"]["dir"] == str(tmp_path / "data")
 
 
 def test_a_data_dir_that_is_not_there_is_refused(cli: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     for command in (["run"], ["sweep"], ["plan"], ["data"], ["reproduce", "fedcom", "--dry-run"]):
-        refused(cli(*command, "--data-dir", "nowhere"), f"--data-dir: there is no folder {tmp_path / 'nowhere'}")
+        refused(
+            cli(*command, "--data-dir", "nowhere"), f"--data-dir: there is no folder {tmp_path / 'nowhere'}"
+        )
     refused(cli("run", "--data-dir", "a-file"), "--data-dir: there is no folder")
 
 
-def test_a_home_directory_in_data_dir_is_expanded(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_directory_in_data_dir_is_expanded(
+    cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sets").mkdir()
     cli("run", *SMALL, "--out", tmp_path / "a", "--data-dir=~/sets")
-    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["data"]["dir"] == str(tmp_path / "sets")
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["data"]["dir"] == str(
+        tmp_path / "sets"
+    )
     for command in ("run", "data"):
-        refused(cli(command, "--data-dir=~nobody-at-all/sets"), "--data-dir: ~nobody-at-all/sets begins with the home directory")
+        refused(
+            cli(command, "--data-dir=~nobody-at-all/sets"),
+            "--data-dir: ~nobody-at-all/sets begins with the home directory",
+        )
 
 
 def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
@@ -164,39 +222,67 @@ def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, 
     assert json.loads(cli("show", "mine", "--plugin", plugin, "--json").out)["summary"] == "My own."
 
 
-def test_a_partition_of_a_plugin_is_asked_for_on_resume(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
+def test_a_partition_of_a_plugin_is_asked_for_on_resume(
+    cli: Callable[..., Answer], tmp_path: Path, forget: None
+) -> None:
     plugin = tmp_path / "halves.py"
     plugin.write_text(
         "from holdfast.core.registry import register\nfrom holdfast.data.partitions.iid import Iid\n"
         "@register('partition', 'halves')\nclass Halves(Iid):\n    'Mine.'\n"
     )
-    assert cli("run", *SMALL, "--set", "data.partition=halves", "--plugin", plugin, "--out", tmp_path / "a").code == 0
+    assert (
+        cli("run", *SMALL, "--set", "data.partition=halves", "--plugin", plugin, "--out", tmp_path / "a").code
+        == 0
+    )
     registry._PARTS["partition"].pop("halves")
-    refused(cli("resume", tmp_path / "a"), "unknown partition 'halves'", "used plug-ins", str(plugin), "pass --plugin")
+    refused(
+        cli("resume", tmp_path / "a"),
+        "unknown partition 'halves'",
+        "used plug-ins",
+        str(plugin),
+        "pass --plugin",
+    )
 
 
-def test_looking_at_a_run_does_not_execute_its_plugins(cli: Callable[..., Answer], tmp_path: Path, forget: None) -> None:
+def test_looking_at_a_run_does_not_execute_its_plugins(
+    cli: Callable[..., Answer], tmp_path: Path, forget: None
+) -> None:
     plugin, trace = tmp_path / "mine.py", tmp_path / "was-here"
     plugin.write_text(
         "from holdfast import register\nfrom holdfast.methods.fedavg import FedAvg\n\n"
         "@register('method', 'mine-again')\nclass Mine(FedAvg):\n    '''My own.'''\n"
     )
-    assert cli("run", *SMALL, "--set", "method.name=mine-again", "--plugin", plugin, "--out", tmp_path / "a").code == 0
+    assert (
+        cli(
+            "run", *SMALL, "--set", "method.name=mine-again", "--plugin", plugin, "--out", tmp_path / "a"
+        ).code
+        == 0
+    )
     del registry._PARTS["method"]["mine-again"]  # as in a new process
     moved = tmp_path / "moved.py"
     moved.write_text(plugin.read_text() + f"open({str(trace)!r}, 'w').close()\n")
     manifest = tmp_path / "a" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(str(plugin), str(moved)))  # a directory from somebody else
+    manifest.write_text(
+        manifest.read_text().replace(str(plugin), str(moved))
+    )  # a directory from somebody else
     assert cli("report", tmp_path / "a").code == 0
     assert "mine-again" in cli("report", tmp_path / "a", "--markdown").out
     assert len(load(tmp_path / "a")) == 2
-    refused(cli("resume", tmp_path / "a"), "unknown method 'mine-again'", "used plug-ins", str(moved), "if you trust them, pass --plugin")
+    refused(
+        cli("resume", tmp_path / "a"),
+        "unknown method 'mine-again'",
+        "used plug-ins",
+        str(moved),
+        "if you trust them, pass --plugin",
+    )
     assert not trace.exists()
     assert cli("report", tmp_path / "a", "--plugin", moved).code == 0 and trace.exists()
     assert cli("resume", tmp_path / "a", "--plugin", moved, "--json").code == 0
 
 
-def test_progress_bars_on_a_terminal(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bars_on_a_terminal(
+    cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda self: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     answer = cli("run", *SMALL, "--out", tmp_path / "a")
@@ -204,6 +290,7 @@ def test_progress_bars_on_a_terminal(cli: Callable[..., Answer], tmp_path: Path,
 
 
 # ---- stopping and going on
+
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
     """As if Ctrl-C were pressed at that point."""
@@ -217,13 +304,17 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) ->
     monkeypatch.setattr(Follow, "moved", moved)
 
 
-def test_ctrl_c_leaves_a_resumable_run(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_a_resumable_run(
+    cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = json.loads(cli("run", *SMALL, "--out", tmp_path / "whole", "--json").out)
     with monkeypatch.context() as patch:
         interrupted(patch, lambda e: e.cell.round == 2)
         answer = cli("run", *SMALL, "--out", tmp_path / "a")
     assert answer.code == 130 and answer.out == ""
-    assert answer.err.strip().splitlines()[-1] == f"interrupted; `holdfast resume {tmp_path / 'a'}` continues it"
+    assert (
+        answer.err.strip().splitlines()[-1] == f"interrupted; `holdfast resume {tmp_path / 'a'}` continues it"
+    )
     resumed = json.loads(cli("resume", tmp_path / "a", "--json").out)
     same = [name for name in whole["final"] if not name.startswith("seconds/")]
     assert {n: resumed["final"][n] for n in same} == {n: whole["final"][n] for n in same}
@@ -243,7 +334,17 @@ def test_ctrl_c_before_the_first_commit_keeps_nothing(
 
 
 def test_a_real_interrupt(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "holdfast.cli", "run", *SMALL[2:], "--set", "train.rounds=100000", "--out", str(tmp_path / "a")]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli",
+        "run",
+        *SMALL[2:],
+        "--set",
+        "train.rounds=100000",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=HERE)
     try:
         deadline = time.monotonic() + 300
@@ -269,7 +370,10 @@ BAD_SETTINGS = {
     "wrong section": (["trian.lr=0.1"], ["trian", "'train'"]),
     "misspelt method": (["method.name=dito"], ["dito", "did you mean 'ditto'"]),
     "misspelt setting": (["method.name=ditto", "method.lamda=1"], ["method.lamda", "'lam'"]),
-    "a setting where there is none": (["method.name=fedavg", "method.lamm=1"], ["method.lamm", "'fedavg' has no settings"]),
+    "a setting where there is none": (
+        ["method.name=fedavg", "method.lamm=1"],
+        ["method.lamm", "'fedavg' has no settings"],
+    ),
     "infinite": (["method.name=ditto", "method.lam=inf"], ["method.lam", "finite", "inf"]),
     "misspelt data": (["data.name=digit"], ["digit", "did you mean 'digits'"]),
     "impossible partition": (["data.partition.samples_per_client=100000"], ["samples_per_client", "1797"]),
@@ -281,7 +385,10 @@ BAD_SETTINGS = {
     "dropout above 1": (["train.dropout=2"], ["train.dropout", "2"]),
     "negative lr": (["train.lr=-0.1"], ["train.lr", "-0.1"]),
     "lr is no number": (["train.lr=fast"], ["train.lr", "fast"]),
-    "aggregator on local": (["method.name=local", "aggregator.name=mean"], ["'local' never reduces", "aggregator"]),
+    "aggregator on local": (
+        ["method.name=local", "aggregator.name=mean"],
+        ["'local' never reduces", "aggregator"],
+    ),
     "unknown metric": (["evaluate.metrics=['f1']"], ["evaluate.metrics.0", "'macro_f1'", "'f1'"]),
     "unknown device": (["engine.device=tpu"], ["engine.device", "tpu"]),
     "device that cannot train": (["engine.device=meta"], ["engine.device", "meta"]),
@@ -303,7 +410,9 @@ def test_bad_settings_are_one_line_and_leave_nothing(
 ) -> None:
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
     changes, fragments = BAD_SETTINGS[case]
-    answer = cli("run", *(word for change in changes for word in ("--set", change)), "--out", tmp_path / "a", "--json")
+    answer = cli(
+        "run", *(word for change in changes for word in ("--set", change)), "--out", tmp_path / "a", "--json"
+    )
     refused(answer, *fragments)
     assert not (tmp_path / "a").exists()
 
@@ -330,7 +439,11 @@ def test_usage_errors(cli: Callable[..., Answer]) -> None:
 def test_an_out_that_holds_a_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert cli("run", *SMALL, "--out", tmp_path / "a").code == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
-    refused(cli("run", *SMALL, "--out", tmp_path / "a"), "holds a run already", f"holdfast resume {tmp_path / 'a'}")
+    refused(
+        cli("run", *SMALL, "--out", tmp_path / "a"),
+        "holds a run already",
+        f"holdfast resume {tmp_path / 'a'}",
+    )
     refused(cli("run", *SMALL, "--set", "sweep.seed=[0, 1]", "--out", tmp_path / "a"), "holds a run already")
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")} == before
 
@@ -341,7 +454,9 @@ def test_an_out_that_cannot_be_written(cli: Callable[..., Answer], tmp_path: Pat
     refused(cli("run", *SMALL, "--out", "/proc/none/a"), "/proc/none")
 
 
-def test_a_disk_that_is_full_from_the_start(cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_from_the_start(
+    cli: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -355,7 +470,9 @@ def test_a_disk_that_is_full_from_the_start(cli: Callable[..., Answer], tmp_path
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     yield place
@@ -363,7 +480,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up(cli: Callable[..., Answer], small_disk: Path) -> None:
-    answer = cli("run", *SMALL, "--set", "method.name=ditto", "--set", "data.clients=20", "--out", small_disk / "a")
+    answer = cli(
+        "run", *SMALL, "--set", "method.name=ditto", "--set", "data.clients=20", "--out", small_disk / "a"
+    )
     refused(answer, "the disk is full", "holdfast resume")
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     assert json.loads(cli("resume", small_disk / "a", "--json").out)["rounds"] == 2
@@ -372,7 +491,11 @@ def test_a_disk_that_fills_up(cli: Callable[..., Answer], small_disk: Path) -> N
 def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     answer = cli("run", "--set", "train.lr=-1")
-    assert answer.code == 2 and "Traceback" in answer.err and answer.err.strip().splitlines()[-1].startswith("error: ")
+    assert (
+        answer.code == 2
+        and "Traceback" in answer.err
+        and answer.err.strip().splitlines()[-1].startswith("error: ")
+    )
 
 
 def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,23 +537,51 @@ class Loss(Part):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("key, line, function, said", [
-    ("method.name", 14, "helper", "AttributeError: "), ("train.loss", 29, "__call__", "TypeError: unsupported operand"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, line, function, said",
+    [
+        ("method.name", 14, "helper", "AttributeError: "),
+        ("train.loss", 29, "__call__", "TypeError: unsupported operand"),
+    ],
+)
 def test_a_mistake_in_a_plug_in_is_said_to_be_there(
-    cli: Callable[..., Answer], tmp_path: Path, forget: None, key: str, line: int, function: str, said: str, workers: int
+    cli: Callable[..., Answer],
+    tmp_path: Path,
+    forget: None,
+    key: str,
+    line: int,
+    function: str,
+    said: str,
+    workers: int,
 ) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
-    answer = cli("run", *SMALL, "--set", f"{key}=test-cli-mistaken", "--plugin", "mine.py", "--out", "a", "--workers", workers)
+    answer = cli(
+        "run",
+        *SMALL,
+        "--set",
+        f"{key}=test-cli-mistaken",
+        "--plugin",
+        "mine.py",
+        "--out",
+        "a",
+        "--workers",
+        workers,
+    )
     last = answer.err.strip().splitlines()[-1]
     assert answer.code == 2 and last.startswith("error: ") and said in last, answer.err
     assert f"mine.py, line {line}" in last and "report" not in last
     assert "Traceback" in answer.err and f'mine.py", line {line}, in {function}' in answer.err
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(
+    cli: Callable[..., Answer], tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text("import os\n\nos.no_such_thing\n")
-    refused(cli("run", "--plugin", "mine.py"), "plugin mine.py failed to load: AttributeError", "(mine.py, line 3)")
+    refused(
+        cli("run", "--plugin", "mine.py"),
+        "plugin mine.py failed to load: AttributeError",
+        "(mine.py, line 3)",
+    )
 
 
 WITHOUT_FLOWER = """
@@ -453,11 +604,31 @@ for command in sys.stdin.read().splitlines():
 
 def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text("")
-    commands = ["init new --clients 2", "up .", "resume .", "node .", "check-node .", "privacy .", "status .", "clients .", "logs .",
-                "ban . 1", "unban . 1", "enrol . 1", "leave . 1", "export . m.safetensors", "export . m.safetensors --node .",
-                "doctor ."]  # fmt: skip
+    commands = [
+        "init new --clients 2",
+        "up .",
+        "resume .",
+        "node .",
+        "check-node .",
+        "privacy .",
+        "status .",
+        "clients .",
+        "logs .",
+        "ban . 1",
+        "unban . 1",
+        "enrol . 1",
+        "leave . 1",
+        "export . m.safetensors",
+        "export . m.safetensors --node .",
+        "doctor .",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FLOWER], input="\n".join(commands), capture_output=True, text=True, cwd=tmp_path, env=HERE
+        [sys.executable, "-c", WITHOUT_FLOWER],
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=HERE,
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.stdout.split() == ["2"] * len(commands)
@@ -466,6 +637,7 @@ def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
 
 
 # ---- cards
+
 
 def test_help_is_quick_and_has_examples(cli: Callable[..., Answer]) -> None:
     quick = "import sys, holdfast.cli; sys.exit(int('torch' in sys.modules))"
@@ -511,7 +683,9 @@ def test_examples_on_cards_are_configs(kind: str) -> None:
 def test_bench_prints_what_it_is_given(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def run_bench(names: Any, quick: bool, threads: Any, say: Callable[[str], None], device: str) -> dict[str, Any]:
+    def run_bench(
+        names: Any, quick: bool, threads: Any, say: Callable[[str], None], device: str
+    ) -> dict[str, Any]:
         asked.append((names, quick, threads, device))
         say("timing")
         return {"rows": [{"work": "digits-mlp-100", "plan": "vmap", "seconds": 0.5, "ratio": 7.25}]}

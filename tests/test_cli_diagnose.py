@@ -35,7 +35,11 @@ def test_what_there_is_then_one_of_it(simulate: Callable[..., Run], ask: Callabl
 
     files = [tmp_path / f"norms.{ending}" for ending in ("csv", "png", "html")]
     code, out, _ = ask(run.path, "norms", *(word for file in files for word in ("--out", file)))
-    assert code == 0 and out.splitlines()[0] == "norms: fedcap under ipm" and out.splitlines()[-3:] == list(map(str, files))
+    assert (
+        code == 0
+        and out.splitlines()[0] == "norms: fedcap under ipm"
+        and out.splitlines()[-3:] == list(map(str, files))
+    )
     pd.testing.assert_frame_equal(pd.read_csv(files[0]), run.table("norms"))
     assert Image.open(files[1]).width == 1520 and "norms: fedcap under ipm" in files[2].read_text()
     assert len(json.loads(ask(run.path, "customisation", "--json")[1])) == len(run.table("customisation"))
@@ -44,7 +48,9 @@ def test_what_there_is_then_one_of_it(simulate: Callable[..., Run], ask: Callabl
 def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_path: Path) -> None:
     run = simulate(train={"rounds": 1})
     for args, told in {
-        ("customisation",): "has no 'customisation'; it has norms, weights, seconds, bytes, rank-change, top-fim, grad-cam",
+        (
+            "customisation",
+        ): "has no 'customisation'; it has norms, weights, seconds, bytes, rank-change, top-fim, grad-cam",
         ("norms", "--out", "norms.pdf"): "--out: norms.pdf must end in .csv, .png or .html",
         ("norms", "--out", tmp_path / "nowhere" / "a.png"): "--out: there is no folder",
         ("norms", "--open"): "--open: name the page with --out FILE.html",
@@ -60,11 +66,32 @@ def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_
 
 
 def test_where_two_models_look(simulate: Callable[..., Run], ask: Callable, tmp_path: Path) -> None:
-    common = {"model": {"name": "lenet", "margin": 4}, "attack": {"name": "backdoor", "size": 2, "fraction": 0.4}, "train": {"rounds": 1}}
+    common = {
+        "model": {"name": "lenet", "margin": 4},
+        "attack": {"name": "backdoor", "size": 2, "fraction": 0.4},
+        "train": {"rounds": 1},
+    }
     runs = [simulate(**common), simulate(aggregator="median", **common)]
     file, page = tmp_path / "looks.png", tmp_path / "looks.html"
-    code, out, _ = ask(runs[0].path, "grad-cam", "--beside", runs[1].path, "--image", 4, "--image", 6, "--out", file, "--out", page)
-    assert code == 0 and out.count(runs[1].path.name) >= 2 and "The images carry the trigger." in page.read_text()
+    code, out, _ = ask(
+        runs[0].path,
+        "grad-cam",
+        "--beside",
+        runs[1].path,
+        "--image",
+        4,
+        "--image",
+        6,
+        "--out",
+        file,
+        "--out",
+        page,
+    )
+    assert (
+        code == 0
+        and out.count(runs[1].path.name) >= 2
+        and "The images carry the trigger." in page.read_text()
+    )
     width, height = Image.open(file).size
     assert width == 10 + 3 * 146 and height == 32 + 2 * 146  # an image and two models across, two images down
     assert "trigger" not in json.dumps(json.loads(ask(runs[0].path, "grad-cam", "--clean", "--json")[1]))
@@ -72,7 +99,13 @@ def test_where_two_models_look(simulate: Callable[..., Run], ask: Callable, tmp_
 
 def test_rank_changes_are_drawn(simulate: Callable[..., Run], ask: Callable, tmp_path: Path) -> None:
     run = simulate(attack={"name": "label-flip", "fraction": 0.34}, train={"rounds": 4})
-    code, out, _ = ask(run.path, "rank-change", "--rounds", 3, "--out", tmp_path / "a.csv", "--out", tmp_path / "a.png")
+    code, out, _ = ask(
+        run.path, "rank-change", "--rounds", 3, "--out", tmp_path / "a.csv", "--out", tmp_path / "a.png"
+    )
     frame = pd.read_csv(tmp_path / "a.csv")
-    assert code == 0 and set(frame["round"]) <= {2, 3} and (frame["disparity"] - frame["poisoned"] + frame["benign"]).abs().max() < 1e-12
+    assert (
+        code == 0
+        and set(frame["round"]) <= {2, 3}
+        and (frame["disparity"] - frame["poisoned"] + frame["benign"]).abs().max() < 1e-12
+    )
     assert Image.open(tmp_path / "a.png").height == 2 * 840  # both figures

@@ -32,8 +32,14 @@ def test_auc_by_hand(suspicion: list[float], malicious: list[int], area: float |
     assert auc(torch.tensor(suspicion), torch.tensor(malicious).bool()) == area
 
 
-def seen(round: int, malicious: list[int], banned: dict[str, str], weights: list[float], score: list[float]) -> Seen:
-    arrays = {"verdict/ids": torch.arange(4), "verdict/weights": torch.tensor(weights), "verdict/scores/norm/length": torch.tensor(score)}
+def seen(
+    round: int, malicious: list[int], banned: dict[str, str], weights: list[float], score: list[float]
+) -> Seen:
+    arrays = {
+        "verdict/ids": torch.arange(4),
+        "verdict/weights": torch.tensor(weights),
+        "verdict/scores/norm/length": torch.tensor(score),
+    }
     return Seen.of({"round": round, "banned": banned}, arrays, torch.tensor(malicious))
 
 
@@ -45,7 +51,8 @@ ROUNDS = [
 
 
 def test_figures_of_a_run() -> None:
-    """Areas: weights 1, 1/2 and 1/2; lengths 3/4, 1/4 and 1/2. Clients 3 and 2 are caught in rounds 1 and 5."""
+    """Areas: weights 1, 1/2 and 1/2; lengths 3/4, 1/4 and 1/2. Clients 3 and 2 are caught in rounds 1 and
+    5."""
     figures = of_rounds(ROUNDS)
     assert figures["detection/auc/weights"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert figures["detection/auc/norm/length"] == pytest.approx((0.75 + 0.25 + 0.5) / 3)
@@ -55,7 +62,9 @@ def test_figures_of_a_run() -> None:
 def test_decisions_where_attackers_change() -> None:
     """12 decisions, 6 on attackers: two of them caught, one benign client wronged."""
     figures = of_rounds(ROUNDS, decide=True)
-    assert figures["detection/dacc"] == pytest.approx(7 / 12) and figures["detection/fpr"] == pytest.approx(1 / 6)
+    assert figures["detection/dacc"] == pytest.approx(7 / 12) and figures["detection/fpr"] == pytest.approx(
+        1 / 6
+    )
     assert figures["detection/fnr"] == pytest.approx(4 / 6)
 
 
@@ -75,17 +84,25 @@ class Longest(Detector):
 
 
 def test_in_a_run(simulate: Callable[..., Run]) -> None:
-    """Attackers 1 and 3 go in the first two rounds, a benign client in the third, in which there is nothing to tell any more."""
+    """Attackers 1 and 3 go in the first two rounds, a benign client in the third, in which there is nothing
+    to tell any more."""
     attack = {"name": "sign-flip", "scale": 100.0, "clients": (1, 3)}
     final = simulate(attack=attack, detectors=(Longest(),), train={"rounds": 3}).final
     assert final[f"detection/auc/{Longest.name}/far"] == 1.0 and final["detection/rounds"] == 1.5
-    assert (final["detection/dacc"], final["detection/fpr"], final["detection/fnr"]) == (0.8, pytest.approx(1 / 3), 0.0)
+    assert (final["detection/dacc"], final["detection/fpr"], final["detection/fnr"]) == (
+        0.8,
+        pytest.approx(1 / 3),
+        0.0,
+    )
     assert simulate(detectors=(Longest(),)).final["detection/auc/weights"] is None  # nobody attacks
 
 
 def test_in_a_run_with_other_attackers_every_round(simulate: Callable[..., Run]) -> None:
-    """One of five attacks per round and the farthest is banned, so nobody benign is, as long as the attacker drawn is not out already."""
-    run = simulate(attack={"name": "sign-flip", "scale": 100.0, "fraction": 0.2, "redraw": True}, detectors=(Longest(),))
+    """One of five attacks per round and the farthest is banned, so nobody benign is, as long as the attacker
+    drawn is not out already."""
+    run = simulate(
+        attack={"name": "sign-flip", "scale": 100.0, "fraction": 0.2, "redraw": True}, detectors=(Longest(),)
+    )
     bad = good = caught = wronged = 0
     for part in run.store.parts(2):
         arrays = run.store.arrays(part["round"])
@@ -94,4 +111,6 @@ def test_in_a_run_with_other_attackers_every_round(simulate: Callable[..., Run])
         bad, good = bad + len(asked & {attacker}), good + len(asked - {attacker})
         caught, wronged = caught + len(banned & {attacker}), wronged + len(banned - {attacker})
     assert bad + good == 9 and run.final["detection/dacc"] == pytest.approx((caught + good - wronged) / 9)
-    assert run.final["detection/fnr"] == pytest.approx((bad - caught) / bad) and run.final["detection/fpr"] == pytest.approx(wronged / good)
+    assert run.final["detection/fnr"] == pytest.approx((bad - caught) / bad) and run.final[
+        "detection/fpr"
+    ] == pytest.approx(wronged / good)

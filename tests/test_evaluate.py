@@ -149,25 +149,42 @@ def accuracies(run: Run, table: str = "test") -> dict[int, float]:
 
 @pytest.mark.parametrize("clients", ["all", "cohort", "held-out"])
 def test_which_clients_are_measured(clients: str, simulate: Callable[..., Run]) -> None:
-    run = simulate(method="fedavg-ft", data={"clients": 6, "held_out": 2}, train={"participation": 0.5}, evaluate={"clients": clients})
+    run = simulate(
+        method="fedavg-ft",
+        data={"clients": 6, "held_out": 2},
+        train={"participation": 0.5},
+        evaluate={"clients": clients},
+    )
     held_out, frame = set(run._experiment.federation.held_out), run.clients()
     cohort = set(run.store.arrays(2)["cohort"].tolist())
     expected = {"all": set(range(6)) - held_out, "cohort": cohort, "held-out": held_out}[clients]
     assert set(frame.client) == expected and len(cohort) == 2 and cohort.isdisjoint(held_out)
     by_hand = accuracies(run)
-    assert dict(zip(frame.client, frame["accuracy/personal"], strict=True)) == pytest.approx({c: by_hand[c] for c in expected})
+    assert dict(zip(frame.client, frame["accuracy/personal"], strict=True)) == pytest.approx(
+        {c: by_hand[c] for c in expected}
+    )
     assert run.final["accuracy"] == pytest.approx(sum(by_hand[c] for c in expected) / len(expected))
 
 
-def test_malicious_clients_never_count_but_are_measured_where_asked(simulate: Callable[..., Run], forget: None) -> None:
+def test_malicious_clients_never_count_but_are_measured_where_asked(
+    simulate: Callable[..., Run], forget: None
+) -> None:
     from holdfast.attacks.base import Attack
 
     attack = Attack(clients=(1, 3))
     everyone = simulate(attack=attack)
     benign = simulate(attack=attack, evaluate={"clients": "benign"})
-    assert everyone.clients().client.tolist() == [0, 1, 2, 3, 4] and benign.clients().client.tolist() == [0, 2, 4]
+    assert everyone.clients().client.tolist() == [0, 1, 2, 3, 4] and benign.clients().client.tolist() == [
+        0,
+        2,
+        4,
+    ]
     by_hand = accuracies(everyone)
-    assert everyone.final["accuracy"] == benign.final["accuracy"] == pytest.approx(sum(by_hand[c] for c in (0, 2, 4)) / 3)
+    assert (
+        everyone.final["accuracy"]
+        == benign.final["accuracy"]
+        == pytest.approx(sum(by_hand[c] for c in (0, 2, 4)) / 3)
+    )
     assert everyone.final["detection/fnr"] == 1.0 and everyone.final["detection/dacc"] == pytest.approx(0.6)
 
 
@@ -198,7 +215,9 @@ def test_a_model_that_all_share_is_tested_once_where_all_have_the_same_test_set(
 
 
 def test_validation_selects_a_round(simulate: Callable[..., Run]) -> None:
-    run = simulate(data={"split": {"train": 0.5, "validation": 0.25, "test": 0.25}}, train={"rounds": 6, "lr": 0.5})
+    run = simulate(
+        data={"split": {"train": 0.5, "validation": 0.25, "test": 0.25}}, train={"rounds": 6, "lr": 0.5}
+    )
     metrics = run.metrics
     best = metrics["validation/accuracy"].idxmax()  # the first of the best
     assert run.final["accuracy/selected"] == metrics["accuracy"][best]
@@ -208,7 +227,13 @@ def test_validation_selects_a_round(simulate: Callable[..., Run]) -> None:
 
 def test_last_best_and_when(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"rounds": 5, "lr": 0.5}, evaluate={"every": 2, "targets": [0.0, 1.0]})
-    assert run.metrics["accuracy"].notna().tolist() == [False, True, False, True, True]  # the last round always is
+    assert run.metrics["accuracy"].notna().tolist() == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]  # the last round always is
     seen = run.metrics["accuracy"].dropna()
     assert run.final["accuracy"] == seen.iloc[-1] and run.final["accuracy/best"] == seen.max()
     assert run.final["accuracy/last10"] == pytest.approx(seen.mean())
@@ -220,8 +245,14 @@ def test_last_best_and_when(simulate: Callable[..., Run]) -> None:
 def test_some_models_only(simulate: Callable[..., Run]) -> None:
     run = simulate(method="ditto", evaluate={"models": ["global"]})
     assert run.final["accuracy"] is None and run.final["accuracy/personal"] is None
-    assert run.final["accuracy/global"] == run.final["accuracy/better_of"] == simulate(method="ditto").final["accuracy/global"]
-    assert run.final["accuracy/tacc"] is None and run.final["accuracy/tacc/pooled"] is None  # the other model was not measured
+    assert (
+        run.final["accuracy/global"]
+        == run.final["accuracy/better_of"]
+        == simulate(method="ditto").final["accuracy/global"]
+    )
+    assert (
+        run.final["accuracy/tacc"] is None and run.final["accuracy/tacc/pooled"] is None
+    )  # the other model was not measured
 
 
 def test_the_protocol_is_part_of_the_result(simulate: Callable[..., Run]) -> None:
@@ -229,7 +260,11 @@ def test_the_protocol_is_part_of_the_result(simulate: Callable[..., Run]) -> Non
     result = run.store.read_json("result.json")
     assert result is not None
     protocol = result["protocol"]
-    assert protocol["unselected"] == "deliver" and protocol["clients"] == "cohort" and protocol["test"] == "per-client"
+    assert (
+        protocol["unselected"] == "deliver"
+        and protocol["clients"] == "cohort"
+        and protocol["test"] == "per-client"
+    )
     assert protocol["models"] == ["global", "personal"] and protocol["deployed"] == "personal"
 
 
@@ -266,7 +301,10 @@ def test_where_memory_is_short_fewer_samples_go_at_once(monkeypatch: pytest.Monk
             raise torch.OutOfMemoryError("too much")
         return net(x)
 
-    got, want = score(network, hungry, bank, which, SAMPLES, DATA, LOOP), score(network, plain, bank, which, SAMPLES, DATA, LOOP)
+    got, want = (
+        score(network, hungry, bank, which, SAMPLES, DATA, LOOP),
+        score(network, plain, bank, which, SAMPLES, DATA, LOOP),
+    )
     assert max(sizes) > 6 and torch.equal(got.correct, want.correct) and torch.equal(got.total, want.total)
     torch.testing.assert_close(got.loss, want.loss, rtol=0, atol=1e-12)
 
@@ -276,13 +314,22 @@ def test_where_memory_is_short_fewer_samples_go_at_once(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-ft", "local", "fedcap"])
 def test_held_out_clients_are_measured_as_late_joiners(method: str, simulate: Callable[..., Run]) -> None:
-    """Whoever is measured, and nothing of it is kept: the run is the same as one that measures them instead of the members."""
+    """Whoever is measured, and nothing of it is kept: the run is the same as one that measures them instead
+    of the members."""
     data = {"clients": 6, "held_out": 2}
-    run, other = (simulate(method=method, data=data, evaluate={"clients": who}) for who in ("all", "held-out"))
+    run, other = (
+        simulate(method=method, data=data, evaluate={"clients": who}) for who in ("all", "held-out")
+    )
     late, members = run.clients(late=True), run.clients()
-    assert set(late.client) == set(run._experiment.federation.held_out) and set(late.client).isdisjoint(members.client)
+    assert set(late.client) == set(run._experiment.federation.held_out) and set(late.client).isdisjoint(
+        members.client
+    )
     kind = run._experiment.method.deploys
-    assert run.final["accuracy/late"] == pytest.approx(late[f"accuracy/{kind}"].mean()) == run.final[f"accuracy/late/{kind}"]
+    assert (
+        run.final["accuracy/late"]
+        == pytest.approx(late[f"accuracy/{kind}"].mean())
+        == run.final[f"accuracy/late/{kind}"]
+    )
     assert run.final["accuracy"] == pytest.approx(members[f"accuracy/{kind}"].mean())
     assert other.final["accuracy"] == other.final["accuracy/late"] == run.final["accuracy/late"]
     assert run.final["bytes/up"] == other.final["bytes/up"] and (run.metrics["accuracy/late"] >= 0).all()
@@ -290,8 +337,14 @@ def test_held_out_clients_are_measured_as_late_joiners(method: str, simulate: Ca
         module = run.model(client=int(client)).double()
         rows, labels = run._experiment.federation.test.client(int(client))
         with torch.no_grad():
-            right = (module(run._experiment.federation.samples.batch(rows, torch.float64)).argmax(1) == labels).double().mean()
-        assert float(right) == pytest.approx(float(late.loc[late.client == client, f"accuracy/{kind}"].iloc[0]))
+            right = (
+                (module(run._experiment.federation.samples.batch(rows, torch.float64)).argmax(1) == labels)
+                .double()
+                .mean()
+            )
+        assert float(right) == pytest.approx(
+            float(late.loc[late.client == client, f"accuracy/{kind}"].iloc[0])
+        )
 
 
 def test_without_held_out_clients_there_are_no_late_joiners(simulate: Callable[..., Run]) -> None:

@@ -1,4 +1,5 @@
-"""The run loop: what evaluation asks of clients is numbered after the round's own exchanges and leaves no trace."""
+"""The run loop: what evaluation asks of clients is numbered after the round's own exchanges and leaves no
+trace."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class CountingClient(ClientRule):
 
 
 class AskingServer(Averaging):
-    """Asks the clients to train before it says what they would receive, as FedCAP does for clients that were absent."""
+    """Asks the clients to train before it says what they would receive, as FedCAP does for clients that were
+    absent."""
 
     def deliver(self, state, ctx, ids):
         up = yield broadcast("train", state["model"], ids)
@@ -52,13 +54,20 @@ def test_what_evaluation_asks_is_numbered_and_not_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Simulator, "exchange", watch)
     data = {"clients": 4, "partition": {"name": "iid", "samples_per_client": 20}}
-    run = holdfast.run(method="test-asking", data=data, train={"rounds": 2, "local_epochs": 1}, out=tmp_path / "run")
+    run = holdfast.run(
+        method="test-asking", data=data, train={"rounds": 2, "local_epochs": 1}, out=tmp_path / "run"
+    )
     one = [("train", 0, False), ("train", 1, True), ("evaluate", 2, False)]
     assert asked == [(round, *step) for round in (1, 2) for step in one]
     head = run.store.head()
     assert head is not None
     rows = RowStore(run.path / "rows", head[1]["rows/index"])
-    assert rows.read(torch.arange(4))["times"].tolist() == [2, 2, 2, 2]  # once a round; the rehearsals did not count
+    assert rows.read(torch.arange(4))["times"].tolist() == [
+        2,
+        2,
+        2,
+        2,
+    ]  # once a round; the rehearsals did not count
     assert run.final["bytes/down"] == 2 * 4 * run.manifest["parameters"] * 4  # nor do they cost traffic
     before = (run.path / "rows" / "records").read_bytes()
     run.vector(client=1, model="global")
@@ -83,7 +92,9 @@ def test_a_round_begins_without_the_rows_of_an_unfinished_one(tmp_path, quick_di
 
 
 def test_replies_of_clients_are_lost_and_never_the_servers_own(tmp_path):
-    experiment = Experiment(tiny(aggregator="fltrust", data={"root": 10}, train={"dropout": 0.7}), tmp_path / "run")
+    experiment = Experiment(
+        tiny(aggregator="fltrust", data={"root": 10}, train={"dropout": 0.7}), tmp_path / "run"
+    )
     asked, answered = broadcast("train", experiment.initial, torch.tensor([ROOT, 0, 1, 2, 3, 4])), []
     for experiment.cell.round in range(1, 41):
         answered.append(experiment._lose(asked).to.tolist())

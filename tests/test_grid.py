@@ -39,7 +39,12 @@ def test_without_a_sweep_there_is_one_cell() -> None:
 
 def test_lists_multiply_in_their_order() -> None:
     found = cells(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1], "train.lr": [0.1]})
-    assert [label for label, _ in found] == ["fedavg seed=0 lr=0.1", "fedavg seed=1 lr=0.1", "ditto seed=0 lr=0.1", "ditto seed=1 lr=0.1"]
+    assert [label for label, _ in found] == [
+        "fedavg seed=0 lr=0.1",
+        "fedavg seed=1 lr=0.1",
+        "ditto seed=0 lr=0.1",
+        "ditto seed=1 lr=0.1",
+    ]
     assert found[3][1] == {"method": {"name": "ditto"}, "seed": 1, "train": {"lr": 0.1}}
     for _, table in found:
         make_config(table).parts()
@@ -58,8 +63,13 @@ def test_a_cell_does_not_share_tables_with_another() -> None:
 
 def test_a_part_is_named_before_it_is_set() -> None:
     """Naming another part resets its settings, so the order of the axes must not matter."""
-    for sweep in ({"method.lam": [0.5], "method.name": ["ditto"]}, {"method.lam": [0.5], "method": ["ditto"]}):
-        assert cells(method={"name": "fedprox", "mu": 3}, sweep=sweep)[0][1] == {"method": {"name": "ditto", "lam": 0.5}}
+    for sweep in (
+        {"method.lam": [0.5], "method.name": ["ditto"]},
+        {"method.lam": [0.5], "method": ["ditto"]},
+    ):
+        assert cells(method={"name": "fedprox", "mu": 3}, sweep=sweep)[0][1] == {
+            "method": {"name": "ditto", "lam": 0.5}
+        }
     found = cells(sweep={"data.partition.beta": [0.5], "data.partition": ["dirichlet"]})
     assert found[0][1]["data"]["partition"] == {"name": "dirichlet", "beta": 0.5}
 
@@ -83,14 +93,22 @@ def test_overrides() -> None:
 
 def test_overrides_know_the_defaults() -> None:
     """What is not written down has a value all the same."""
-    for when in ({"method.name": "fedcap"}, {"train.rounds": 50}, {"data.partition.name": "pathological"}, {"model.name": "mlp"}):
+    for when in (
+        {"method.name": "fedcap"},
+        {"train.rounds": 50},
+        {"data.partition.name": "pathological"},
+        {"model.name": "mlp"},
+    ):
         found = cells(sweep={"seed": [0], "override": [{"when": when, "set": {"train.lr": 0.5}}]})
         assert found[0][1]["train"]["lr"] == 0.5, when
     for when in ({"method.lam": 0.1}, {"attack.name": "ipm"}, {"data.partition.classes_per_client": 2}):
         override = [{"when": when, "set": {"train.lr": 0.5}}]
         found = cells(method="local", data={"partition": "iid"}, sweep={"seed": [0], "override": override})
         assert "train" not in found[0][1], when
-    by_name = cells(method="ditto", sweep={"seed": [0], "override": [{"when": {"method.name": "ditto"}, "set": {"method.lam": 0.5}}]})
+    by_name = cells(
+        method="ditto",
+        sweep={"seed": [0], "override": [{"when": {"method.name": "ditto"}, "set": {"method.lam": 0.5}}]},
+    )
     assert by_name[0][1]["method"] == {"name": "ditto", "lam": 0.5}
 
 
@@ -99,23 +117,29 @@ def test_an_override_may_choose_a_part_and_set_it() -> None:
     assert cells(sweep={"seed": [0], "override": override})[0][1]["method"] == {"name": "ditto", "lam": 0.5}
 
 
-@pytest.mark.parametrize("sweep, words", [
-    ([], "must be a table"),
-    ({"seed": 3}, "sweep.seed: needs a list"),
-    ({"seed": []}, "sweep.seed: needs a list"),
-    ({"override": {"set": {"seed": 3}}}, r"\[\[sweep.override\]\]"),
-    ({"override": ["x"]}, "needs a table `set`"),
-    ({"override": [{"when": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"when": 3, "set": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"wenn": {"seed": 1}, "set": {"seed": 1}}]}, "needs a table `set`"),
-    ({"override": [{"when": {"metod.name": "ditto"}, "set": {"seed": 1}}]}, "did you mean 'method'"),
-    ({"override": [{"when": {"train.lrr": 0.1}, "set": {"seed": 1}}]}, "unknown key 'sweep.override.when.train.lrr'; did you mean 'lr'"),
-    ({"override": [{"when": {"method.lamm": 0.1}, "set": {"seed": 1}}]}, "did you mean 'lam'"),
-    ({"override": [{"when": {"data.partition.betta": 0.1}, "set": {"seed": 1}}]}, "did you mean 'beta'"),
-    ({"seed.x": [1]}, "'seed' is not a section"),
-    ({"metod.name": ["ditto"]}, "unknown key 'sweep.metod'; did you mean 'method'"),
-    ({"overide": [{"set": {"seed": 3}}]}, "unknown key 'sweep.overide'; did you mean 'override'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sweep, words",
+    [
+        ([], "must be a table"),
+        ({"seed": 3}, "sweep.seed: needs a list"),
+        ({"seed": []}, "sweep.seed: needs a list"),
+        ({"override": {"set": {"seed": 3}}}, r"\[\[sweep.override\]\]"),
+        ({"override": ["x"]}, "needs a table `set`"),
+        ({"override": [{"when": {"seed": 1}}]}, "needs a table `set`"),
+        ({"override": [{"when": 3, "set": {"seed": 1}}]}, "needs a table `set`"),
+        ({"override": [{"wenn": {"seed": 1}, "set": {"seed": 1}}]}, "needs a table `set`"),
+        ({"override": [{"when": {"metod.name": "ditto"}, "set": {"seed": 1}}]}, "did you mean 'method'"),
+        (
+            {"override": [{"when": {"train.lrr": 0.1}, "set": {"seed": 1}}]},
+            "unknown key 'sweep.override.when.train.lrr'; did you mean 'lr'",
+        ),
+        ({"override": [{"when": {"method.lamm": 0.1}, "set": {"seed": 1}}]}, "did you mean 'lam'"),
+        ({"override": [{"when": {"data.partition.betta": 0.1}, "set": {"seed": 1}}]}, "did you mean 'beta'"),
+        ({"seed.x": [1]}, "'seed' is not a section"),
+        ({"metod.name": ["ditto"]}, "unknown key 'sweep.metod'; did you mean 'method'"),
+        ({"overide": [{"set": {"seed": 3}}]}, "unknown key 'sweep.overide'; did you mean 'override'"),
+    ],
+)
 def test_mistakes(sweep: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         cells(seed=3, sweep=sweep)
@@ -137,19 +161,32 @@ def test_a_misspelt_setting_is_found_in_the_cell() -> None:
 
 
 def test_what_every_part_of_a_kind_can_be_told_stays() -> None:
-    """The same attackers and the same assumptions, whichever attack or rule: else a cell would quietly have the defaults."""
+    """The same attackers and the same assumptions, whichever attack or rule: else a cell would quietly have
+    the defaults."""
     attack = {"name": "lie", "z": 1.0, "fraction": 0.1, "knows": "colluders", "lies": {"count": 2.0}}
-    found = [table["attack"] for _, table in cells(attack=attack, sweep={"attack.name": ["lie", "ipm", "none"]})]
-    assert found[0] == attack and found[1] == {"name": "ipm", "fraction": 0.1, "knows": "colluders", "lies": {"count": 2.0}}
+    found = [
+        table["attack"] for _, table in cells(attack=attack, sweep={"attack.name": ["lie", "ipm", "none"]})
+    ]
+    assert found[0] == attack and found[1] == {
+        "name": "ipm",
+        "fraction": 0.1,
+        "knows": "colluders",
+        "lies": {"count": 2.0},
+    }
     assert make_config({"attack": found[2]}).attack is None
     rule = {"name": "norm-bound", "bound": 2.0, "f": 0.3, "wrap": [{"name": "nnm"}]}
-    found = [table["aggregator"] for _, table in cells(aggregator=rule, sweep={"aggregator.name": ["median"]})]
+    found = [
+        table["aggregator"] for _, table in cells(aggregator=rule, sweep={"aggregator.name": ["median"]})
+    ]
     assert found == [{"name": "median", "f": 0.3, "wrap": [{"name": "nnm"}]}]
 
 
 def test_settings_without_a_name_are_for_whichever_part_is_named() -> None:
     found = cells(attack={"fraction": 0.1}, sweep={"attack.name": ["lie", "ipm"]})
-    assert [table["attack"] for _, table in found] == [{"fraction": 0.1, "name": "lie"}, {"fraction": 0.1, "name": "ipm"}]
+    assert [table["attack"] for _, table in found] == [
+        {"fraction": 0.1, "name": "lie"},
+        {"fraction": 0.1, "name": "ipm"},
+    ]
     with pytest.raises(ConfigError, match="unknown key 'attack.fracton'; did you mean 'fraction'"):
         configs({"attack": {"fracton": 0.1}, "sweep": {"attack.name": ["lie"]}})
 
@@ -177,32 +214,74 @@ def scaled(tau: float) -> Any:
     return loss
 
 
-@pytest.mark.parametrize("path, values, words", [
-    ("model", [Model(Net, head=None), Model(Net(7)), Model(partial(Net, width=9))], ["Net,head=None", "Net(width=7)", "Net(width=9)"]),
-    ("model", [Model(nn.Identity()), Model(nn.Identity())], ["Identity-1", "Identity-2"]),
-    ("train.loss", [my_loss, scaled(0.5), scaled(2.0), Focal(1.5)], ["my_loss", "loss(tau=0.5)", "loss(tau=2.0)", "Focal(gamma=1.5)"]),
-    ("train.loss", ["cross-entropy", lambda n, b: 1, lambda n, b: 2], ["cross-entropy", "lambda-1", "lambda-2"]),
-    ("method", [FedAvg(), Ditto(), Ditto(lam=0.5), Mine(lam=2.0)], ["fedavg", "ditto", "ditto(lam=0.5)", "Mine(lam=2.0)"]),
-    ("aggregator", [NearestNeighbourMixing()(Krum(f=0.2)), {"name": "krum"}], ["krum(f=0.2),wrap=nnm", "{'name': 'krum'}"]),
-    ("detectors", [[Norm(), "norm"], []], ["[norm, 'norm']", "[]"]),
-    ("data.dir", [Path("/a/b"), None], ["/a/b", "None"]),
-])  # fmt: skip
-def test_objects_have_labels_that_another_process_gives_them_too(path: str, values: list[Any], words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "path, values, words",
+    [
+        (
+            "model",
+            [Model(Net, head=None), Model(Net(7)), Model(partial(Net, width=9))],
+            ["Net,head=None", "Net(width=7)", "Net(width=9)"],
+        ),
+        ("model", [Model(nn.Identity()), Model(nn.Identity())], ["Identity-1", "Identity-2"]),
+        (
+            "train.loss",
+            [my_loss, scaled(0.5), scaled(2.0), Focal(1.5)],
+            ["my_loss", "loss(tau=0.5)", "loss(tau=2.0)", "Focal(gamma=1.5)"],
+        ),
+        (
+            "train.loss",
+            ["cross-entropy", lambda n, b: 1, lambda n, b: 2],
+            ["cross-entropy", "lambda-1", "lambda-2"],
+        ),
+        (
+            "method",
+            [FedAvg(), Ditto(), Ditto(lam=0.5), Mine(lam=2.0)],
+            ["fedavg", "ditto", "ditto(lam=0.5)", "Mine(lam=2.0)"],
+        ),
+        (
+            "aggregator",
+            [NearestNeighbourMixing()(Krum(f=0.2)), {"name": "krum"}],
+            ["krum(f=0.2),wrap=nnm", "{'name': 'krum'}"],
+        ),
+        ("detectors", [[Norm(), "norm"], []], ["[norm, 'norm']", "[]"]),
+        ("data.dir", [Path("/a/b"), None], ["/a/b", "None"]),
+    ],
+)
+def test_objects_have_labels_that_another_process_gives_them_too(
+    path: str, values: list[Any], words: list[str]
+) -> None:
     key = path.rpartition(".")[2]
     assert [label for label, _ in expand({"sweep": {path: values}})] == [f"{key}={word}" for word in words]
 
 
 def test_configs_tell_objects_apart_as_their_labels_do() -> None:
-    made = [config.plain()["train"]["loss"] for _, config in configs({"sweep": {"train.loss": [lambda n, b: 1, lambda n, b: 2]}})]
+    made = [
+        config.plain()["train"]["loss"]
+        for _, config in configs({"sweep": {"train.loss": [lambda n, b: 1, lambda n, b: 2]}})
+    ]
     assert made[0] != made[1] and all(word.startswith("<") and word.endswith(">") for word in made)
     assert unnamed({"loss": made[0]}) == ["loss"]
-    losses = [config.plain()["train"]["loss"] for _, config in configs({"sweep": {"train.loss": [scaled(1.0), scaled(2.0)]}})]
+    losses = [
+        config.plain()["train"]["loss"]
+        for _, config in configs({"sweep": {"train.loss": [scaled(1.0), scaled(2.0)]}})
+    ]
     assert losses == ["<scaled.<locals>.loss(tau=1.0)>", "<scaled.<locals>.loss(tau=2.0)>"]
     assert make_config({"model": Model(Net, head="body")}).plain()["model"] == "<Model(Net,head=body)>"
 
 
 def test_configs_of_before_words_had_settings_are_known_again() -> None:
-    for was, wanted in (("<Model>", "<Model(Net)>"), ("<loss>", "<loss(tau=1.0)-2>"), ("<a>", "<a>"), ({"x": [1]}, {"x": [1]})):
+    for was, wanted in (
+        ("<Model>", "<Model(Net)>"),
+        ("<loss>", "<loss(tau=1.0)-2>"),
+        ("<a>", "<a>"),
+        ({"x": [1]}, {"x": [1]}),
+    ):
         assert agree(was, wanted)
-    for was, wanted in (("<Model(Net)>", "<Model(Other)>"), ("<Mod>", "<Model(Net)>"), ("a", "a(b)"), ([1], [2]), ({}, {"x": 1})):
+    for was, wanted in (
+        ("<Model(Net)>", "<Model(Other)>"),
+        ("<Mod>", "<Model(Net)>"),
+        ("a", "a(b)"),
+        ([1], [2]),
+        ({}, {"x": 1}),
+    ):
         assert not agree(was, wanted)

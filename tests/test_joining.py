@@ -1,4 +1,5 @@
-"""Clients that join after training: run.customise, and `holdfast customise` with data from a folder, a config or a held-out client."""
+"""Clients that join after training: run.customise, and `holdfast customise` with data from a folder, a config
+or a held-out client."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ __all__ = ["cli"]  # a fixture
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("joining") / "run"
     method = {"name": "fedcap", "alpha": 3.0}
-    return play([{"method": method, "data": {"clients": 7, "held_out": 2}, "train": {"participation": 0.6}}], out)[0]
+    return play(
+        [{"method": method, "data": {"clients": 7, "held_out": 2}, "train": {"participation": 0.6}}], out
+    )[0]
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +45,52 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def flat(run: Run, module: torch.nn.Module) -> Tensor:
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return run._experiment.network.layout.flatten({name: value.detach().double() for name, value in named.items()})
+    return run._experiment.network.layout.flatten(
+        {name: value.detach().double() for name, value in named.items()}
+    )
 
 
 def by_hand(run: Run, update: Tensor) -> Tensor:
     """The softmax of the cosines to all of the pool, without a self term."""
     state = run.state()
     cosines = torch.nn.functional.cosine_similarity(update[None], state["pool/updates"])
-    return customisation(cosines[None], torch.zeros(1, len(cosines), dtype=torch.bool), 3.0, 0.3)[0] @ state["pool/models"]
+    return (
+        customisation(cosines[None], torch.zeros(1, len(cosines), dtype=torch.bool), 3.0, 0.3)[0]
+        @ state["pool/models"]
+    )
 
 
 def test_customise_by_hand(run: Run) -> None:
     update = Key(5).normal(run._experiment.network.layout.parameters, dtype=torch.float64)
     module = run.customise(update)
     assert not module.training
-    torch.testing.assert_close(flat(run, module), by_hand(run, update), rtol=0, atol=1e-6)  # a module is of float32
+    torch.testing.assert_close(
+        flat(run, module), by_hand(run, update), rtol=0, atol=1e-6
+    )  # a module is of float32
     named = run._experiment.network.layout.unflatten(update)
     torch.testing.assert_close(flat(run, run.customise(named)), flat(run, module), rtol=0, atol=0)
     torch.testing.assert_close(flat(run, run.reference()), run.state()["previous"], rtol=0, atol=1e-6)
 
 
 def test_a_newcomer_is_customised_as_a_held_out_client_is(run: Run) -> None:
-    """Training from the reference by hand, and then `customise`, gives the model that the evaluation measured."""
+    """Training from the reference by hand, and then `customise`, gives the model that the evaluation
+    measured."""
     experiment, client = run._experiment, run._experiment.federation.held_out[0]
     data = experiment.federation.train.take(torch.tensor([client]))
     exchanges = run.store.parts(2)[-1]["exchanges"]
     key = Key(0).fold("client", 2, exchanges).fold(torch.tensor([client])).fold("fit")
     start = run.state()["previous"]
-    trained = slow_fit(experiment.network, start[None], experiment.federation.samples, data, key, Recipe(lr=0.1, epochs=1, batch_size=5))[0]
-    torch.testing.assert_close(by_hand(run, trained - start), run.vector(client, "customised"), rtol=0, atol=1e-9)
+    trained = slow_fit(
+        experiment.network,
+        start[None],
+        experiment.federation.samples,
+        data,
+        key,
+        Recipe(lr=0.1, epochs=1, batch_size=5),
+    )[0]
+    torch.testing.assert_close(
+        by_hand(run, trained - start), run.vector(client, "customised"), rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +111,8 @@ def test_updates_that_do_not_fit(run: Run, spoil: Callable[..., Any], message: s
 
 
 def test_a_newcomer_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
-    """Its labels are its own and nobody changes what it sends, whoever attacks among the run's clients and in which round."""
+    """Its labels are its own and nobody changes what it sends, whoever attacks among the run's clients and in
+    which round."""
     attack = {"name": "label-flip", "fraction": 0.4, "redraw": True}
     experiment = Experiment(tiny(method="fedcap", attack=attack), tmp_path / "run")
     experiment.cell.round = 2
@@ -99,7 +120,11 @@ def test_a_newcomer_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
     cell = _cell_with(experiment.cell, Newcomer(samples, np.arange(3, 7), np.arange(7, 9)))
     data, test = cell.data(ids), cell.test(ids)
     assert data.rows.tolist() == [[3, 4, 5, 6]] and data.labels.tolist() == [samples.y[3:7].tolist()]
-    assert test.rows.tolist() == [[7, 8]] and len(experiment.adversary.malicious) and not len(cell.adversary.malicious)
+    assert (
+        test.rows.tolist() == [[7, 8]]
+        and len(experiment.adversary.malicious)
+        and not len(cell.adversary.malicious)
+    )
 
 
 def test_an_empty_pool_gives_the_global_model(simulate: Callable[..., Run]) -> None:
@@ -133,19 +158,38 @@ def test_a_held_out_client_on_the_command_line(run: Run, cli: Callable[..., Answ
 
 
 def test_a_config_describes_the_joiner(run: Run, cli: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "new.toml").write_text('seed = 5\n[data]\nclients = 3\npartition = { name = "iid", samples_per_client = 40 }\n')
-    refused(cli("customise", run.path, "--data", "new.toml"), "--client: new.toml describes 3 clients, from 0; say which of them joins")
-    refused(cli("customise", run.path, "--data", "new.toml", "--client", 3), "describes clients 0 to 2, got 3")
-    answer = cli("customise", run.path, "--data", "new.toml", "--client", 1, "--out", tmp_path / "m.safetensors")
-    assert answer.code == 0 and answer.out.startswith(f"{tmp_path / 'm.safetensors'}\naccuracy 0.") and "on 10 test samples" in answer.out
-    names = [cli("customise", run.path, "--data", "new.toml", "--client", c).out.splitlines()[0] for c in (0, 1)]
-    assert [Path(name).name for name in names] == ["customised-new-0.safetensors", "customised-new-1.safetensors"]
+    (tmp_path / "new.toml").write_text(
+        'seed = 5\n[data]\nclients = 3\npartition = { name = "iid", samples_per_client = 40 }\n'
+    )
+    refused(
+        cli("customise", run.path, "--data", "new.toml"),
+        "--client: new.toml describes 3 clients, from 0; say which of them joins",
+    )
+    refused(
+        cli("customise", run.path, "--data", "new.toml", "--client", 3), "describes clients 0 to 2, got 3"
+    )
+    answer = cli(
+        "customise", run.path, "--data", "new.toml", "--client", 1, "--out", tmp_path / "m.safetensors"
+    )
+    assert (
+        answer.code == 0
+        and answer.out.startswith(f"{tmp_path / 'm.safetensors'}\naccuracy 0.")
+        and "on 10 test samples" in answer.out
+    )
+    names = [
+        cli("customise", run.path, "--data", "new.toml", "--client", c).out.splitlines()[0] for c in (0, 1)
+    ]
+    assert [Path(name).name for name in names] == [
+        "customised-new-0.safetensors",
+        "customised-new-1.safetensors",
+    ]
     joined = join(run, from_config(run, tmp_path / "new.toml", 1))
     assert joined.samples == 30 and not torch.equal(joined.model, run.vector())
 
 
 def test_a_folder_is_read_by_the_runs_source(cli: Callable[..., Answer], tmp_path: Path) -> None:
-    """The run knows classes a, b and c; the joiner's files know b and c only, whose numbers would be 0 and 1."""
+    """The run knows classes a, b and c; the joiner's files know b and c only, whose numbers would be 0 and
+    1."""
     write_images(tmp_path / "all", grey(48, 8), [*"abc"] * 16)
     write_images(tmp_path / "mine", grey(16, 8), [*"bc"] * 8)
     data = {"name": "images", "options": {"folder": str(tmp_path / "all")}, "clients": 4, "partition": "iid"}
@@ -153,16 +197,32 @@ def test_a_folder_is_read_by_the_runs_source(cli: Callable[..., Answer], tmp_pat
     answer = cli("customise", run.path, "--data", tmp_path / "mine", "--json")
     assert answer.code == 0, answer.err
     said = json.loads(answer.out)
-    assert (said["samples"], said["tested"]) == (12, 4) and Path(said["model"]).name == "customised-mine.safetensors"
+    assert (said["samples"], said["tested"]) == (12, 4) and Path(
+        said["model"]
+    ).name == "customised-mine.safetensors"
     write_images(tmp_path / "strange", grey(16, 8), [*"bd"] * 8)
     refused(cli("customise", run.path, "--data", tmp_path / "strange"), "class 'd' is none of the run's")
     write_images(tmp_path / "large", grey(16, 9), [*"bc"] * 8)
-    refused(cli("customise", run.path, "--data", tmp_path / "large"), "samples of shape (1, 9, 9)", "the run's have (1, 8, 8)")
-    refused(cli("customise", run.path, "--data", tmp_path / "mine", "--client", 1), "--client: all of a folder is the joiner's")
+    refused(
+        cli("customise", run.path, "--data", tmp_path / "large"),
+        "samples of shape (1, 9, 9)",
+        "the run's have (1, 8, 8)",
+    )
+    refused(
+        cli("customise", run.path, "--data", tmp_path / "mine", "--client", 1),
+        "--client: all of a folder is the joiner's",
+    )
 
 
 def samples(x: Any, y: list[int], names: tuple[str, ...] = (), **more: Any) -> Samples:
-    return Samples(torch.tensor(x), torch.tensor(y), more.pop("classes", len(names) or max(y) + 1), len(y), class_names=names, **more)
+    return Samples(
+        torch.tensor(x),
+        torch.tensor(y),
+        more.pop("classes", len(names) or max(y) + 1),
+        len(y),
+        class_names=names,
+        **more,
+    )
 
 
 def test_the_joiners_samples_mean_what_the_runs_mean() -> None:
@@ -183,9 +243,17 @@ def test_a_table_fits_only_its_own_files(tmp_path: Path) -> None:
     for name, unit in (("ours", 1.0), ("theirs", 1000.0)):
         columns = {"size": [unit * i for i in range(40)], "label": [i % 2 for i in range(40)]}
         write_table(tmp_path / name / "train.parquet", columns)
-        data = {"name": "table", "options": {"folder": str(tmp_path / name)}, "clients": 4, "partition": "iid"}
+        data = {
+            "name": "table",
+            "options": {"folder": str(tmp_path / name)},
+            "clients": 4,
+            "partition": "iid",
+        }
         configs[name] = data
-        text = f'seed = 3\n[data]\nname = "table"\nclients = 4\npartition = "iid"\noptions = {{ folder = "{tmp_path / name}" }}\n'
+        text = (
+            'seed = 3\n[data]\nname = "table"\nclients = 4\npartition = "iid"\noptions = { folder ='
+            f' "{tmp_path / name}" }}\n'
+        )
         (tmp_path / f"{name}.toml").write_text(text)
     run = play([{"method": "fedcap", "model": "mlp", "data": configs["ours"]}], tmp_path / "run")[0]
     assert join(run, from_config(run, tmp_path / "ours.toml", 1)).samples > 0

@@ -24,16 +24,24 @@ def experiments(tmp_path: Path, *settings: dict[str, Any]) -> list[Experiment]:
 
 
 def alike(members: list[Experiment]) -> dict[str, list[Experiment]]:
-    return {key: [e for e in members if e.cell.plan_key == key] for key in dict.fromkeys(e.cell.plan_key for e in members)}
+    return {
+        key: [e for e in members if e.cell.plan_key == key]
+        for key in dict.fromkeys(e.cell.plan_key for e in members)
+    }
 
 
 def test_a_group_has_the_models_of_all_that_are_fused(tmp_path: Path) -> None:
     fused = experiments(tmp_path, {"method": "ditto"}, {"method": "ditto", "seed": 1}, {"method": "fedavg"})
-    assert planner._groups(fused) == (2 * 4 * 2, 4), "two experiments of four clients with two models each; four clients"
+    assert planner._groups(fused) == (
+        2 * 4 * 2,
+        4,
+    ), "two experiments of four clients with two models each; four clients"
 
 
 def test_the_servers_own_data_is_one_more_in_the_group(tmp_path: Path) -> None:
-    fused = experiments(tmp_path, {"method": "fedavg"}, {"method": "fedavg", "aggregator": "fltrust", "data": {"root": 10}})
+    fused = experiments(
+        tmp_path, {"method": "fedavg"}, {"method": "fedavg", "aggregator": "fltrust", "data": {"root": 10}}
+    )
     assert planner._groups(fused) == (4 + 4 + 1,)
 
 
@@ -45,8 +53,12 @@ def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Pa
     wanted = [4 * row[0], 8 * row[1]]
     assert row[1] > 10 * row[0] > 0
     assert list(shares.values()) == [10**9 * part // sum(wanted) for part in wanted]
-    assert planner._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, "one alone has all of it"
-    assert set(planner._memory(alike(members), torch.device("cpu")).values()) == {10**9}, "a CPU's stacks come and go"
+    assert planner._memory(alike(members[:1]), GPU) == {members[0].cell.plan_key: 10**9}, (
+        "one alone has all of it"
+    )
+    assert set(planner._memory(alike(members), torch.device("cpu")).values()) == {10**9}, (
+        "a CPU's stacks come and go"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +74,9 @@ def test_on_a_gpu_networks_share_the_memory_by_what_they_would_take(tmp_path: Pa
 )
 def test_the_announced_steps_by_hand(tmp_path: Path, method: str, train: dict[str, Any], steps: int) -> None:
     """Partial batches are steps too, and a client of Ditto trains two models."""
-    (experiment,) = experiments(tmp_path, {"method": method, "train": train, "data": {"split": {"train": 0.7, "test": 0.3}}})
+    (experiment,) = experiments(
+        tmp_path, {"method": method, "train": train, "data": {"split": {"train": 0.7, "test": 0.3}}}
+    )
     assert experiment.cell.federation.train.counts.tolist() == [14] * 4
     assert planner.client_steps(experiment) == steps
     told = Forecast(Plan("loop"), {"loop": 500_000.0}, 0)

@@ -17,11 +17,16 @@ from holdfast.cli import main
 def test_every_command_of_the_page_can_be_played(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([*shlex.split(command)[1:], "--dry-run"])
-    assert not left.value.code and re.search(r"\d experiments? of \d+( or \d+)* rounds", capsys.readouterr().out)
+    assert not left.value.code and re.search(
+        r"\d experiments? of \d+( or \d+)* rounds", capsys.readouterr().out
+    )
 
 
 def test_commands_are_found_once_and_across_lines() -> None:
-    page = "`holdfast reproduce a I --scale full` and `holdfast run x`\n(`holdfast reproduce b II\n--set 'x=[1,2]'`)"
+    page = (
+        "`holdfast reproduce a I --scale full` and `holdfast run x`\n(`holdfast reproduce b II\n--set"
+        " 'x=[1,2]'`)"
+    )
     page += ", `holdfast reproduce a I --scale full`"
     known = record.commands(page)
     assert known == ["holdfast reproduce a I --scale full", "holdfast reproduce b II --set 'x=[1,2]'"]
@@ -36,12 +41,20 @@ def test_what_is_chosen_is_played_and_failures_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text("`holdfast reproduce fedcap III --scale smoke --only attack=SF` `holdfast reproduce fedcap nothing`")
+    page.write_text(
+        "`holdfast reproduce fedcap III --scale smoke --only attack=SF` `holdfast reproduce fedcap nothing`"
+    )
     monkeypatch.setattr(record, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["record.py", "0", "1", "--at-once", "2", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        sys, "argv", ["record.py", "0", "1", "--at-once", "2", "--out", str(tmp_path / "out")]
+    )
     with pytest.raises(SystemExit) as left:
         record.main()
     said = capsys.readouterr().out
-    assert left.value.code == 1 and "00-fedcap-III: done after" in said and "01-fedcap-nothing: failed (2), see " in said
+    assert (
+        left.value.code == 1
+        and "00-fedcap-III: done after" in said
+        and "01-fedcap-nothing: failed (2), see " in said
+    )
     assert (tmp_path / "out" / "00-fedcap-III" / "report.html").exists()
     assert "nothing" in (tmp_path / "out" / "01-fedcap-nothing.log").read_text()

@@ -20,11 +20,32 @@ from holdfast.sweeps.session import start
 from tests.test_session import begin, config
 
 CONTRACT = {
-    "accuracy", "accuracy/global", "accuracy/customised", "accuracy/personal", "accuracy/pooled", "accuracy/best", "accuracy/better_of",
-    "accuracy/tacc", "accuracy/tacc/pooled", "accuracy/last10", "accuracy/worst10", "accuracy/std", "rounds_to/0.80", "fallback_rounds",
-    "attack/asr", "detection/dacc", "detection/fpr", "detection/fnr", "bytes/up", "bytes/down", "seconds/client", "seconds/server",
-    "seconds/server/aggregate", "seconds/server/calibrate", "seconds/server/detect",
-}  # fmt: skip
+    "accuracy",
+    "accuracy/global",
+    "accuracy/customised",
+    "accuracy/personal",
+    "accuracy/pooled",
+    "accuracy/best",
+    "accuracy/better_of",
+    "accuracy/tacc",
+    "accuracy/tacc/pooled",
+    "accuracy/last10",
+    "accuracy/worst10",
+    "accuracy/std",
+    "rounds_to/0.80",
+    "fallback_rounds",
+    "attack/asr",
+    "detection/dacc",
+    "detection/fpr",
+    "detection/fnr",
+    "bytes/up",
+    "bytes/down",
+    "seconds/client",
+    "seconds/server",
+    "seconds/server/aggregate",
+    "seconds/server/calibrate",
+    "seconds/server/detect",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +62,44 @@ def test_the_result_has_every_name_of_the_contract(tmp_path: Path, method: str) 
     assert result["rounds"] == 2 and Path(result["run_dir"]) == tmp_path / "run"
     final = result["final"]
     assert CONTRACT <= set(final)
-    assert 0 <= final["accuracy"] <= 1 and final["accuracy"] == final[f"accuracy/{result['protocol']['deployed']}"]
-    assert final["accuracy/customised"] is None and final["detection/dacc"] is None and final["attack/asr"] is None
+    assert (
+        0 <= final["accuracy"] <= 1
+        and final["accuracy"] == final[f"accuracy/{result['protocol']['deployed']}"]
+    )
+    assert (
+        final["accuracy/customised"] is None
+        and final["detection/dacc"] is None
+        and final["attack/asr"] is None
+    )
     assert all(isinstance(value, (int, float)) or value is None for value in final.values())
     assert Store(tmp_path / "run").read_json("result.json") == result
     protocol = result["protocol"]
-    assert protocol["clients"] == "all" and protocol["unselected"] == "keep_own" and set(protocol["models"]) <= {"global", "personal"}
+    assert (
+        protocol["clients"] == "all"
+        and protocol["unselected"] == "keep_own"
+        and set(protocol["models"]) <= {"global", "personal"}
+    )
 
 
 def test_a_run_that_was_never_measured_still_has_every_name(tmp_path: Path) -> None:
     """Nobody is available in the only round, and only the cohort is measured."""
     away = {str(client): [[9, 10]] for client in range(4)}
-    final = begin(tmp_path / "run", train={"rounds": 1, "availability": away}, evaluate={"clients": "cohort"})[0]["final"]
-    assert CONTRACT <= set(final) and final["accuracy"] is None and final["rounds_to/0.80"] is None and final["bytes/up"] == 0
+    final = begin(
+        tmp_path / "run", train={"rounds": 1, "availability": away}, evaluate={"clients": "cohort"}
+    )[0]["final"]
+    assert (
+        CONTRACT <= set(final)
+        and final["accuracy"] is None
+        and final["rounds_to/0.80"] is None
+        and final["bytes/up"] == 0
+    )
 
 
 def test_bytes_are_exact(ditto: Run) -> None:
     size = sum(p.numel() for p in ditto.model().parameters()) * 4
-    assert ditto.final["bytes/down"] == 3 * 2 * size and ditto.final["bytes/up"] == 3 * 2 * (size + 8)  # and a count and a loss
+    assert ditto.final["bytes/down"] == 3 * 2 * size and ditto.final["bytes/up"] == 3 * 2 * (
+        size + 8
+    )  # and a count and a loss
 
 
 def test_seconds_of_detectors_and_aggregators(tmp_path: Path, forget: None) -> None:
@@ -71,7 +112,9 @@ def test_seconds_of_detectors_and_aggregators(tmp_path: Path, forget: None) -> N
 
             yield from ()
             time.sleep(0.02)
-            return Judgement(state, {0: "slow"} if bool((ids == 0).any()) else {}, {"length": models.norm(dim=1)})
+            return Judgement(
+                state, {0: "slow"} if bool((ids == 0).any()) else {}, {"length": models.norm(dim=1)}
+            )
 
     final = begin(tmp_path / "run", method="fedavg", detectors=["slow-of-test"])[0]["final"]
     assert 0.04 <= final["seconds/server/detect"] <= final["seconds/server"]
@@ -80,20 +123,34 @@ def test_seconds_of_detectors_and_aggregators(tmp_path: Path, forget: None) -> N
     assert run.metrics["seconds/server/detect"].min() >= 0.02
     assert run.store.arrays(1)["verdict/scores/slow-of-test/length"].shape == (4,)
     # a ban in the last round does not change who was measured as what in it
-    assert run.clients()["selected"].tolist() == [False, True, True, True] and run.clients(1)["selected"].tolist() == [True] * 4
+    assert (
+        run.clients()["selected"].tolist() == [False, True, True, True]
+        and run.clients(1)["selected"].tolist() == [True] * 4
+    )
 
 
 def test_metrics_are_one_row_per_round(ditto: Run) -> None:
     frame = ditto.metrics
-    assert frame["round"].tolist() == [1, 2, 3] and {"accuracy", "loss/train", "seconds/client", "bytes/up"} <= set(frame.columns)
+    assert frame["round"].tolist() == [1, 2, 3] and {
+        "accuracy",
+        "loss/train",
+        "seconds/client",
+        "bytes/up",
+    } <= set(frame.columns)
     assert frame["accuracy"].iloc[-1] == ditto.final["accuracy"] and frame["cohort"].tolist() == [2, 2, 2]
 
 
 def test_clients_are_one_row_each(ditto: Run) -> None:
     frame = ditto.clients()
-    assert frame["client"].tolist() == [0, 1, 2, 3] and frame["selected"].sum() == 2 and frame["samples"].tolist() == [5] * 4
+    assert (
+        frame["client"].tolist() == [0, 1, 2, 3]
+        and frame["selected"].sum() == 2
+        and frame["samples"].tolist() == [5] * 4
+    )
     assert frame["accuracy/personal"].mean() == pytest.approx(ditto.final["accuracy"])
-    assert ditto.clients(1)["accuracy/global"].mean() == pytest.approx(ditto.metrics["accuracy/global"].iloc[0])
+    assert ditto.clients(1)["accuracy/global"].mean() == pytest.approx(
+        ditto.metrics["accuracy/global"].iloc[0]
+    )
     with pytest.raises(ConfigError, match="round 99 was not evaluated"):
         ditto.clients(99)
 
@@ -111,14 +168,19 @@ def measured(run: Run, client: int, model: nn.Module) -> float:
 def test_the_models_are_those_that_were_measured(tmp_path: Path, method: str, unselected: str) -> None:
     """Also of clients outside the last cohort, for every way of treating them."""
     begin(
-        tmp_path / "run", method=method, train={"rounds": 3, "participation": 0.5, "lr": 0.2, "local_epochs": 2},
-        data={"partition": {"name": "iid", "samples_per_client": 60}}, evaluate={"unselected": unselected},
-    )  # fmt: skip
+        tmp_path / "run",
+        method=method,
+        train={"rounds": 3, "participation": 0.5, "lr": 0.2, "local_epochs": 2},
+        data={"partition": {"name": "iid", "samples_per_client": 60}},
+        evaluate={"unselected": unselected},
+    )
     run = Run(tmp_path / "run")
     for row in run.clients().to_dict("records"):
         for name in run._experiment.models:
             model = run.model(client=row["client"], model=name)
-            assert not model.training and measured(run, row["client"], model) == pytest.approx(row[f"accuracy/{name}"], abs=1e-12)
+            assert not model.training and measured(run, row["client"], model) == pytest.approx(
+                row[f"accuracy/{name}"], abs=1e-12
+            )
         deployed = run._experiment.method.deploys
         assert torch.equal(run.vector(row["client"]), run.vector(row["client"], deployed))
 
@@ -131,7 +193,9 @@ def test_the_personal_model_is_the_private_row(ditto: Run) -> None:
     rows = RowStore(ditto.path / "rows", head[1]["rows/index"])
     for client in sorted(rows.place):
         assert torch.equal(ditto.vector(client), rows.read(torch.tensor([client]))["personal"][0])
-    assert torch.equal(ditto.vector(), ditto.state()["model"]) and torch.equal(ditto.vector(2, "global"), ditto.vector())
+    assert torch.equal(ditto.vector(), ditto.state()["model"]) and torch.equal(
+        ditto.vector(2, "global"), ditto.vector()
+    )
 
 
 def test_models_are_separate_objects(ditto: Run) -> None:
@@ -185,8 +249,13 @@ def test_load(tmp_path: Path) -> None:
     start([("a", config(seed=5)), ("b", config(method="fedavg"))], tmp_path / "sweep")
     frame = load(tmp_path / "*")
     assert isinstance(frame, pd.DataFrame) and len(frame) == 3 * 2
-    assert frame.groupby("run").size().tolist() == [2, 2, 2] and frame["method"].tolist() == ["ditto"] * 4 + ["fedavg"] * 2
-    assert frame["label"].tolist() == ["one", "one", "a", "a", "b", "b"] and frame["seed"].unique().tolist() == [0, 5]
+    assert (
+        frame.groupby("run").size().tolist() == [2, 2, 2]
+        and frame["method"].tolist() == ["ditto"] * 4 + ["fedavg"] * 2
+    )
+    assert frame["label"].tolist() == ["one", "one", "a", "a", "b", "b"] and frame[
+        "seed"
+    ].unique().tolist() == [0, 5]
     assert len(load(str(tmp_path / "sweep"))) == 4 and holdfast.load is load
     with pytest.raises(ConfigError, match="no runs match"):
         load(tmp_path / "nothing*")

@@ -37,8 +37,8 @@ digits = cache(lambda: load_samples(make_config({}).data))
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded digits are decoded once, not in each of a hundred runs, and nothing waits for the disk: what a killed process wrote
-    is the kernel's, synced or not."""
+    """The embedded digits are decoded once, not in each of a hundred runs, and nothing waits for the disk:
+    what a killed process wrote is the kernel's, synced or not."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
 
@@ -73,7 +73,11 @@ def bits(path: Path) -> dict[str, Any]:
     result = store.read_json("result.json")
     assert result is not None, "finished"
     final = {k: v for k, v in result["final"].items() if not k.startswith("seconds/")}
-    return {k: (v.dtype, v.shape, v.numpy().tobytes()) for k, v in out.items()} | {"parts": parts, "final": final, "round": head[0]}
+    return {k: (v.dtype, v.shape, v.numpy().tobytes()) for k, v in out.items()} | {
+        "parts": parts,
+        "final": final,
+        "round": head[0],
+    }
 
 
 def in_child(work: Callable[[], Any]) -> int:
@@ -102,10 +106,19 @@ def wait_for(file: Path) -> None:
 
 
 STAGES = [
-    (Simulator, "exchange"), (RowStore, "stage"), (RowStore, "index"), (RowStore, "settle"), (Store, "prepare"),
-    (Store, "write_head"), (Store, "sync"), (Store, "seal"),
-    (Store, "write_json"), (os, "fsync"), (os, "replace"), (Path, "unlink"),
-]  # fmt: skip
+    (Simulator, "exchange"),
+    (RowStore, "stage"),
+    (RowStore, "index"),
+    (RowStore, "settle"),
+    (Store, "prepare"),
+    (Store, "write_head"),
+    (Store, "sync"),
+    (Store, "seal"),
+    (Store, "write_json"),
+    (os, "fsync"),
+    (os, "replace"),
+    (Path, "unlink"),
+]
 
 
 @contextlib.contextmanager
@@ -115,7 +128,9 @@ def watched(event: Callable[[str], None]) -> Iterator[None]:
         for owner, name in STAGES:
             original = getattr(owner, name)
 
-            def wrapped(*args: Any, _original: Any = original, _name: str = f"{owner.__name__}.{name}", **kwargs: Any) -> Any:
+            def wrapped(
+                *args: Any, _original: Any = original, _name: str = f"{owner.__name__}.{name}", **kwargs: Any
+            ) -> Any:
                 event(_name)
                 return _original(*args, **kwargs)
 
@@ -149,9 +164,14 @@ def resume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-@pytest.mark.parametrize("method", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedcap"))])
-def test_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, plan: str, every: bool) -> None:
-    """Kill before every call that touches the disk or the clients, in round 2 (or in the whole run), resume, compare."""
+@pytest.mark.parametrize(
+    "method", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedcap"))]
+)
+def test_killed_at_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, plan: str, every: bool
+) -> None:
+    """Kill before every call that touches the disk or the clients, in round 2 (or in the whole run), resume,
+    compare."""
     given, seen = config(method, plan), []
     rounds = []  # the events at which a commit is done
 
@@ -168,7 +188,10 @@ def test_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     chosen = range(len(seen)) if every else range(rounds[1] - 1, rounds[2] + 2)
     for event in chosen:
         out = tmp_path / f"{event}"
-        assert was_killed(in_child(lambda event=event, out=out: die_at(event, given, out))), (event, seen[event])  # type: ignore[misc]
+        assert was_killed(in_child(lambda event=event, out=out: die_at(event, given, out))), (
+            event,
+            seen[event],
+        )  # type: ignore[misc]
         if (out / "manifest.json").exists():
             resume(out, monkeypatch)
         else:  # killed before the run existed: it can simply be started
@@ -240,11 +263,15 @@ def test_killed_twice_in_the_same_round(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_killed_at_random_times_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+def test_killed_at_random_times_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
     given = config(plan=plan, rounds=12, dropout=0.2, availability=0.9, momentum=0.5)
     began = time.perf_counter()
     begin(given, tmp_path / "whole")
-    whole = time.perf_counter() - began  # on a busy machine everything takes longer, and so must the lives of those who are killed
+    whole = (
+        time.perf_counter() - began
+    )  # on a busy machine everything takes longer, and so must the lives of those who are killed
     out, chance, kills = tmp_path / "cut", random.Random(plan), 0
     while not (out / "result.json").exists() and kills < 12:
         process = os.fork()
@@ -252,7 +279,9 @@ def test_killed_at_random_times_again_and_again(tmp_path: Path, monkeypatch: pyt
             signal.alarm(60)
             session.resume(out) if (out / "manifest.json").exists() else begin(given, out)
             os._exit(0)
-        if kills:  # the first may die before there is a run; the others are killed in the middle of one, however slow its start
+        # the first may die before there is a run; the others are killed in the middle of one, however slow
+        # its start
+        if kills:
             wait_for(out / "manifest.json")
         time.sleep(chance.uniform(0.05, 0.4) * whole)
         os.kill(process, signal.SIGKILL)
@@ -278,10 +307,15 @@ session.start([("", make_config(json.loads(sys.argv[2])))], Path(sys.argv[1]), s
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals, workers: int) -> None:
-    """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory. Its workers end with it."""
+    """A fresh interpreter is stopped, another one goes on; meanwhile nobody else may have the directory. Its
+    workers end with it."""
     given, out = table(), tmp_path / "run"
     given["engine"]["workers"] = workers
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(out), json.dumps(given)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(out), json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout is not None and process.stdout.readline() == b"round 3\n"
     with pytest.raises(RunError, match="in use by another process"):
         session.resume(out)
@@ -337,7 +371,11 @@ def test_a_full_disk_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             patch.setattr(os, "fsync", full)
             with pytest.raises(HoldfastError, match="the disk is full") as error:
                 begin(config(), out)
-        assert "\n" not in str(error.value) and "holdfast resume" in str(error.value) and not list(out.rglob("*.writing"))
+        assert (
+            "\n" not in str(error.value)
+            and "holdfast resume" in str(error.value)
+            and not list(out.rglob("*.writing"))
+        )
         if failing == 6:  # nothing was committed yet, so nothing is left
             assert not out.exists()
             begin(config(), out)
@@ -350,14 +388,20 @@ def test_a_finished_run_only_says_its_result_again(tmp_path: Path, monkeypatch: 
     first = session.start([("", config())], tmp_path / "run")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
     monkeypatch.setattr(Simulator, "exchange", lambda *args: pytest.fail("something was computed again"))
-    monkeypatch.setattr(config().parts().method.Server, "finish", lambda *args: pytest.fail("finish was played again"))
+    monkeypatch.setattr(
+        config().parts().method.Server, "finish", lambda *args: pytest.fail("finish was played again")
+    )
     assert session.resume(tmp_path / "run") == first
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert session.resume(tmp_path / "elsewhere")[0]["run_dir"] == str(tmp_path / "elsewhere")
 
 
-def test_a_finish_is_one_more_round_and_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finish_is_one_more_round_and_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two kinds of finish: one that asks clients once more, one that only changes the server's state."""
     from holdfast.methods.averaging import Averaging
 
@@ -373,7 +417,11 @@ def test_a_finish_is_one_more_round_and_survives_a_kill(tmp_path: Path, monkeypa
         monkeypatch.setattr(Averaging, "finish", finish)
         begin(config(), tmp_path / name)
         run = Run(tmp_path / name)
-        assert run.round == 4 and len(run.metrics) == 4 and run.final["accuracy/global"] == run.metrics["accuracy/global"].iloc[-1]
+        assert (
+            run.round == 4
+            and len(run.metrics) == 4
+            and run.final["accuracy/global"] == run.metrics["accuracy/global"].iloc[-1]
+        )
 
         def die(name: str = name) -> None:
             seal = Store.seal
@@ -395,14 +443,19 @@ def test_a_finish_is_one_more_round_and_survives_a_kill(tmp_path: Path, monkeypa
 
 
 def sweep(out: Path, plan: str) -> list[tuple[str, Config]]:
-    cells = [("a", config("ditto", plan)), ("b", make_config({**table("ditto", plan), "seed": 1})), ("c", config("fedavg", plan))]
+    cells = [
+        ("a", config("ditto", plan)),
+        ("b", make_config({**table("ditto", plan), "seed": 1})),
+        ("c", config("fedavg", plan)),
+    ]
     session.start(cells, out)
     return cells
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str) -> None:
-    """A kill between the commits of two cells leaves them one round apart; all are ready by then, so the others catch up."""
+    """A kill between the commits of two cells leaves them one round apart; all are ready by then, so the
+    others catch up."""
     sweep(tmp_path / "whole", plan)
     seal = Store.seal
 
@@ -426,10 +479,17 @@ def test_a_sweep_whose_cells_stand_at_different_rounds(tmp_path: Path, plan: str
 
 @pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
 def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
-    """Cells whose batches are even, ragged and of another method, with BatchNorm, whose bits depend on who else is in the stack."""
+    """Cells whose batches are even, ragged and of another method, with BatchNorm, whose bits depend on who
+    else is in the stack."""
     norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
-    ragged = {"data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}}  # 12 to train on, in batches of 5
-    tables = {"even": table("ditto", plan), "ragged": {**table("ditto", plan), **ragged}, "other": table("fedavg", plan)}
+    ragged = {
+        "data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}
+    }  # 12 to train on, in batches of 5
+    tables = {
+        "even": table("ditto", plan),
+        "ragged": {**table("ditto", plan), **ragged},
+        "other": table("fedavg", plan),
+    }
     cells = [(label, make_config({**given, **norm})) for label, given in tables.items()]
     seen: list[str] = []
     with watched(seen.append):
@@ -440,7 +500,10 @@ def test_a_sweep_killed_at_every_stage(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(commits) == 3 * 4
     for event in range(commits[5], commits[8] + 3):  # from the last commit of round 1 to that of round 2
         out = tmp_path / f"{event}"
-        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (event, seen[event])  # type: ignore[misc]
+        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (
+            event,
+            seen[event],
+        )  # type: ignore[misc]
         resume(out, monkeypatch)
         for folder, expected in zip(folders, wanted, strict=True):
             assert bits(out / folder) == expected, f"{folder}, killed before event {event}, {seen[event]}"

@@ -22,15 +22,30 @@ from holdfast.sweeps.session import start
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def play(out: Path, memory: str, plan: str = "vmap", dtype: str = "float64", method: str = "ditto", **sections: Any) -> Run:
-    start([("", make_config({
-        "method": method,
-        "model": {"name": "mlp", "hidden": 8},
-        "data": {"clients": 7, "partition": {"name": "dirichlet", "min_samples": 3, "samples_per_client": 20}},
-        "train": {"rounds": 2, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype},
-        "engine": {"plan": plan, "threads": 1, "memory": memory},
-        **sections,
-    }))], out)  # fmt: skip
+def play(
+    out: Path, memory: str, plan: str = "vmap", dtype: str = "float64", method: str = "ditto", **sections: Any
+) -> Run:
+    start(
+        [
+            (
+                "",
+                make_config(
+                    {
+                        "method": method,
+                        "model": {"name": "mlp", "hidden": 8},
+                        "data": {
+                            "clients": 7,
+                            "partition": {"name": "dirichlet", "min_samples": 3, "samples_per_client": 20},
+                        },
+                        "train": {"rounds": 2, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype},
+                        "engine": {"plan": plan, "threads": 1, "memory": memory},
+                        **sections,
+                    }
+                ),
+            )
+        ],
+        out,
+    )
     return Run(out)
 
 
@@ -49,7 +64,9 @@ def test_what_a_large_cohort_sends_is_kept_in_a_file(tmp_path: Path, monkeypatch
     """The same bits as in memory, and nothing left behind."""
     mapped = []
     original = torch.from_file
-    monkeypatch.setattr(torch, "from_file", lambda *args, **kwargs: mapped.append(kwargs["size"]) or original(*args, **kwargs))
+    monkeypatch.setattr(
+        torch, "from_file", lambda *args, **kwargs: mapped.append(kwargs["size"]) or original(*args, **kwargs)
+    )
     small = play(tmp_path / "file", "4KB", "loop", "float32")
     assert mapped, "7 clients x 610 parameters do not fit into 4 kB"
     mapped.clear()
@@ -75,7 +92,9 @@ def test_replies_do_not_keep_a_stack_alive(tmp_path: Path, monkeypatch: pytest.M
     """A view of one row would hold on to the models of its whole chunk, and so of the whole cohort."""
     answers = []
     exchange = Simulator.exchange
-    monkeypatch.setattr(Simulator, "exchange", lambda self, calls: answers.append(exchange(self, calls)[0]) or [answers[-1]])
+    monkeypatch.setattr(
+        Simulator, "exchange", lambda self, calls: answers.append(exchange(self, calls)[0]) or [answers[-1]]
+    )
     play(tmp_path / "run", "300KB")
     for up in answers:
         for name, value in up.fields.items():
@@ -105,7 +124,7 @@ play(
     train={"rounds": 2, "local_steps": 1, "batch_size": 5}, evaluate={"clients": "cohort"},
 )
 print(peak - before)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -114,8 +133,22 @@ def test_memory_does_not_grow_with_the_cohort(tmp_path: Path, method: str) -> No
     """Four times the clients, 80,000 parameters each: 50 MB and 200 MB of updates under a bound of 40 MB."""
     peaks = {}
     for clients in (150, 600):
-        command = [sys.executable, "-c", ANONYMOUS, str(tmp_path / str(clients)), str(clients), "40MB", method]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        command = [
+            sys.executable,
+            "-c",
+            ANONYMOUS,
+            str(tmp_path / str(clients)),
+            str(clients),
+            "40MB",
+            method,
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, done.stderr
         peaks[clients] = float(done.stdout)
     print(method, peaks)
@@ -124,7 +157,8 @@ def test_memory_does_not_grow_with_the_cohort(tmp_path: Path, method: str) -> No
 
 @pytest.mark.slow
 def test_ten_thousand_clients_fit_into_two_gigabytes(tmp_path: Path) -> None:
-    """MNIST-sized data, 50 clients drawn in each of 200 rounds, Ditto's private models of 86,910 parameters."""
+    """MNIST-sized data, 50 clients drawn in each of 200 rounds, Ditto's private models of 86,910
+    parameters."""
     command = [sys.executable, "benchmarks/many_clients.py", "--threads", "1", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)

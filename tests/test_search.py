@@ -1,4 +1,5 @@
-"""Which trials a comparison makes: as many for each method, from its own range, never with the report's seeds."""
+"""Which trials a comparison makes: as many for each method, from its own range, never with the report's
+seeds."""
 
 from __future__ import annotations
 
@@ -36,20 +37,30 @@ def test_what_a_method_declares_can_be_set(name: str) -> None:
 
 
 def test_every_method_is_tried_as_often() -> None:
-    found = by_label(search(4, sweep={"method.name": ["fedavg", "fedprox", "ditto", "fedcap"], "seed": [0, 1]}))
+    found = by_label(
+        search(4, sweep={"method.name": ["fedavg", "fedprox", "ditto", "fedcap"], "seed": [0, 1]})
+    )
     assert {label: (len(c.trials), c.possible) for label, c in found.items()} == {
-        "fedavg": (4, 5), "fedprox": (4, 12), "ditto": (4, 12), "fedcap": (4, 81),
-    }  # fmt: skip
+        "fedavg": (4, 5),
+        "fedprox": (4, 12),
+        "ditto": (4, 12),
+        "fedcap": (4, 81),
+    }
     assert found["fedprox"].ranges["train.lr"] == [0.002, 0.01, 0.05]
     assert set(found["fedcap"].ranges) == {"train.lr", "method.alpha", "method.phi", "method.lam"}
 
 
 def test_who_has_little_to_set_is_given_more_learning_rates() -> None:
-    """Within the same bounds, the config's own among them; what the user lists is left as it is, and a line may then have fewer trials."""
+    """Within the same bounds, the config's own among them; what the user lists is left as it is, and a line
+    may then have fewer trials."""
     found = by_label(search(20, train={"lr": 0.1}, sweep={"method.name": ["fedavg", "ditto"]}))
     assert {label: len(c.trials) for label, c in found.items()} == {"fedavg": 20, "ditto": 20}
     rates = found["fedavg"].ranges["train.lr"]
-    assert len(set(rates)) == 21 and rates == sorted(rates) and (rates[0], rates[10], rates[-1]) == (0.02, 0.1, 0.5)
+    assert (
+        len(set(rates)) == 21
+        and rates == sorted(rates)
+        and (rates[0], rates[10], rates[-1]) == (0.02, 0.1, 0.5)
+    )
     assert found["ditto"].ranges["train.lr"] == [0.02, 0.0447, 0.1, 0.224, 0.5]  # times four of lam
     listed = search(20, tune={"train.lr": [0.1, 0.2]}, method="fedavg").contenders[0]
     assert len(listed.trials) == listed.possible == 2
@@ -62,13 +73,21 @@ def test_draws_do_not_repeat_and_are_balanced() -> None:
         drawn = [tuple(settings.values()) for settings in draw(ranges, 100, Key(seed))]
         assert set(drawn) == all_of_them and len(drawn) == 8
         assert drawn[:3] == [tuple(settings.values()) for settings in draw(ranges, 3, Key(seed))]
-        assert Counter(lr for lr, _ in drawn[:4]) == {1: 2, 2: 2} and Counter(mu for _, mu in drawn[:4]) == {1: 1, 2: 1, 3: 1, 4: 1}
+        assert Counter(lr for lr, _ in drawn[:4]) == {1: 2, 2: 2} and Counter(mu for _, mu in drawn[:4]) == {
+            1: 1,
+            2: 1,
+            3: 1,
+            4: 1,
+        }
     assert len({str(draw(ranges, 4, Key(seed))) for seed in range(20)}) > 10  # by chance, for all that
     assert draw({}, 5, Key(0)) == [{}]
 
 
 def test_a_method_draws_the_same_whoever_else_is_there() -> None:
-    alone, beside = (by_label(search(sweep={"method.name": names}))["ditto"].trials for names in (["ditto"], ["fedavg", "ditto"]))
+    alone, beside = (
+        by_label(search(sweep={"method.name": names}))["ditto"].trials
+        for names in (["ditto"], ["fedavg", "ditto"])
+    )
     assert alone == beside
 
 
@@ -95,14 +114,24 @@ def test_trials_have_a_seed_of_their_own_and_no_attack() -> None:
     assert {(config.seed, config.attack) for _, config in found.cells()} == {(1000, None)}
     against = search(2, True, attack={"fraction": 0.2}, tune={"seed": 9}, sweep=sweep)
     assert list(by_label(against))[:3] == ["fedavg none", "fedavg ipm", "fedavg sign-flip"]
-    assert [c.attack and c.attack["name"] for _, c in against.cells()[:6]] == [None, None, "ipm", "ipm", "sign-flip", "sign-flip"]
+    assert [c.attack and c.attack["name"] for _, c in against.cells()[:6]] == [
+        None,
+        None,
+        "ipm",
+        "ipm",
+        "sign-flip",
+        "sign-flip",
+    ]
     assert {config.seed for _, config in against.cells()} == {9}
 
 
 def test_the_report_is_the_sweep_with_overrides() -> None:
     found = search(sweep={"method": ["fedavg", "ditto"], "attack": ["none", "ipm"]})
     table = found.tuned([{"train.lr": 0.1}, {"train.lr": 0.2, "method.lam": 3.0}])
-    made = {label: (config.train.lr, config.parts().method.settings().get("lam")) for label, config in configs(table)}
+    made = {
+        label: (config.train.lr, config.parts().method.settings().get("lam"))
+        for label, config in configs(table)
+    }
     assert len(made) == 12 and made["method=fedavg attack=ipm seed=2"] == (0.1, None)
     assert made["method=ditto attack=none seed=0"] == made["method=ditto attack=ipm seed=1"] == (0.2, 3.0)
 
@@ -117,13 +146,19 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
         ({"tune": {"dito": {"lam": [1.0]}}}, "unknown key 'tune.dito.lam'; did you mean 'ditto'"),
         ({"tune": {"method.lamb": [1.0]}}, "unknown key 'tune.method.lamb'; did you mean 'lam'"),
         ({"tune": {"ditto": {"lamb": [1.0]}}}, "unknown key 'tune.ditto.lamb'; did you mean 'lam'"),
-        ({"tune": {"fedprox": {"mv": [1.0]}}}, "unknown key 'tune.fedprox.mv'; did you mean 'mu'"),  # also where it is not compared
-        ({"tune": {"data.clients": [5, 10]}}, "tune.data.clients: all trials have the data, attack and evaluation of the config"),
+        (
+            {"tune": {"fedprox": {"mv": [1.0]}}},
+            "unknown key 'tune.fedprox.mv'; did you mean 'mu'",
+        ),  # also where it is not compared
+        (
+            {"tune": {"data.clients": [5, 10]}},
+            "tune.data.clients: all trials have the data, attack and evaluation of the config",
+        ),
         ({"tune": {"ditto": {"attack.fraction": [0.1]}}}, "tune.ditto.attack.fraction: all trials have"),
         ({"tune": {"evaluate.unselected": ["deliver"]}}, "tune.evaluate.unselected: all trials have"),
         ({"tune": {"ditto": {"lam": [-1.0]}}}, "method.lam: input should be greater than or equal to 0"),
         ({"tune": 3}, "tune: must be a table"),
-        ({"evaluate": {"models": ["global"]}}, "add \"personal\" to evaluate.models"),
+        ({"evaluate": {"models": ["global"]}}, 'add "personal" to evaluate.models'),
         ({"method": find("method", "ditto")()}, "give method ditto by its name"),
         ({"tune": {"train.lr": [float(i) for i in range(1, 50000)]}}, "too many to draw from"),
         ({"trian": {}}, "unknown key 'trian'"),

@@ -1,4 +1,5 @@
-"""Starting and resuming: who may have a directory, what is refused before anything is written, what a manifest fixes."""
+"""Starting and resuming: who may have a directory, what is refused before anything is written, what a
+manifest fixes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ TINY: dict[str, Any] = {
 
 
 def config(**sections: Any) -> Config:
-    merged = {name: {**TINY.get(name, {}), **value} if isinstance(value, dict) else value for name, value in sections.items()}
+    merged = {
+        name: {**TINY.get(name, {}), **value} if isinstance(value, dict) else value
+        for name, value in sections.items()
+    }
     return make_config({**TINY, **merged})
 
 
@@ -47,21 +51,24 @@ def one_line(error: pytest.ExceptionInfo[Any]) -> str:
 # ---- nothing is written when something is wrong
 
 
-@pytest.mark.parametrize("sections, words", [
-    ({"method": "dito"}, "did you mean 'ditto'"),
-    ({"data": {"name": "digit"}}, "did you mean 'digits'"),
-    ({"data": {"clients": 100_000}}, "clients"),
-    ({"data": {"partition": {"name": "pathological", "classes_per_client": 50}}}, "classes_per_client"),
-    ({"method": "local", "aggregator": "mean"}, "never reduces"),
-    ({"train": {"availability": "nowhere.json"}}, "nowhere.json"),
-    ({"data": {"name": "mnist", "dir": "/nowhere"}}, "/nowhere"),
-    ({"engine": {"device": "quantum"}}, "not a device"),
-    ({"engine": {"memory": "lots"}}, "engine.memory"),
-    ({"model": "fedcap-cnn"}, "16x16"),
-    ({"train": {"augment": {"crop": 9}}}, "augment.crop"),
-    ({"evaluate": {"clients": "held-out"}}, "held_out"),
-    ({"data": {"root": 5000}}, "data.root"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sections, words",
+    [
+        ({"method": "dito"}, "did you mean 'ditto'"),
+        ({"data": {"name": "digit"}}, "did you mean 'digits'"),
+        ({"data": {"clients": 100_000}}, "clients"),
+        ({"data": {"partition": {"name": "pathological", "classes_per_client": 50}}}, "classes_per_client"),
+        ({"method": "local", "aggregator": "mean"}, "never reduces"),
+        ({"train": {"availability": "nowhere.json"}}, "nowhere.json"),
+        ({"data": {"name": "mnist", "dir": "/nowhere"}}, "/nowhere"),
+        ({"engine": {"device": "quantum"}}, "not a device"),
+        ({"engine": {"memory": "lots"}}, "engine.memory"),
+        ({"model": "fedcap-cnn"}, "16x16"),
+        ({"train": {"augment": {"crop": 9}}}, "augment.crop"),
+        ({"evaluate": {"clients": "held-out"}}, "held_out"),
+        ({"data": {"root": 5000}}, "data.root"),
+    ],
+)
 def test_a_wrong_config_leaves_nothing_on_disk(tmp_path: Path, sections: dict[str, Any], words: str) -> None:
     with pytest.raises(HoldfastError) as error:
         begin(tmp_path / "out", **sections)
@@ -72,7 +79,10 @@ def test_a_model_that_fails_leaves_nothing_on_disk(tmp_path: Path) -> None:
     from holdfast.models.network import Model
 
     with pytest.raises(Exception, match="mat1 and mat2"):
-        begin(tmp_path / "out", model=Model(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 10)), head=None))
+        begin(
+            tmp_path / "out",
+            model=Model(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 10)), head=None),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -85,16 +95,21 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         begin(tmp_path / "run", seed=1)
     assert "holds a run already" in one_line(error) and "holdfast resume" in str(error.value)
-    with pytest.raises(ConfigError, match="holds a run already"):  # nor a sweep into it: its cells would hide the run, or it them
+    with pytest.raises(
+        ConfigError, match="holds a run already"
+    ):  # nor a sweep into it: its cells would hide the run, or it them
         session.start([("a", config()), ("b", config(seed=1))], tmp_path / "run")
     session.start([("a", config()), ("b", config(seed=1))], tmp_path / "sweep")
     with pytest.raises(ConfigError, match="holds a run already"):
         begin(tmp_path / "sweep")
-    assert (tmp_path / "run" / "manifest.json").read_bytes() == before and not (tmp_path / "sweep" / "manifest.json").exists()
+    assert (tmp_path / "run" / "manifest.json").read_bytes() == before and not (
+        tmp_path / "sweep" / "manifest.json"
+    ).exists()
 
 
 def test_somebody_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two starts at once: both found the directory empty, one has played while the other was still measuring."""
+    """Two starts at once: both found the directory empty, one has played while the other was still
+    measuring."""
     measure = planner._forecasts
 
     def slowly(*args: Any) -> Any:
@@ -141,13 +156,19 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
 # ---- the manifest
 
 
-def test_plan_rows_and_threads_come_from_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_rows_and_threads_come_from_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under `auto`, a resumed run does not measure again: the faster plan might be another one today."""
     said: list[str] = []
     begin(tmp_path / "run", Watch(say=said.append), engine={"plan": "auto", "memory": "300KB"})
     assert len(said) == 1 and said[0].startswith("plan ")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["plan"]["name"] in ("loop", "vmap") and 1 <= manifest["plan"]["rows"] < 100 and manifest["threads"] == 1
+    assert (
+        manifest["plan"]["name"] in ("loop", "vmap")
+        and 1 <= manifest["plan"]["rows"] < 100
+        and manifest["threads"] == 1
+    )
     (tmp_path / "run" / "result.json").unlink()
     manifest["plan"] |= {"name": "vmap", "rows": 3}
     manifest["threads"] = 2
@@ -199,7 +220,11 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     file = tmp_path / "run" / "manifest.json"
     manifest = json.loads(file.read_text())
-    for name, words in (("partition", "its partition"), ("samples", "the samples themselves"), ("initial", "weights the run began with")):
+    for name, words in (
+        ("partition", "its partition"),
+        ("samples", "the samples themselves"),
+        ("initial", "weights the run began with"),
+    ):
         file.write_text(json.dumps(manifest | {name: "0" * 64}))
         with pytest.raises(RunError) as error:
             session.resume(tmp_path / "run")

@@ -1,4 +1,5 @@
-"""The short form of `make soak`: a run and a sweep are killed a few times by the soak's own code. Federations: tests/deploy/test_up.py."""
+"""The short form of `make soak`: a run and a sweep are killed a few times by the soak's own code.
+Federations: tests/deploy/test_up.py."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.helpers import play
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part, kills, rounds", [("run", 3, 24), ("sweep", 3, 8)])
-def test_what_is_disturbed_ends_as_if_nothing_had_happened(tmp_path: Path, part: str, kills: int, rounds: int) -> None:
+def test_what_is_disturbed_ends_as_if_nothing_had_happened(
+    tmp_path: Path, part: str, kills: int, rounds: int
+) -> None:
     """The process, worker processes and both are killed, at files of the seed's choice."""
     course, outcome = Course(11, tmp_path, Console(quiet=True)), Outcome(part)
     try:
@@ -29,7 +32,9 @@ def test_what_is_disturbed_ends_as_if_nothing_had_happened(tmp_path: Path, part:
     finally:
         course.end_all()
     assert outcome.failures == [] and [one.broken for one in outcome.disturbances if one.broken] == []
-    assert outcome.kills == kills and all(one.moment and one.seconds is not None for one in outcome.disturbances)
+    assert outcome.kills == kills and all(
+        one.moment and one.seconds is not None for one in outcome.disturbances
+    )
     assert {one.victim for one in outcome.disturbances} == set(local.Work(part, rounds).victims())
 
 
@@ -74,7 +79,9 @@ def test_a_record_replaces_the_one_before(tmp_path: Path) -> None:
 def test_kills_are_shared_out_and_a_broken_promise_is_no_success(tmp_path: Path) -> None:
     assert shares(100, ["run", "sweep", "federation"]) == {"run": 40, "sweep": 30, "federation": 30}
     assert all(sum(shares(kills, ["sweep", "federation"]).values()) == kills for kills in range(1, 12))
-    first, second, other = (Course(seed, tmp_path, Console(quiet=True)).chance("run").random() for seed in (1, 1, 2))
+    first, second, other = (
+        Course(seed, tmp_path, Console(quiet=True)).chance("run").random() for seed in (1, 1, 2)
+    )
     assert first == second != other
     outcome = Outcome("run", [Disturbance("run", "kill", "the process")])
     assert not outcome.held  # it has not come to its end

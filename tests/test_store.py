@@ -50,7 +50,8 @@ def assert_rows(rows: RowStore, model: dict[int, dict[str, torch.Tensor]]) -> No
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_a_dict_on_disk(tmp_path: Path, seed: int) -> None:
-    """Random stages, commits, abandoned rounds and restarts: what is read is what a dict would hold, and the file stays small."""
+    """Random stages, commits, abandoned rounds and restarts: what is read is what a dict would hold, and the
+    file stays small."""
     chance = random.Random(seed)
     rows, index = RowStore(tmp_path), None
     committed: dict[int, dict[str, torch.Tensor]] = {}
@@ -59,10 +60,14 @@ def test_rows_are_a_dict_on_disk(tmp_path: Path, seed: int) -> None:
     for stamp in range(120):
         action = chance.choices(["stage", "commit", "abandon", "restart"], [6, 3, 1, 1])[0]
         if action == "stage":
-            ids = sorted(chance.sample([-1, *range(30)], chance.randint(1, 6)))  # -1: the server's pseudo-client
+            ids = sorted(
+                chance.sample([-1, *range(30)], chance.randint(1, 6))
+            )  # -1: the server's pseudo-client
             state = rows_of(ids, float(stamp))
             rows.stage(torch.tensor(ids), state)
-            working |= {client: {name: value[i] for name, value in state.items()} for i, client in enumerate(ids)}
+            working |= {
+                client: {name: value[i] for name, value in state.items()} for i, client in enumerate(ids)
+            }
             most = max(most, len(rows.staged))
         elif action == "commit":
             index = rows.index()
@@ -93,12 +98,19 @@ def test_nothing_is_stored_of_clients_without_state(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1, 2]), {})
     rows.stage(torch.tensor([], dtype=torch.int64), rows_of([], 0))
-    assert rows.index().shape == (0, 2) and rows.read(torch.tensor([], dtype=torch.int64)) == {} and not list(tmp_path.iterdir())
+    assert (
+        rows.index().shape == (0, 2)
+        and rows.read(torch.tensor([], dtype=torch.int64)) == {}
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_a_row_may_hold_nothing_under_a_name(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
-    rows.stage(torch.tensor([3, 5]), {"a": torch.tensor([[1.0], [2.0]]), "none": torch.zeros(2, 0, dtype=torch.float64)})
+    rows.stage(
+        torch.tensor([3, 5]),
+        {"a": torch.tensor([[1.0], [2.0]]), "none": torch.zeros(2, 0, dtype=torch.float64)},
+    )
     found = rows.read(torch.tensor([5, 3]))
     assert found["a"].tolist() == [[2.0], [1.0]] and found["none"].shape == (2, 0)
 
@@ -106,7 +118,11 @@ def test_a_row_may_hold_nothing_under_a_name(tmp_path: Path) -> None:
 def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     rows.stage(torch.tensor([1]), {"own": torch.zeros(1, 4)})
-    for other in ({"own": torch.zeros(1, 5)}, {"own": torch.zeros(1, 4).double()}, {"mine": torch.zeros(1, 4)}):
+    for other in (
+        {"own": torch.zeros(1, 5)},
+        {"own": torch.zeros(1, 4).double()},
+        {"mine": torch.zeros(1, 4)},
+    ):
         with pytest.raises(RunError, match="other fields or shapes"):
             rows.stage(torch.tensor([2]), other)
 
@@ -161,7 +177,9 @@ def test_rows_are_read_into_a_part_of_something_larger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 5, 8, 1 << 20])
-def test_rows_are_read_on_where_the_system_gives_less_than_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_rows_are_read_on_where_the_system_gives_less_than_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     rows, all_at_once = RowStore(tmp_path), os.preadv
     rows.stage(torch.arange(4), rows_of(list(range(4)), 0.5))
     wanted = rows.read(torch.arange(4))
@@ -209,7 +227,11 @@ print(after - before)
 
 
 def test_memory_stays_flat_however_many_rows(tmp_path: Path) -> None:
-    grown = float(subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True).stdout)
+    grown = float(
+        subprocess.run(
+            [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert grown < 40, f"{grown:.0f} MB more after 320 MB of rows"
 
 
@@ -218,7 +240,13 @@ def test_memory_stays_flat_however_many_rows(tmp_path: Path) -> None:
 
 def commit(store: Store, round: int, rows: RowStore | None = None, **state: torch.Tensor) -> None:
     part = {"round": round, "metrics": {"accuracy": 0.5}}
-    seal_all([store.prepare(round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows"))])
+    seal_all(
+        [
+            store.prepare(
+                round, state, part, {"cohort": torch.arange(round)}, rows or RowStore(store.path / "rows")
+            )
+        ]
+    )
 
 
 def test_the_head_is_the_last_commit(tmp_path: Path) -> None:
@@ -229,17 +257,28 @@ def test_the_head_is_the_last_commit(tmp_path: Path) -> None:
     head = store.head()
     assert head is not None and head[0] == 3 and torch.equal(head[1]["model"], torch.full((3,), 3.0))
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["000003.safetensors"], "old states disappear"
-    assert [part["round"] for part in store.parts(3)] == [1, 2, 3] and store.arrays(2)["cohort"].tolist() == [0, 1]
+    assert [part["round"] for part in store.parts(3)] == [1, 2, 3] and store.arrays(2)["cohort"].tolist() == [
+        0,
+        1,
+    ]
     assert store.arrays(99) == {}
     store.close()
 
 
 def test_one_tensor_under_two_names_can_be_saved(tmp_path: Path) -> None:
-    """safetensors refuses tensors that share memory; a method may well keep one under two names, or a view."""
+    """safetensors refuses tensors that share memory; a method may well keep one under two names, or a
+    view."""
     x = torch.arange(6.0).view(2, 3)
-    write_tensors(tmp_path / "x.safetensors", {"a": x, "b": x, "row": x[0], "turned": x.T, "none": torch.zeros(0, 3), "scalar": x[0, 1]})
+    write_tensors(
+        tmp_path / "x.safetensors",
+        {"a": x, "b": x, "row": x[0], "turned": x.T, "none": torch.zeros(0, 3), "scalar": x[0, 1]},
+    )
     found = store_module.read_tensors(tmp_path / "x.safetensors")
-    assert torch.equal(found["a"], found["b"]) and torch.equal(found["turned"], x.T) and found["none"].shape == (0, 3)
+    assert (
+        torch.equal(found["a"], found["b"])
+        and torch.equal(found["turned"], x.T)
+        and found["none"].shape == (0, 3)
+    )
     assert found["scalar"].shape == () and float(found["scalar"]) == 1.0
 
 
@@ -252,10 +291,21 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert not any(file.exists() for file in left)
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"round": 1}', b'{"round": "x", "state": "state/a"}', b'{"round": 1, "state": 5}',
-    b'{"round": 1, "state": "state/none"}', b'{"round": 1, "state": "state"}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b'{"round": 1}',
+        b'{"round": "x", "state": "state/a"}',
+        b'{"round": 1, "state": 5}',
+        b'{"round": 1, "state": "state/none"}',
+        b'{"round": 1, "state": "state"}',
+    ],
+)
 def test_a_damaged_head_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "head.json").write_bytes(content)
@@ -286,8 +336,11 @@ def test_a_truncated_state_is_one_line(tmp_path: Path) -> None:
             store.head()
 
 
-def test_a_reader_that_meets_a_commit_reads_the_new_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers take no lock: between reading head.json and opening its state, a commit may have removed the state."""
+def test_a_reader_that_meets_a_commit_reads_the_new_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers take no lock: between reading head.json and opening its state, a commit may have removed the
+    state."""
     store = Store(tmp_path).open()
     commit(store, 1, model=torch.zeros(3))
     read = Store.read_json
@@ -302,8 +355,12 @@ def test_a_reader_that_meets_a_commit_reads_the_new_head(tmp_path: Path, monkeyp
 # ---- the disk says no
 
 
-@pytest.mark.parametrize("number, words", [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EACCES, "--out")])
-def test_refusals_of_the_disk_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+@pytest.mark.parametrize(
+    "number, words", [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EACCES, "--out")]
+)
+def test_refusals_of_the_disk_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
     write_atomically(tmp_path / "a", b"old")
 
     def full(_handle: int) -> None:
@@ -328,7 +385,9 @@ def test_rows_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(HoldfastError, match="disk is full"):
         rows.stage(torch.tensor([1]), {"own": torch.ones(1, 4)})
     monkeypatch.undo()
-    assert RowStore(tmp_path, index).read(torch.tensor([1]))["own"].tolist() == [[0.0] * 4], "the committed row is untouched"
+    assert RowStore(tmp_path, index).read(torch.tensor([1]))["own"].tolist() == [[0.0] * 4], (
+        "the committed row is untouched"
+    )
 
 
 def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
@@ -357,7 +416,8 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
 
 
 def test_a_failed_exchange_is_taken_back(tmp_path: Path) -> None:
-    """Rows of an earlier exchange of the round are read again, and the records of what failed are used again."""
+    """Rows of an earlier exchange of the round are read again, and the records of what failed are used
+    again."""
     rows, ids = RowStore(tmp_path), torch.arange(3)
     rows.stage(ids, {"own": torch.zeros(3, 2)})
     rows.settle()
@@ -382,32 +442,53 @@ def test_a_failed_exchange_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("many", [3, 10])
-def test_no_head_moves_before_all_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+def test_no_head_moves_before_all_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
     """Few runs sync each file, many the file system; then the renames; then they are on the disk too."""
     stores = [Store(tmp_path / f"{number}").open() for number in range(many)]
     seal_all([store.prepare(0, {}, {}, {}, RowStore(store.path / "rows")) for store in stores])
     ready = [store.prepare(1, {}, {}, {}, RowStore(store.path / "rows")) for store in stores]
     events: list[str] = []
     fsync, replace, whole = os.fsync, os.replace, store_module.sync_file_system
-    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle)
+    )
     monkeypatch.setattr(os, "replace", lambda a, b: events.append("rename") or replace(a, b))
-    monkeypatch.setattr(store_module, "sync_file_system", lambda handle: events.append("all") or whole(handle))
+    monkeypatch.setattr(
+        store_module, "sync_file_system", lambda handle: events.append("all") or whole(handle)
+    )
     seal_all(ready)
     first = events.index("rename")
     if many == 10 and hasattr(ctypes.CDLL(None), "syncfs"):
         assert events == ["all", *["rename"] * 10, "all"]
     else:
         for store in stores:
-            for file in ("state/000001.safetensors", "parts/000001.safetensors", "parts/000001.json", "state", "parts"):
+            for file in (
+                "state/000001.safetensors",
+                "parts/000001.safetensors",
+                "parts/000001.json",
+                "state",
+                "parts",
+            ):
                 assert str(store.path / file) in events[:first]
-            for folder, names in {"state": ["000001.safetensors"], "parts": ["000001.safetensors", "000001.json"]}.items():
+            for folder, names in {
+                "state": ["000001.safetensors"],
+                "parts": ["000001.safetensors", "000001.json"],
+            }.items():
                 files = [events.index(str(store.path / folder / name)) for name in names]
-                assert max(files) < events.index(str(store.path / folder)), "a folder never names what is not on the disk"
-            assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), "a head is whole before it is one"
+                assert max(files) < events.index(str(store.path / folder)), (
+                    "a folder never names what is not on the disk"
+                )
+            assert any(event.startswith(str(store.path / ".head.json.")) for event in events[:first]), (
+                "a head is whole before it is one"
+            )
             assert str(store.path) in events[first:], "and the rename is on the disk"
     assert events.count("rename") == many
     for store in stores:
-        assert store.round() == 1 and [file.name for file in (store.path / "state").iterdir()] == ["000001.safetensors"]
+        assert store.round() == 1 and [file.name for file in (store.path / "state").iterdir()] == [
+            "000001.safetensors"
+        ]
         store.close()
 
 

@@ -1,4 +1,5 @@
-"""Sweeps: fused equals alone, killed and resumed equals never stopped, shards share the work, and bad cells are contained."""
+"""Sweeps: fused equals alone, killed and resumed equals never stopped, shards share the work, and bad cells
+are contained."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class StumblesMethod(Method):
 
 @pytest.fixture(autouse=True)
 def quick(quick_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug here, and the embedded digits are decoded once, not in each of hundreds of runs."""
+    """Nobody pulls the plug here, and the embedded digits are decoded once, not in each of hundreds of
+    runs."""
     monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
 
 
@@ -65,13 +67,16 @@ def cells_of(**grid: Any) -> Cells:
 
 
 def mixed(plan: str = "vmap") -> Cells:
-    """Two that are fused, with BatchNorm, whose bits depend on who else is in the stack; one that fails; and one of fewer rounds."""
+    """Two that are fused, with BatchNorm, whose bits depend on who else is in the stack; one that fails; and
+    one of fewer rounds."""
     norm = {"model": {"name": "mlp", "hidden": 6, "batch_norm": True}}
     ragged = {"data": {"clients": 4, "partition": {"name": "iid", "samples_per_client": 16}}}
     given = {
-        "even": table("ditto", plan), "ragged": table("ditto", plan) | ragged, "bad": table("test-stumbles", plan),
+        "even": table("ditto", plan),
+        "ragged": table("ditto", plan) | ragged,
+        "bad": table("test-stumbles", plan),
         "short": table("ditto", plan, rounds=2),
-    }  # fmt: skip
+    }
     return [(label, make_config(t | norm)) for label, t in given.items()]
 
 
@@ -85,27 +90,37 @@ def statuses(standings: list[Any]) -> list[str]:
 
 def no_training(patch: pytest.MonkeyPatch) -> None:
     for owner, name in ((planner, "choose"), (Simulator, "exchange"), (Experiment, "__init__")):
-        patch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("something was built, measured or trained"))
+        patch.setattr(
+            owner, name, lambda *args, **kwargs: pytest.fail("something was built, measured or trained")
+        )
 
 
 # ---- fused equals alone
 
 
 def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve cells of different learning rates, lambdas, epochs and partitions, trained as one stack, in float64."""
+    """Twelve cells of different learning rates, lambdas, epochs and partitions, trained as one stack, in
+    float64."""
     grid = {
-        **TINY, "method": "ditto",
+        **TINY,
+        "method": "ditto",
         "sweep": {
-            "train.lr": [0.05, 0.2], "method.lam": [0.1, 1.0, 3.0],
+            "train.lr": [0.05, 0.2],
+            "method.lam": [0.1, 1.0, 3.0],
             "data.partition": [RAGGED, {"name": "pathological", "samples_per_client": 20}],
-            "override": [{"when": {"method.lam": 1.0}, "set": {"train.local_epochs": 3}}, {"when": {"train.lr": 0.2}, "set": {"seed": 5}}],
+            "override": [
+                {"when": {"method.lam": 1.0}, "set": {"train.local_epochs": 3}},
+                {"when": {"train.lr": 0.2}, "set": {"seed": 5}},
+            ],
         },
-    }  # fmt: skip
+    }
     tables = [given for _, given in expand(grid)]
     sizes: list[int] = []
     work = Simulator.work
     with monkeypatch.context() as patch:
-        patch.setattr(Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest))
+        patch.setattr(
+            Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest)
+        )
         together = play(tables, tmp_path / "together")
     assert len(together) == 12 and set(sizes) == {12}, "all were one computation"
     for place, (given, run) in enumerate(zip(tables, together, strict=True)):
@@ -116,11 +131,15 @@ def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: py
 # ---- killed and resumed
 
 
-def check_resumed(out: Path, whole: Path, cells: Cells, again: str, monkeypatch: pytest.MonkeyPatch, about: str) -> None:
+def check_resumed(
+    out: Path, whole: Path, cells: Cells, again: str, monkeypatch: pytest.MonkeyPatch, about: str
+) -> None:
     with monkeypatch.context() as patch:
         if list(out.glob("groups/*.json")):
             patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
-        standings = resume_sweep(out) if again == "resume" and (out / "sweep.json").exists() else sweep(cells, out)
+        standings = (
+            resume_sweep(out) if again == "resume" and (out / "sweep.json").exists() else sweep(cells, out)
+        )
     assert statuses(standings) == ["finished", "finished", "failed", "finished"], about
     for folder in folders(whole):
         if folder.name == "002-bad":
@@ -134,7 +153,8 @@ def check_resumed(out: Path, whole: Path, cells: Cells, again: str, monkeypatch:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool) -> None:
-    """From before the first file to after the last result: the same command, or `resume`, ends with the same bits."""
+    """From before the first file to after the last result: the same command, or `resume`, ends with the same
+    bits."""
     monkeypatch.setattr("tests.test_resume.STAGES", [*STAGES, (os, "link"), (os, "mkdir")])
     cells, seen = mixed(plan), []
     with watched(seen.append):
@@ -142,14 +162,28 @@ def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pl
     assert {"os.link", "os.mkdir", "Store.seal", "RowStore.stage"} <= set(seen)
     for event in range(0, len(seen), 1 if every else 53):
         out = tmp_path / f"{event}"
-        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (event, seen[event])  # type: ignore[misc]
+        assert was_killed(in_child(lambda event=event, out=out: die_at(event, cells, out))), (
+            event,
+            seen[event],
+        )  # type: ignore[misc]
         again = ("resume", "same")[event % 2]
-        check_resumed(out, tmp_path / "whole", cells, again, monkeypatch, f"killed before event {event}, {seen[event]}, then {again}")
+        check_resumed(
+            out,
+            tmp_path / "whole",
+            cells,
+            again,
+            monkeypatch,
+            f"killed before event {event}, {seen[event]}, then {again}",
+        )
 
 
 def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group's terms are on disk before any manifest, so the plan is not chosen again, though it would be another one now."""
-    cells = [(label, make_config({**config.plain(), "engine": {"plan": "auto", "threads": 1}})) for label, config in mixed()]
+    """The group's terms are on disk before any manifest, so the plan is not chosen again, though it would be
+    another one now."""
+    cells = [
+        (label, make_config({**config.plain(), "engine": {"plan": "auto", "threads": 1}}))
+        for label, config in mixed()
+    ]
 
     def die() -> None:
         write = Store.write_json
@@ -163,9 +197,16 @@ def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pyte
         sweep(cells, tmp_path / "cut")
 
     assert was_killed(in_child(die))
-    assert [(folder / "manifest.json").exists() for folder in folders(tmp_path / "cut")] == [True, True, False, False]
+    assert [(folder / "manifest.json").exists() for folder in folders(tmp_path / "cut")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     group = json.loads((tmp_path / "cut" / "groups" / "000.json").read_text())
-    group["plans"] = [{**plan, "name": "vmap", "rows": 3} for plan in group["plans"]]  # as if that had been measured then
+    group["plans"] = [
+        {**plan, "name": "vmap", "rows": 3} for plan in group["plans"]
+    ]  # as if that had been measured then
     (tmp_path / "cut" / "groups" / "000.json").write_text(json.dumps(group))
     with monkeypatch.context() as patch:
         patch.setattr(planner, "choose", lambda *args: pytest.fail("the plan was measured again"))
@@ -192,16 +233,28 @@ def test_what_is_finished_is_not_touched_again(tmp_path: Path, monkeypatch: pyte
 # ---- one directory, one sweep
 
 
-@pytest.mark.parametrize("grid, words", [
-    ({"seed": [0, 1, 2]}, "2 cells, here 3 (it has no 'seed=2')"),
-    ({"seed": [0, 2]}, "it has 'seed=1'"),
-    ({"seed": [0, 1], "override": [{"when": {"seed": 1}, "set": {"train.lr": 0.3}}]}, "train.lr is 0.1 in its cell 'seed=1', here 0.3"),
-])  # fmt: skip
-def test_another_sweep_in_the_same_directory_is_refused(tmp_path: Path, grid: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    "grid, words",
+    [
+        ({"seed": [0, 1, 2]}, "2 cells, here 3 (it has no 'seed=2')"),
+        ({"seed": [0, 2]}, "it has 'seed=1'"),
+        (
+            {"seed": [0, 1], "override": [{"when": {"seed": 1}, "set": {"train.lr": 0.3}}]},
+            "train.lr is 0.1 in its cell 'seed=1', here 0.3",
+        ),
+    ],
+)
+def test_another_sweep_in_the_same_directory_is_refused(
+    tmp_path: Path, grid: dict[str, Any], words: str
+) -> None:
     sweep(cells_of(seed=[0, 1]), tmp_path / "s")
     with pytest.raises(ConfigError) as error:
         sweep(cells_of(**grid), tmp_path / "s")
-    assert "holds another sweep" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+    assert (
+        "holds another sweep" in str(error.value)
+        and words in str(error.value)
+        and "\n" not in str(error.value)
+    )
 
 
 def test_a_sweep_that_is_older_than_a_setting_continues(tmp_path: Path) -> None:
@@ -240,7 +293,9 @@ def test_of_several_writers_one_wins(tmp_path: Path) -> None:
             os._exit(0 if (read_json(tmp_path / "sweep.json") or {}).get("by") is not None else 1)
         children.append(child)
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)
-    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"] and (read_json(tmp_path / "sweep.json") or {})["by"] in range(6)
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"] and (
+        read_json(tmp_path / "sweep.json") or {}
+    )["by"] in range(6)
 
 
 @pytest.mark.parametrize("file", ["sweep.json", "groups/000.json"])
@@ -272,7 +327,8 @@ def test_shards_that_are_none(tmp_path: Path, shard: tuple[int, int]) -> None:
 
 
 def test_two_shards_at_once_finish_one_sweep(tmp_path: Path) -> None:
-    """Each is, bit for bit, what it is on its own, and in float64 to 1e-10 what the whole sweep is in one process."""
+    """Each is, bit for bit, what it is on its own, and in float64 to 1e-10 what the whole sweep is in one
+    process."""
     cells = cells_of(seed=[0, 1, 2], **{"train.lr": [0.05, 0.1]})
 
     def both(out: Path, at_once: bool) -> None:
@@ -291,7 +347,10 @@ def test_two_shards_at_once_finish_one_sweep(tmp_path: Path) -> None:
     both(tmp_path / "in turn", False)
     assert statuses(sweep(cells, tmp_path / "at once")) == ["finished"] * 6
     sweep(cells, tmp_path / "one")
-    assert len(list((tmp_path / "at once" / "groups").iterdir())) == 2 and len(list((tmp_path / "one" / "groups").iterdir())) == 1
+    assert (
+        len(list((tmp_path / "at once" / "groups").iterdir())) == 2
+        and len(list((tmp_path / "one" / "groups").iterdir())) == 1
+    )
     for folder in folders(tmp_path / "one"):
         assert bits(tmp_path / "at once" / folder.name) == bits(tmp_path / "in turn" / folder.name)
         assert_same(everything(Run(tmp_path / "at once" / folder.name)), everything(Run(folder)), 1e-10)
@@ -303,7 +362,11 @@ def test_other_shards_are_told_apart(tmp_path: Path) -> None:
     nothing = sweep(cells, tmp_path / "s", session.Watch(say=said.append), shard=(1, 5))
     assert statuses(nothing) == ["other shard"] * 3 and said == ["shard 1/5 is empty: the sweep has 3 cells"]
     standings = sweep(cells, tmp_path / "s", shard=(2, 3))
-    assert [standing.words for standing in standings] == ["other shard: not begun", "finished", "other shard: not begun"]
+    assert [standing.words for standing in standings] == [
+        "other shard: not begun",
+        "finished",
+        "other shard: not begun",
+    ]
     assert [standing.mine for standing in standings] == [False, True, False]
     assert statuses(resume_sweep(tmp_path / "s")) == ["finished"] * 3
     assert len(list((tmp_path / "s" / "groups").iterdir())) == 2
@@ -340,7 +403,9 @@ def test_a_locked_cell_is_left_alone(tmp_path: Path) -> None:
     other = Store(tmp_path / "s" / "001-seed=1").open()  # as another process would
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "running elsewhere", "finished"]
-    assert standings[1].words == "running elsewhere: not begun" and not (other.path / "manifest.json").exists()
+    assert (
+        standings[1].words == "running elsewhere: not begun" and not (other.path / "manifest.json").exists()
+    )
     other.close()
     assert statuses(sweep(cells, tmp_path / "s")) == ["finished"] * 3
 
@@ -363,7 +428,9 @@ def test_a_group_keeps_its_device(tmp_path: Path) -> None:
     (folders(tmp_path / "s")[0] / "result.json").unlink()
     file = tmp_path / "s" / "groups" / "000.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "cuda"}))
-    with pytest.raises(RunError, match="began on cuda, which is not here; --device cpu continues, with other bits"):
+    with pytest.raises(
+        RunError, match="began on cuda, which is not here; --device cpu continues, with other bits"
+    ):
         resume_sweep(tmp_path / "s")
     assert statuses(resume_sweep(tmp_path / "s", device="cpu")) == ["finished"] * 2
 
@@ -371,18 +438,28 @@ def test_a_group_keeps_its_device(tmp_path: Path) -> None:
 # ---- cells that go wrong
 
 
-def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = mixed()
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "finished"]
     line = Stumbles.train.__code__.co_firstlineno + 2
-    assert standings[2].words == f"failed in round 2: ZeroDivisionError: the client fell (test_sweep.py, line {line})"
+    assert (
+        standings[2].words
+        == f"failed in round 2: ZeroDivisionError: the client fell (test_sweep.py, line {line})"
+    )
     assert standings[2].result is None
     failure = read_json(standings[2].path / "failure.json") or {}
-    assert failure.keys() == {"round", "error", "reason", "where", "time"} and failure["error"] == "ZeroDivisionError"
+    assert (
+        failure.keys() == {"round", "error", "reason", "where", "time"}
+        and failure["error"] == "ZeroDivisionError"
+    )
     assert failure["where"] == f"{__file__}, line {line}, in train"
     trace = (standings[2].path / "traceback.txt").read_text()
-    assert f'test_sweep.py", line {line}, in train' in trace and "ZeroDivisionError: the client\nfell" in trace
+    assert (
+        f'test_sweep.py", line {line}, in train' in trace and "ZeroDivisionError: the client\nfell" in trace
+    )
     with monkeypatch.context() as patch:
         no_training(patch)
         assert sweep(cells, tmp_path / "s") == standings, "not tried again"
@@ -390,12 +467,18 @@ def test_a_cell_that_fails_is_contained_and_tried_again_when_asked(tmp_path: Pat
     monkeypatch.setenv("MENDED", "yes")
     before = [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
     assert statuses(resume_sweep(tmp_path / "s", retry=True)) == ["finished"] * 4
-    assert not {"failure.json", "traceback.txt"} & {file.name for file in standings[2].path.iterdir()} and Run(standings[2].path).round == 3
+    assert (
+        not {"failure.json", "traceback.txt"} & {file.name for file in standings[2].path.iterdir()}
+        and Run(standings[2].path).round == 3
+    )
     assert before == [bits(folder) for folder in folders(tmp_path / "s") if folder.name != "002-bad"]
 
 
-def test_a_network_that_cannot_take_a_step_is_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails when plans are tried, before anything is committed; mended, it is begun as a group of its own."""
+def test_a_network_that_cannot_take_a_step_is_contained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails when plans are tried, before anything is committed; mended, it is begun as a group of its
+    own."""
     forward = Mlp.build
 
     def build(self: Any, *args: Any) -> Any:
@@ -405,7 +488,10 @@ def test_a_network_that_cannot_take_a_step_is_contained(tmp_path: Path, monkeypa
         return made
 
     monkeypatch.setattr(Mlp, "build", build)
-    cells = [(label, make_config(given)) for label, given in expand({**TINY, "sweep": {"model.hidden": [6, 7], "seed": [0, 1]}})]
+    cells = [
+        (label, make_config(given))
+        for label, given in expand({**TINY, "sweep": {"model.hidden": [6, 7], "seed": [0, 1]}})
+    ]
     standings = sweep(cells, tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "failed", "failed"]
     words = r"failed before its first round: ZeroDivisionError: division by zero \(test_sweep.py, line \d+\)"
@@ -428,7 +514,8 @@ def test_a_cell_that_cannot_be_built_is_named(tmp_path: Path) -> None:
 
 
 def test_a_retried_cell_does_not_join_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in the middle of their runs; their bits are those of a sweep in which it failed and stayed away."""
+    """They are in the middle of their runs; their bits are those of a sweep in which it failed and stayed
+    away."""
     cells = mixed()
     sweep(cells, tmp_path / "whole")
     stop_in_round(3, cells, tmp_path / "cut", monkeypatch)
@@ -445,9 +532,16 @@ def test_a_cell_that_diverges_is_contained_and_said(tmp_path: Path) -> None:
     grid = {"train.lr": [0.1, 1e200], "seed": [0, 1]}
     standings = sweep(cells_of(**grid), tmp_path / "s")
     assert statuses(standings) == ["finished", "finished", "diverged", "diverged"]
-    assert "nothing that the 5 clients sent was finite" in standings[2].words and standings[2].words.startswith("diverged in round 1")
+    assert "nothing that the 5 clients sent was finite" in standings[2].words and standings[
+        2
+    ].words.startswith("diverged in round 1")
     run = Run(standings[2].path)
-    assert run.round == 2 and run.final["diverged"] == 1 and run.final["refused"] == 10 and run.final["accuracy"] is not None
+    assert (
+        run.round == 2
+        and run.final["diverged"] == 1
+        and run.final["refused"] == 10
+        and run.final["accuracy"] is not None
+    )
     assert Run(standings[0].path).final["diverged"] is None
     alone = session.start([("", cells_of()[0][1])], tmp_path / "alone")
     assert alone[0]["final"]["loss"] == pytest.approx(Run(standings[0].path).final["loss"], abs=1e-10)
@@ -476,21 +570,35 @@ def test_a_full_disk_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_from_python(tmp_path: Path) -> None:
-    model = holdfast.Model(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None)
+    model = holdfast.Model(
+        lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None
+    )
     given = {**TINY, "model": model, "sweep": {"method.name": ["fedavg", "test-stumbles"], "seed": [0, 1]}}
     runs = holdfast.sweep(given, out=tmp_path / "s", shard=(1, 2))
-    assert [cell.status for cell in runs] == ["finished", "finished", "other shard", "other shard"] and runs[3].run is None
-    assert isinstance(runs[0].run, holdfast.Run) and runs[0].run.model() is not None and runs[0].final is not None
+    assert [cell.status for cell in runs] == ["finished", "finished", "other shard", "other shard"] and runs[
+        3
+    ].run is None
+    assert (
+        isinstance(runs[0].run, holdfast.Run)
+        and runs[0].run.model() is not None
+        and runs[0].final is not None
+    )
     with pytest.raises(ConfigError, match="model was a Python object; call holdfast.sweep"):
         holdfast.resume(tmp_path / "s")
     runs = holdfast.sweep(given, out=tmp_path / "s")
     assert [cell.status for cell in runs] == ["finished", "finished", "failed", "failed"]
-    assert runs[2].final is None and runs[2].reason.startswith("ZeroDivisionError: the client fell (") and runs[2].round == 2
+    assert (
+        runs[2].final is None
+        and runs[2].reason.startswith("ZeroDivisionError: the client fell (")
+        and runs[2].round == 2
+    )
 
 
 def losses_of(*scales: float) -> list[Any]:
     def scaled(scale: float) -> Any:
-        return lambda net, batch: scale * torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+        return lambda net, batch: (
+            scale * torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+        )
 
     return [scaled(scale) for scale in scales]
 
@@ -500,19 +608,25 @@ def objects(losses: list[Any]) -> dict[str, Any]:
     return {**TINY, "model": model, "sweep": {"train.loss": losses, "seed": [0, 1]}}
 
 
-def test_a_sweep_over_objects_continues_when_they_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_over_objects_continues_when_they_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As another process would: the objects are others, and lie elsewhere."""
     torch.manual_seed(0)
     given = objects(losses_of(1.0, 3.0))
     whole = holdfast.sweep(given, out=tmp_path / "whole")
-    assert [cell.label for cell in whole] == [f"loss=lambda(scale={s}) seed={n}" for s in (1.0, 3.0) for n in (0, 1)]
+    assert [cell.label for cell in whole] == [
+        f"loss=lambda(scale={s}) seed={n}" for s in (1.0, 3.0) for n in (0, 1)
+    ]
     assert len(by_setting(read_cells(tmp_path / "whole"))) == 2, "two losses, each under two seeds"
     holdfast.sweep(given, out=tmp_path / "cut", shard=(1, 2))
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=r"Python objects \(model, train.loss\); .* code cannot be compared"):
         again = holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
     assert [cell.status for cell in again] == ["finished"] * 4
-    assert [cell.final["accuracy"] for cell in again] == pytest.approx([cell.final["accuracy"] for cell in whole], abs=1e-10)
+    assert [cell.final["accuracy"] for cell in again] == pytest.approx(
+        [cell.final["accuracy"] for cell in whole], abs=1e-10
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is left to play, so nothing can be mixed
         holdfast.sweep(objects(losses_of(1.0, 3.0)), out=tmp_path / "cut")
@@ -526,5 +640,7 @@ def test_objects_that_look_alike_stay_lines_of_their_own(tmp_path: Path) -> None
         lambda net, batch: 0 * net(batch.x).sum(1),
     ]
     cells = holdfast.sweep(objects(losses), out=tmp_path / "s")
-    assert [cell.label for cell in cells] == [f"loss=lambda-{number} seed={seed}" for number in (1, 2) for seed in (0, 1)]
+    assert [cell.label for cell in cells] == [
+        f"loss=lambda-{number} seed={seed}" for number in (1, 2) for seed in (0, 1)
+    ]
     assert [line.seeds for line in by_setting(read_cells(tmp_path / "s"))] == [2, 2]

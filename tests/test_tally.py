@@ -18,7 +18,17 @@ from holdfast.evaluation.scores import METRICS, UNDEFINED, Score, Tally
 from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.helpers import LOOP, VMAP, assert_same, deal, everything, network_of, random_samples, samples_of, starts
+from tests.helpers import (
+    LOOP,
+    VMAP,
+    assert_same,
+    deal,
+    everything,
+    network_of,
+    random_samples,
+    samples_of,
+    starts,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -40,7 +50,10 @@ def slow_f1(logits: list[list[float]], labels: list[int]) -> float:
 
 
 def slow_balanced(logits: list[list[float]], labels: list[int]) -> float:
-    recall = [sum(told(row) == c for row, y in zip(logits, labels, strict=True) if y == c) / labels.count(c) for c in set(labels)]
+    recall = [
+        sum(told(row) == c for row, y in zip(logits, labels, strict=True) if y == c) / labels.count(c)
+        for c in set(labels)
+    ]
     return sum(recall) / len(recall) if recall else UNDEFINED
 
 
@@ -57,7 +70,9 @@ def slow_auc(logits: list[list[float]], labels: list[int]) -> float:
 
     areas = []
     for c in [1] if logits and len(logits[0]) == 2 else set(labels):
-        mine, others = ([row for row, y in zip(logits, labels, strict=True) if (y == c) == side] for side in (True, False))
+        mine, others = (
+            [row for row, y in zip(logits, labels, strict=True) if (y == c) == side] for side in (True, False)
+        )
         if mine and others:
             areas.append(sum(ahead(a, b, c) for a in mine for b in others) / (len(mine) * len(others)))
     return float(sum(areas) / len(areas)) if areas else UNDEFINED
@@ -79,11 +94,15 @@ def tally_of(logits: Sequence[Sequence[float]], labels: Sequence[int], classes: 
 
 
 def test_two_classes_by_hand() -> None:
-    """Differences .9, .4 of class 1 and .4, .1, -.2 of class 0: of six pairs five are in order and one is equal."""
+    """Differences .9, .4 of class 1 and .4, .1, -.2 of class 0: of six pairs five are in order and one is
+    equal."""
     got = tally_of([[0, 0.9], [0, 0.4], [0, 0.4], [0, 0.1], [0.2, 0]], [1, 1, 0, 0, 0])
     assert got["auc"] == 5.5 / 6
-    # told 1, 1, 1, 1, 0. Class 1: 2 of 2 found among 4 told, F1 4/6; class 0: 1 of 3 found among 1 told, F1 2/4
-    assert got["macro_f1"] == pytest.approx((4 / 6 + 2 / 4) / 2) and got["balanced_accuracy"] == pytest.approx((1 + 1 / 3) / 2)
+    # told 1, 1, 1, 1, 0. Class 1: 2 of 2 found among 4 told, F1 4/6; class 0: 1 of 3 found among 1 told, F1
+    # 2/4
+    assert got["macro_f1"] == pytest.approx((4 / 6 + 2 / 4) / 2) and got[
+        "balanced_accuracy"
+    ] == pytest.approx((1 + 1 / 3) / 2)
 
 
 def test_three_classes_by_hand() -> None:
@@ -95,27 +114,39 @@ def test_three_classes_by_hand() -> None:
     assert got["auc"] == ((1 + 1 + 0.5 + 0.5) / 4 + (1 + 0.5 + 0.5 + 0) / 4) / 2
 
 
-@pytest.mark.parametrize(("logits", "labels", "expected"), [
-    ([[0, 1], [0, 2]], [1, 1], (1.0, 1.0, UNDEFINED)),  # one class: no pairs
-    ([[0, 1], [1, 0]], [1, 1], ((2 / 3 + 0) / 2, 0.5, UNDEFINED)),
-    ([[0, 1], [1, 0]], [1, 0], (1.0, 1.0, 1.0)),
-    ([[1, 0], [0, 1]], [1, 0], (0.0, 0.0, 0.0)),
-    ([[0, 0], [0, 0]], [1, 0], ((0 + 2 / 3) / 2, 0.5, 0.5)),  # all equal: argmax is class 0
-    ([[NAN, NAN], [NAN, NAN]], [1, 0], (0.0, 0.0, 0.0)),  # argmax would be right of one of them
-    ([[0, INF], [1, 0]], [1, 0], ((0 + 1) / 2, 0.5, 0.0)),
-    ([[0, 1], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),
-    ([[0, 1, 0], [NAN, 0, 0], [1, 0, 0]], [1, 0, 0], ((1 + 2 / 3) / 2, 0.75, 0.5)),
-    ([[0, 60], [0, 50], [0, 40]], [1, 0, 0], ((2 / 4 + 0) / 2, 0.5, 1.0)),  # in float64 all three have probability 1
-    ([[-1e308, 1e308], [1e308, -1e308], [0, 1]], [1, 0, 1], (1.0, 1.0, 1.0)),  # the difference is more than there is room for,
-    ([[-1e308, 1e308], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),  # and still not as much as the worst
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("logits", "labels", "expected"),
+    [
+        ([[0, 1], [0, 2]], [1, 1], (1.0, 1.0, UNDEFINED)),  # one class: no pairs
+        ([[0, 1], [1, 0]], [1, 1], ((2 / 3 + 0) / 2, 0.5, UNDEFINED)),
+        ([[0, 1], [1, 0]], [1, 0], (1.0, 1.0, 1.0)),
+        ([[1, 0], [0, 1]], [1, 0], (0.0, 0.0, 0.0)),
+        ([[0, 0], [0, 0]], [1, 0], ((0 + 2 / 3) / 2, 0.5, 0.5)),  # all equal: argmax is class 0
+        ([[NAN, NAN], [NAN, NAN]], [1, 0], (0.0, 0.0, 0.0)),  # argmax would be right of one of them
+        ([[0, INF], [1, 0]], [1, 0], ((0 + 1) / 2, 0.5, 0.0)),
+        ([[0, 1], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),
+        ([[0, 1, 0], [NAN, 0, 0], [1, 0, 0]], [1, 0, 0], ((1 + 2 / 3) / 2, 0.75, 0.5)),
+        (
+            [[0, 60], [0, 50], [0, 40]],
+            [1, 0, 0],
+            ((2 / 4 + 0) / 2, 0.5, 1.0),
+        ),  # in float64 all three have probability 1
+        (
+            [[-1e308, 1e308], [1e308, -1e308], [0, 1]],
+            [1, 0, 1],
+            (1.0, 1.0, 1.0),
+        ),  # the difference is more than there is room for,
+        ([[-1e308, 1e308], [NAN, 0]], [1, 0], ((1 + 0) / 2, 0.5, 0.0)),  # and still not as much as the worst
+    ],
+)
 def test_corners_by_hand(logits: list[list[float]], labels: list[int], expected: tuple[float, ...]) -> None:
     assert tuple(tally_of(logits, labels).values()) == pytest.approx(expected, abs=1e-15)
     assert [SLOW[name](logits, labels) for name in METRICS] == pytest.approx(expected, abs=1e-15)
 
 
 def test_more_outputs_than_classes() -> None:
-    """Class 4 is told, so it counts in F1; only classes of the data are ranked, by a softmax over all outputs."""
+    """Class 4 is told, so it counts in F1; only classes of the data are ranked, by a softmax over all
+    outputs."""
     logits = [[2.0, 0, 0, 0, 0], [0, 1, 0, 0, 3], [0, 2, 0, 0, 0], [1, 0, 0, 0, 0]]
     got = tally_of(logits, [0, 0, 1, 1], classes=2)
     assert got == pytest.approx({name: slow(logits, [0, 0, 1, 1]) for name, slow in SLOW.items()}, abs=1e-15)
@@ -147,7 +178,9 @@ def world(classes: int) -> tuple[Network, Any, Any]:
     return network_of(lambda: nn.Linear(3, classes)), samples, data
 
 
-def reference(network: Network, bank: Tensor, which: Tensor, samples: Any, data: Any) -> dict[str, list[float]]:
+def reference(
+    network: Network, bank: Tensor, which: Tensor, samples: Any, data: Any
+) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {name: [] for name in METRICS}
     for i, count in enumerate(COUNTS):
         module = network.load(bank[which[i]], dtype=torch.float64)
@@ -161,7 +194,9 @@ def reference(network: Network, bank: Tensor, which: Tensor, samples: Any, data:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("kept", [1 << 20, 60, 1])
-def test_all_paths_equal_plain_python(path: str, classes: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_paths_equal_plain_python(
+    path: str, classes: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evaluate, "_SAMPLES_AT_ONCE", {"cpu": 8})
     monkeypatch.setattr(evaluate, "_ANSWERS_KEPT", {"cpu": kept})
     (network, samples, data), (plan, which) = world(classes), PATHS[path]
@@ -182,7 +217,9 @@ def test_asking_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
         plain = score(network, rounded, bank, which, samples, data, plan)
         asked = score(network, rounded, bank, which, samples, data, plan, None, ["auc"])
         assert plain.more == {} and list(asked.more) == ["auc"]
-        assert torch.equal(plain.correct, asked.correct) and torch.equal(plain.loss.nan_to_num(), asked.loss.nan_to_num())
+        assert torch.equal(plain.correct, asked.correct) and torch.equal(
+            plain.loss.nan_to_num(), asked.loss.nan_to_num()
+        )
 
 
 def test_an_area_is_exact_however_many_pairs_there_are() -> None:
@@ -202,11 +239,17 @@ def test_an_area_is_exact_however_many_pairs_there_are() -> None:
 
 def test_portions_cover_everybody_within_the_bound() -> None:
     def portions(count: list[int], most: int) -> list[tuple[int, int]]:
-        return [(p.start, p.stop) for p in evaluate._portions(torch.tensor(count, dtype=torch.int64), 2, most)]
+        return [
+            (p.start, p.stop) for p in evaluate._portions(torch.tensor(count, dtype=torch.int64), 2, most)
+        ]
 
     assert portions([3, 3, 3], 100) == [(0, 3)] and portions([], 100) == [(0, 0)]
     assert portions([3, 3, 3], 12) == [(0, 2), (2, 3)]
-    assert portions([1, 1, 9, 1, 1], 12) == [(0, 2), (2, 3), (3, 5)]  # the long one alone, although it is too long
+    assert portions([1, 1, 9, 1, 1], 12) == [
+        (0, 2),
+        (2, 3),
+        (3, 5),
+    ]  # the long one alone, although it is too long
     assert portions([0, 0, 0], 1) == [(0, 3)]
 
 
@@ -215,24 +258,56 @@ def test_nobody_and_nothing() -> None:
     nobody = type(data)(data.rows[:0], data.labels[:0], data.count[:0])
     empty = type(data)(data.rows[1:2], data.labels[1:2], data.count[1:2])
     for plan in (LOOP, VMAP):
-        got = score(network, rounded, starts(network, 1), torch.zeros(0, dtype=torch.int64), samples, nobody, plan, None, METRICS)
+        got = score(
+            network,
+            rounded,
+            starts(network, 1),
+            torch.zeros(0, dtype=torch.int64),
+            samples,
+            nobody,
+            plan,
+            None,
+            METRICS,
+        )
         assert all(len(value) == 0 for value in got.more.values())
-        got = score(network, rounded, starts(network, 1), torch.zeros(1, dtype=torch.int64), samples, empty, plan, None, METRICS)
+        got = score(
+            network,
+            rounded,
+            starts(network, 1),
+            torch.zeros(1, dtype=torch.int64),
+            samples,
+            empty,
+            plan,
+            None,
+            METRICS,
+        )
         assert [value.tolist() for value in got.more.values()] == [[UNDEFINED]] * 3
 
 
 def test_scores_are_joined_client_by_client() -> None:
     one = Score(torch.tensor([1]), torch.tensor([2.0]), torch.tensor([3]), {"auc": torch.tensor([0.5])})
-    two = Score(torch.tensor([4, 5]), torch.tensor([6.0, 7.0]), torch.tensor([8, 9]), {"auc": torch.tensor([-1.0, 1.0])})
+    two = Score(
+        torch.tensor([4, 5]),
+        torch.tensor([6.0, 7.0]),
+        torch.tensor([8, 9]),
+        {"auc": torch.tensor([-1.0, 1.0])},
+    )
     both = Score.joined([one, two])
-    assert both.correct.tolist() == [1, 4, 5] and both.loss.tolist() == [2, 6, 7] and both.total.tolist() == [3, 8, 9]
+    assert (
+        both.correct.tolist() == [1, 4, 5]
+        and both.loss.tolist() == [2, 6, 7]
+        and both.total.tolist() == [3, 8, 9]
+    )
     assert both.more["auc"].tolist() == [0.5, -1, 1]
 
 
 # ---- whole runs
 
 
-ASKED: dict[str, Any] = {"evaluate": {"metrics": list(METRICS)}, "data": {"split": {"train": 0.5, "validation": 0.25, "test": 0.25}}}
+ASKED: dict[str, Any] = {
+    "evaluate": {"metrics": list(METRICS)},
+    "data": {"split": {"train": 0.5, "validation": 0.25, "test": 0.25}},
+}
 
 
 def by_hand(run: Run, table: str, model: str) -> dict[str, list[float]]:
@@ -241,7 +316,11 @@ def by_hand(run: Run, table: str, model: str) -> dict[str, list[float]]:
     for client in range(federation.clients):
         rows, labels = getattr(federation, table).client(client)
         with torch.no_grad():
-            logits = run.model(client=client, model=model).double()(federation.samples.batch(rows, torch.float64)).tolist()
+            logits = (
+                run.model(client=client, model=model)
+                .double()(federation.samples.batch(rows, torch.float64))
+                .tolist()
+            )
         for name, slow in SLOW.items():
             out[name].append(slow(logits, labels.tolist()))
     return out
@@ -257,21 +336,36 @@ def test_a_run_has_them_per_client_and_in_its_result(plan: str, simulate: Callab
                 known = [value for value in values if value >= 0]
                 assert final[f"{prefix}{name}/{model}"] == pytest.approx(sum(known) / len(known))
                 if table == "test":
-                    assert frame[f"{name}/{model}"].tolist() == pytest.approx([v if v >= 0 else NAN for v in values], nan_ok=True)
+                    assert frame[f"{name}/{model}"].tolist() == pytest.approx(
+                        [v if v >= 0 else NAN for v in values], nan_ok=True
+                    )
                 if model == "personal":  # the deployed one
                     worst = sorted(known)[0]
                     mean = final[f"{prefix}{name}"]
-                    assert mean == final[f"{prefix}{name}/{model}"] and final[f"{prefix}{name}/worst10"] == pytest.approx(worst)
+                    assert mean == final[f"{prefix}{name}/{model}"] and final[
+                        f"{prefix}{name}/worst10"
+                    ] == pytest.approx(worst)
                     spread = (sum((v - mean) ** 2 for v in known) / len(known)) ** 0.5
-                    assert final[f"{prefix}{name}/std"] == pytest.approx(spread) and final[f"{prefix}{name}/clients"] == len(known)
+                    assert final[f"{prefix}{name}/std"] == pytest.approx(spread) and final[
+                        f"{prefix}{name}/clients"
+                    ] == len(known)
     assert final["auc/customised"] is None and run.metrics["macro_f1"].notna().all()
-    assert final["accuracy"] == simulate(method="ditto", data=ASKED["data"], engine={"plan": plan, "threads": 1}).final["accuracy"]
+    assert (
+        final["accuracy"]
+        == simulate(method="ditto", data=ASKED["data"], engine={"plan": plan, "threads": 1}).final["accuracy"]
+    )
 
 
-def test_plans_and_fused_runs_agree(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
-    tables = [{"method": "ditto", **ASKED, "seed": seed, "train": {"lr": 0.1 * (seed + 1)}} for seed in range(3)]
+def test_plans_and_fused_runs_agree(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
+    tables = [
+        {"method": "ditto", **ASKED, "seed": seed, "train": {"lr": 0.1 * (seed + 1)}} for seed in range(3)
+    ]
     loop = [simulate(**table, engine={"plan": "loop", "threads": 1}) for table in tables]
-    for one, fused, alone in zip(loop, simulate_all(tables), map(lambda t: simulate(**t), tables), strict=True):
+    for one, fused, alone in zip(
+        loop, simulate_all(tables), map(lambda t: simulate(**t), tables), strict=True
+    ):
         assert "2/evaluate/validation/personal/auc" in everything(fused)
         assert_same(everything(one), everything(fused), 1e-10)
         assert_same(everything(one), everything(alone), 1e-10)
@@ -281,7 +375,9 @@ def test_clients_of_one_class_have_no_auc(simulate: Callable[..., Run]) -> None:
     one_class = {"partition": {"name": "pathological", "classes_per_client": 1}}
     run = simulate(data=one_class, evaluate={"metrics": ["auc", "balanced_accuracy"]})
     assert run.final["auc"] is None and run.final["auc/global"] is None and run.final["auc/clients"] == 0
-    assert run.final["balanced_accuracy"] == pytest.approx(run.final["accuracy"]) and "macro_f1" not in run.final
+    assert (
+        run.final["balanced_accuracy"] == pytest.approx(run.final["accuracy"]) and "macro_f1" not in run.final
+    )
     assert run.clients()["auc/global"].isna().all()
 
 
@@ -296,13 +392,23 @@ def test_malicious_clients_do_not_count(simulate: Callable[..., Run], forget: No
 
     run = simulate(attack=Attack(clients=(1, 3)), evaluate={"metrics": ["macro_f1"]})
     values = run.clients()["macro_f1/global"]
-    assert run.final["macro_f1"] == pytest.approx(values[[0, 2, 4]].mean()) and run.final["macro_f1/clients"] == 3
+    assert (
+        run.final["macro_f1"] == pytest.approx(values[[0, 2, 4]].mean())
+        and run.final["macro_f1/clients"] == 3
+    )
 
 
 def test_broken_models_are_wrong(simulate: Callable[..., Run]) -> None:
-    """A learning rate that explodes: screening keeps the last good model, and a client's own broken one counts as wrong."""
+    """A learning rate that explodes: screening keeps the last good model, and a client's own broken one
+    counts as wrong."""
     run = simulate(method="local", train={"lr": 1e200, "rounds": 3}, evaluate={"metrics": list(METRICS)})
-    assert run.final["accuracy"] == run.final["macro_f1"] == run.final["balanced_accuracy"] == run.final["auc"] == 0.0
+    assert (
+        run.final["accuracy"]
+        == run.final["macro_f1"]
+        == run.final["balanced_accuracy"]
+        == run.final["auc"]
+        == 0.0
+    )
 
 
 def test_random_orders_of_telling_do_not_matter() -> None:
@@ -317,5 +423,7 @@ def test_random_orders_of_telling_do_not_matter() -> None:
     for part in order.split(11):
         pieces.add(clients[part], places[part], logits[clients[part], places[part]])
     a, b = whole.score(), pieces.score()
-    assert torch.equal(a.correct, b.correct) and all(torch.equal(a.more[name], b.more[name]) for name in METRICS)
+    assert torch.equal(a.correct, b.correct) and all(
+        torch.equal(a.more[name], b.more[name]) for name in METRICS
+    )
     torch.testing.assert_close(a.loss, b.loss, rtol=0, atol=1e-12)

@@ -35,13 +35,17 @@ class Stumbling(ClientRule):
         if local.round == 2:
             raise ZeroDivisionError("the client fell")
         fitted = local.fit(received.model)
-        mixed = local.settings.half[:, None] * fitted.model + (1 - local.settings.half[:, None]) * received.model
+        mixed = (
+            local.settings.half[:, None] * fitted.model + (1 - local.settings.half[:, None]) * received.model
+        )
         return state, local.report(mixed, received, fitted)
 
 
 class Steady(Stumbling):
     def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
-        return super().train(local if local.round != 2 else type(local)(**{**vars(local), "round": 3}), state, received, extra)
+        return super().train(
+            local if local.round != 2 else type(local)(**{**vars(local), "round": 3}), state, received, extra
+        )
 
 
 @register("method", "test-falling")
@@ -63,12 +67,22 @@ class StumblingMethod(Method):
 @pytest.mark.parametrize("name", ["test-falling", "test-stumbling"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype: str) -> None:
-    """Also: a method's settings are tensors of the network's own dtype, so they can be multiplied with models."""
+    """Also: a method's settings are tensors of the network's own dtype, so they can be multiplied with
+    models."""
     train = {"rounds": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype}
-    cells = [(label, tiny(method=method, train=train)) for label, method in (("good", "fedavg"), ("bad", name), ("fine", "ditto"))]
-    with pytest.raises(RunError, match="1 of 3 experiments failed, the others are finished: 'bad' in round 2: ZeroDivisionError"):
+    cells = [
+        (label, tiny(method=method, train=train))
+        for label, method in (("good", "fedavg"), ("bad", name), ("fine", "ditto"))
+    ]
+    with pytest.raises(
+        RunError,
+        match="1 of 3 experiments failed, the others are finished: 'bad' in round 2: ZeroDivisionError",
+    ):
         session.start(cells, tmp_path / "sweep")
-    good, bad, fine = (Run(folder, config) for folder, (_, config) in zip(manifest.run_folders(tmp_path / "sweep"), cells, strict=True))
+    good, bad, fine = (
+        Run(folder, config)
+        for folder, (_, config) in zip(manifest.run_folders(tmp_path / "sweep"), cells, strict=True)
+    )
     assert good.round == 3 and fine.round == 3 and bad.round == 1
     alone = session.start([("", cells[0][1])], tmp_path / "alone")[0]
     assert alone["final"]["accuracy"] == good.final["accuracy"]
@@ -77,8 +91,12 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, name: str, dtype:
 
 
 def test_what_was_done_before_another_failed_is_not_done_twice(tmp_path: Path) -> None:
-    """The first cell has trained and staged its private rows when the second fails; both are then played again, one by one."""
-    cells = [("ditto", tiny(method="ditto", train={"rounds": 3})), ("bad", tiny(method="test-stumbling", train={"rounds": 3}))]
+    """The first cell has trained and staged its private rows when the second fails; both are then played
+    again, one by one."""
+    cells = [
+        ("ditto", tiny(method="ditto", train={"rounds": 3})),
+        ("bad", tiny(method="test-stumbling", train={"rounds": 3})),
+    ]
     with pytest.raises(RunError, match="'bad' in round 2"):
         session.start(cells, tmp_path / "sweep")
     session.start(cells[:1], tmp_path / "alone")
@@ -102,7 +120,10 @@ def test_every_batch_size_has_its_own_plan(tmp_path: Path) -> None:
     sizes = {"small": 2, "large": 200}
     cells = [(n, tiny(train={"batch_size": b}, engine={"memory": "200kB"})) for n, b in sizes.items()]
     session.start(cells, tmp_path / "sweep")
-    rows = [json.loads((f / "manifest.json").read_text())["plan"]["stack"] for f in manifest.run_folders(tmp_path / "sweep")]
+    rows = [
+        json.loads((f / "manifest.json").read_text())["plan"]["stack"]
+        for f in manifest.run_folders(tmp_path / "sweep")
+    ]
     assert rows[0] > rows[1] >= 1
 
 

@@ -1,4 +1,5 @@
-"""Trackers are told what is committed, once and in order; and whatever they do, the run is what it would have been without them."""
+"""Trackers are told what is committed, once and in order; and whatever they do, the run is what it would have
+been without them."""
 
 from __future__ import annotations
 
@@ -81,7 +82,11 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def bits(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for part in ("state", "parts") for path in sorted((folder / part).glob("*.safetensors"))]
+    return [
+        path.read_bytes()
+        for part in ("state", "parts")
+        for path in sorted((folder / part).glob("*.safetensors"))
+    ]
 
 
 def killed_after(last: int, monkeypatch: pytest.MonkeyPatch, play: Callable[[], Any]) -> None:
@@ -101,10 +106,19 @@ def test_rounds_and_end_are_told_and_the_bits_are_the_same(tmp_path: Path) -> No
     run = holdfast.run(TINY, out=tmp_path / "told", track=[Diary])
     (diary,) = Diary.books
     config, folder, label, known = diary.begun
-    assert (folder, label, known) == (tmp_path / "told", "told", None) and config["train.rounds"] == 3 and config["method.name"] == "fedavg"
-    assert diary.rounds == [1, 2, 3] and [f["accuracy"] for f in diary.figures] == run.metrics["accuracy"].tolist()
+    assert (
+        (folder, label, known) == (tmp_path / "told", "told", None)
+        and config["train.rounds"] == 3
+        and config["method.name"] == "fedavg"
+    )
+    assert (
+        diary.rounds == [1, 2, 3]
+        and [f["accuracy"] for f in diary.figures] == run.metrics["accuracy"].tolist()
+    )
     assert "seconds/client" in diary.figures[0]
-    assert diary.ends == [numbers(run.final)] and kept(run.path) == {"Diary": {"id": "volume one", "round": 3, "ended": True}}
+    assert diary.ends == [numbers(run.final)] and kept(run.path) == {
+        "Diary": {"id": "volume one", "round": 3, "ended": True}
+    }
     alone = holdfast.run(TINY, out=tmp_path / "alone")
     assert bits(run.path) == bits(alone.path) and not (alone.path / "tracking.json").exists()
     assert run.manifest["config"] == alone.manifest["config"]
@@ -112,17 +126,25 @@ def test_rounds_and_end_are_told_and_the_bits_are_the_same(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("where", ["begin", "round", "end"])
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
-def test_a_tracker_that_fails_is_switched_off_and_nothing_else_happens(tmp_path: Path, where: str, error: type[BaseException]) -> None:
+def test_a_tracker_that_fails_is_switched_off_and_nothing_else_happens(
+    tmp_path: Path, where: str, error: type[BaseException]
+) -> None:
     said: list[str] = []
-    run = holdfast.run(TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=[broken(where, error), Diary])
+    run = holdfast.run(
+        TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=[broken(where, error), Diary]
+    )
     complaints = [line for line in said if "failed and is switched off" in line]
-    assert len(complaints) == 1 and complaints[0].startswith("Broken failed") and error.__name__ in complaints[0]
+    assert (
+        len(complaints) == 1 and complaints[0].startswith("Broken failed") and error.__name__ in complaints[0]
+    )
     assert "hunter2" not in complaints[0] and "http://***@tracker" in complaints[0]
     diary = next(book for book in Diary.books if type(book) is Diary)
     assert run.final["accuracy"] is not None and diary.rounds == [1, 2, 3] and len(diary.ends) == 1
 
 
-def test_a_run_that_was_killed_goes_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_killed_goes_on_in_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Round 2 was committed and not told: it is told after the resume, and no round twice."""
     killed_after(2, monkeypatch, lambda: holdfast.run(TINY, out=tmp_path / "run", track=[Diary]))
     first = Diary.books[0]
@@ -155,7 +177,9 @@ def test_every_cell_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert all(len(book.ends) == 1 and book.ends[0] for book in Diary.books)
 
 
-def test_a_tracker_that_hangs_holds_nobody_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_holds_nobody_up_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "_PATIENCE", 0.05)
     gate, said = threading.Event(), []
 
@@ -170,7 +194,9 @@ def test_a_tracker_that_hangs_holds_nobody_up_for_ever(tmp_path: Path, monkeypat
         gate.set()
 
 
-def test_a_start_that_fails_leaves_no_complaint_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_no_complaint_of_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     watch = Watch(say=said.append)
     monkeypatch.setattr(Store, "seal", lambda self, round: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -191,7 +217,9 @@ def test_names_are_checked_before_anything_is_played(monkeypatch: pytest.MonkeyP
 
 def test_what_trackers_are_told_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
-    assert harmless("key abcdef123456 refused by https://a:b@host/x") == "key *** refused by https://***@host/x"
+    assert (
+        harmless("key abcdef123456 refused by https://a:b@host/x") == "key *** refused by https://***@host/x"
+    )
     assert settings({"data": {"name": "x", "options": {"token": "t"}}, "attack": None}) == {"data.name": "x"}
     assert numbers({"a": 1, "b": None, "c": float("nan"), "d": "x", "e": 0.5}) == {"a": 1.0, "e": 0.5}
 
@@ -233,11 +261,23 @@ def test_wandb(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.Monkey
     run = holdfast.resume(tmp_path / "run", watch=Watch(say=said.append), track=["wandb"])
     assert isinstance(run, Run)
     first, second = fake_wandb
-    assert [first.given[name] for name in ("mode", "id", "resume", "dir")] == ["offline", None, None, str(tmp_path / "run")]
-    assert first.given["project"] == "holdfast" and first.given["name"] == "run" and first.given["group"] is None and first.code == 1
+    assert [first.given[name] for name in ("mode", "id", "resume", "dir")] == [
+        "offline",
+        None,
+        None,
+        str(tmp_path / "run"),
+    ]
+    assert (
+        first.given["project"] == "holdfast"
+        and first.given["name"] == "run"
+        and first.given["group"] is None
+        and first.code == 1
+    )
     assert (second.given["id"], second.given["resume"], second.code) == ("id0", "allow", 0)
     assert [step for step, _ in [*first.logged, *second.logged]] == [1, 2, 3]
-    assert second.summary["final/accuracy"] == run.final["accuracy"] and any("offline" in line for line in said)
+    assert second.summary["final/accuracy"] == run.final["accuracy"] and any(
+        "offline" in line for line in said
+    )
     monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
     holdfast.sweep({**TINY, "sweep": {"seed": [0]}}, out=tmp_path / "s", track=["wandb"])
     assert fake_wandb[2].given["mode"] == "online" and fake_wandb[2].given["group"] == "s"
@@ -245,7 +285,11 @@ def test_wandb(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.Monkey
 
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    for variable in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_DISABLE_TELEMETRY"):
+    for variable in (
+        "MLFLOW_HTTP_REQUEST_TIMEOUT",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES",
+        "MLFLOW_DISABLE_TELEMETRY",
+    ):
         monkeypatch.setenv(variable, "1")  # so that what is set here is undone
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -262,18 +306,31 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(monkeypatch, "mlflow", MlflowClient=Client, get_tracking_uri=lambda: "http://me:hunter2@host")
     stub(monkeypatch, "mlflow.entities", Metric=lambda *about: about, Param=lambda *about: about)
     said: list[str] = []
-    killed_after(3, monkeypatch, lambda: holdfast.run(TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=["mlflow"]))
+    killed_after(
+        3,
+        monkeypatch,
+        lambda: holdfast.run(TINY, out=tmp_path / "run", watch=Watch(say=said.append), track=["mlflow"]),
+    )
     run = holdfast.resume(tmp_path / "run", track=["mlflow"])
     assert isinstance(run, Run)
     names = [name for name, _, _ in calls if name != "log_batch"]
-    assert names == ["get_experiment_by_name", "create_experiment", "create_run", "set_terminated", "update_run", "set_terminated"]
+    assert names == [
+        "get_experiment_by_name",
+        "create_experiment",
+        "create_run",
+        "set_terminated",
+        "update_run",
+        "set_terminated",
+    ]
     assert [named["status"] for name, _, named in calls if name == "set_terminated"] == ["KILLED", "FINISHED"]
     params = dict(pair for name, _, named in calls if name == "log_batch" for pair in named.get("params", []))
     assert params["method.name"] == "fedavg" and params["train.rounds"] == "3"
     told = [metric for name, _, named in calls if name == "log_batch" for metric in named.get("metrics", [])]
     expected = [(value, round) for round, value in enumerate(run.metrics["accuracy"], start=1)]
     assert [(value, step) for name, value, _, step in told if name == "accuracy"] == expected
-    assert [(value, step) for name, value, _, step in told if name == "final/accuracy"] == [(run.final["accuracy"], 3)]
+    assert [(value, step) for name, value, _, step in told if name == "final/accuracy"] == [
+        (run.final["accuracy"], 3)
+    ]
     assert "mlflow: run r1 in http://***@host" in said
 
 
@@ -289,11 +346,17 @@ def test_tensorboard_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [event.step for event in told] == [1, 2, 3]
     assert [event.value for event in told] == pytest.approx(run.metrics["accuracy"].tolist())
     (final,) = events.Scalars("final/accuracy")
-    assert final.step == 3 and final.value == pytest.approx(run.final["accuracy"]) and "config/text_summary" in events.Tags()["tensors"]
+    assert (
+        final.step == 3
+        and final.value == pytest.approx(run.final["accuracy"])
+        and "config/text_summary" in events.Tags()["tensors"]
+    )
 
 
 def test_the_command(tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [f"{section}.{key}={value}" for section in ("train", "engine") for key, value in TINY[section].items()]
+    changes = [
+        f"{section}.{key}={value}" for section in ("train", "engine") for key, value in TINY[section].items()
+    ]
     args = [arg for change in ["data.clients=3", *changes] for arg in ("--set", change)]
     with pytest.raises(SystemExit) as left:
         main(["run", *args, "--out", str(tmp_path / "run"), "--track", "wandb", "--json"])
@@ -301,17 +364,25 @@ def test_the_command(tmp_path: Path, fake_wandb: list[Any], capsys: pytest.Captu
     assert left.value.code == 0 and json.loads(said.out)["rounds"] == 3 and len(fake_wandb[0].logged) == 3
     with pytest.raises(SystemExit) as left:
         main(["run", *args, "--out", str(tmp_path / "other"), "--track", "tensorbord"])
-    assert left.value.code == 2 and "did you mean 'tensorboard'" in capsys.readouterr().err and not (tmp_path / "other").exists()
+    assert (
+        left.value.code == 2
+        and "did you mean 'tensorboard'" in capsys.readouterr().err
+        and not (tmp_path / "other").exists()
+    )
 
 
 @pytest.mark.parametrize("command", ["reproduce", "tune"])
-def test_the_commands_that_play_many(command: str, tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_that_play_many(
+    command: str, tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of tuning, the runs of the report are told, and no trial."""
     changes = [arg for key, value in TINY["engine"].items() for arg in ("--set", f"engine.{key}={value}")]
     config = tmp_path / "config.toml"
-    config.write_text("[data]\nclients = 3\nsplit = { train = 0.6, validation = 0.2, test = 0.2 }\n"
-                      "partition = { name = \"dirichlet\", beta = 0.5, samples_per_client = 20 }\n"
-                      "[train]\nrounds = 2\nlocal_epochs = 1\n[sweep]\nseed = [0]\n[tune]\n\"train.lr\" = [0.1, 0.2]\n")  # fmt: skip
+    config.write_text(
+        "[data]\nclients = 3\nsplit = { train = 0.6, validation = 0.2, test = 0.2 }\n"
+        'partition = { name = "dirichlet", beta = 0.5, samples_per_client = 20 }\n'
+        '[train]\nrounds = 2\nlocal_epochs = 1\n[sweep]\nseed = [0]\n[tune]\n"train.lr" = [0.1, 0.2]\n'
+    )
     one = ["fedcap", "table-1", "--scale", "smoke", "--only", "method=Mean"]
     args = {"reproduce": one, "tune": [str(config), "--budget", "2"]}[command]
     with pytest.raises(SystemExit) as left:

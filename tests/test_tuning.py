@@ -1,4 +1,5 @@
-"""`holdfast tune`: chosen by validation data and by nothing else, reported on other seeds, stopped and continued."""
+"""`holdfast tune`: chosen by validation data and by nothing else, reported on other seeds, stopped and
+continued."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tests.test_resume import bits
 
 TABLE: dict[str, Any] = {
     "data": {
-        "clients": 4, "split": {"train": 0.5, "validation": 0.25, "test": 0.25},
+        "clients": 4,
+        "split": {"train": 0.5, "validation": 0.25, "test": 0.25},
         "partition": {"name": "pathological", "samples_per_client": 24},
     },
     "model": {"name": "mlp", "hidden": 8},
@@ -38,7 +40,7 @@ TABLE: dict[str, Any] = {
     "engine": {"plan": "vmap", "threads": 1},
     "tune": {"train.lr": [0.01, 0.3], "ditto": {"lam": [0.1, 1.0, 3.0]}},
     "sweep": {"method.name": ["fedavg", "ditto"], "attack.name": ["none", "ipm"], "seed": [0, 1]},
-}  # fmt: skip
+}
 
 CONFIG = """
 [data]
@@ -66,8 +68,15 @@ def all_bits(path: Path) -> dict[str, Any]:
     return {folder.name: bits(folder) for folder in run_folders(path)}
 
 
-def stands(accuracy: float | None, loss: float = 1.0, test: float = 0.0, status: str = "finished") -> Standing:
-    final = {"validation/accuracy": accuracy, "validation/loss": loss, "accuracy": test, "accuracy/best": test}
+def stands(
+    accuracy: float | None, loss: float = 1.0, test: float = 0.0, status: str = "finished"
+) -> Standing:
+    final = {
+        "validation/accuracy": accuracy,
+        "validation/loss": loss,
+        "accuracy": test,
+        "accuracy/best": test,
+    }
     return Standing("it", Path("it"), status, 3, "why", None if status == "failed" else {"final": final})
 
 
@@ -77,7 +86,9 @@ def choose(*standings: Standing) -> int:
 
 def test_validation_chooses_and_nothing_else() -> None:
     assert choose(stands(0.5, test=0.9), stands(0.6, test=0.1), stands(0.4, test=1.0)) == 1
-    assert choose(stands(0.5, 2.0), stands(0.5, 1.0), stands(0.5, 1.0)) == 1  # of equals the smaller loss, then the first
+    assert (
+        choose(stands(0.5, 2.0), stands(0.5, 1.0), stands(0.5, 1.0)) == 1
+    )  # of equals the smaller loss, then the first
     assert choose(stands(None, status="failed"), stands(0.9, status="diverged"), stands(0.1)) == 2
     assert choose(stands(None, status="failed"), stands(0.2, status="diverged")) == 1
     with pytest.raises(RunError, match="all trials of 'ditto' failed: 'it' failed in round 3: why"):
@@ -98,7 +109,9 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
     for choice in tuned.choices:
         mine = [row for row in rows if row["label"] == choice.contender.label]
         finals = [Run(tmp_path / "fair" / row["folder"]).final for row in mine]
-        assert [float(row["validation/accuracy"]) for row in mine] == [final["validation/accuracy"] for final in finals]
+        assert [float(row["validation/accuracy"]) for row in mine] == [
+            final["validation/accuracy"] for final in finals
+        ]
         assert choice.validation == max(final["validation/accuracy"] for final in finals)
         chosen = [row for row in mine if row["chosen"] == "1"]
         assert len(chosen) == 1 and float(chosen[0]["train.lr"]) == choice.settings["train.lr"]
@@ -106,17 +119,29 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
     report = read_sweep(tmp_path / "fair" / "report")
     assert len(report) == 8 and {config.seed for _, config in report} == {0, 1}
     again = configs(tomllib.loads((tmp_path / "fair" / "tuned.toml").read_text()))
-    assert [(label, config.plain()) for label, config in again] == [(label, config.plain()) for label, config in report]
+    assert [(label, config.plain()) for label, config in again] == [
+        (label, config.plain()) for label, config in report
+    ]
     best = {choice.contender.label: choice.settings for choice in tuned.choices}
     for label, config in report:
-        assert config.train.lr == best[label.split()[0]]["train.lr"] and (config.attack is None) == ("none" in label)
+        assert config.train.lr == best[label.split()[0]]["train.lr"] and (config.attack is None) == (
+            "none" in label
+        )
     # figures of the table are of the report's test data
     by_label = {line.label: line for line, _ in tuned.lines()}
     assert list(by_label) == ["fedavg none", "fedavg ipm", "ditto none", "ditto ipm"]
-    values = [standing.result["final"]["accuracy"] for standing in tuned.standings if standing.label.startswith("ditto ipm")]  # type: ignore[index]
+    values = [
+        standing.result["final"]["accuracy"]
+        for standing in tuned.standings
+        if standing.label.startswith("ditto ipm")
+    ]  # type: ignore[index]
     assert by_label["ditto ipm"].mean("accuracy") == pytest.approx(sum(values) / 2) and len(values) == 2
     assert "2 of 2 lines chose the lowest or highest" in str(tuned)  # there are only two
-    assert "4 trials for every line" in str(tuned) and "without an attack" in str(tuned) and "seeds 0, 1" in str(tuned)
+    assert (
+        "4 trials for every line" in str(tuned)
+        and "without an attack" in str(tuned)
+        and "seeds 0, 1" in str(tuned)
+    )
     # again: nothing is played
     before = all_bits(tmp_path / "fair" / "report")
     monkeypatch.setattr(Simulator, "exchange", lambda *_: pytest.fail("played again"))
@@ -127,7 +152,9 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stage", ["trials", "report"])
-def test_stopped_and_continued(tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_stopped_and_continued(
+    tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
     whole = holdfast.tune(TABLE, budget=2, out=tmp_path / "whole")
     exchange = Simulator.exchange
     calls = 0
@@ -153,15 +180,26 @@ def test_against_each_attack(tmp_path: Path, quick_disk: None) -> None:
     table = TABLE | {"sweep": {"method.name": ["fedavg"], "attack.name": ["none", "ipm"], "seed": [0]}}
     tuned = holdfast.tune(table, budget=2, out=tmp_path / "fair", under_attack=True)
     assert [choice.contender.label for choice in tuned.choices] == ["fedavg none", "fedavg ipm"]
-    assert [config.attack is None for _, config in read_sweep(tmp_path / "fair" / "trials")] == [True, True, False, False]
+    assert [config.attack is None for _, config in read_sweep(tmp_path / "fair" / "trials")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert "under each attack" in tuned.words()
 
 
 def test_one_experiment(tmp_path: Path, quick_disk: None) -> None:
-    table = {name: given for name, given in TABLE.items() if name not in ("sweep", "attack")} | {"method": {"name": "ditto", "lam": 5.0}}
+    table = {name: given for name, given in TABLE.items() if name not in ("sweep", "attack")} | {
+        "method": {"name": "ditto", "lam": 5.0}
+    }
     tuned = Tuning(table, 1, tmp_path / "fair")
     (choice,) = tuned.try_all()
-    assert choice.contender.label == "ditto" and choice.settings["method.lam"] in (0.1, 1.0, 3.0) and choice.trials == "1 of 6"
+    assert (
+        choice.contender.label == "ditto"
+        and choice.settings["method.lam"] in (0.1, 1.0, 3.0)
+        and choice.trials == "1 of 6"
+    )
     assert tuned.search.seeds == [0, 1, 2]
 
 
@@ -177,7 +215,9 @@ def test_objects_of_the_program(tmp_path: Path, quick_disk: None) -> None:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "sweep.toml").write_text(CONFIG)
@@ -193,24 +233,41 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None, capsy
 
 def test_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
     first = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair")
-    assert first.code == 0 and "2 of 8" in first.out and "all 2" in first.out and "fair/tuned.toml" in first.out
+    assert (
+        first.code == 0 and "2 of 8" in first.out and "all 2" in first.out and "fair/tuned.toml" in first.out
+    )
     trials, _, report = first.err.partition("the report")
     assert "validation/accuracy 0." in trials and "  accuracy" not in trials and "  accuracy 0." in report
     told = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair", "--json")
     content = json.loads(told.out)
-    assert [(line["label"], line["trials"], line["possible"]) for line in content["tuned"]] == [("fedavg", 2, 2), ("ditto", 2, 8)]
+    assert [(line["label"], line["trials"], line["possible"]) for line in content["tuned"]] == [
+        ("fedavg", 2, 2),
+        ("ditto", 2, 8),
+    ]
     assert content["seed"] == 1000 and content["seeds"] == [0, 1] and content["budget"] == 2
     shown = content["report"][1]
     finals = [cell["final"]["accuracy"] for cell in content["cells"] if cell["label"].startswith("ditto")]
     assert shown["accuracy"] == pytest.approx(sum(finals) / 2) and shown["seeds"] == 2
     again = cli("sweep", "fair/tuned.toml", "--out", "again")
     assert again.code == 0
-    one, two = (read_json(tmp_path / folder / "000-fedavg_seed=0" / "result.json") for folder in ("fair/report", "again"))
+    one, two = (
+        read_json(tmp_path / folder / "000-fedavg_seed=0" / "result.json")
+        for folder in ("fair/report", "again")
+    )
     assert one is not None and two is not None and one["final"]["accuracy"] == two["final"]["accuracy"]
 
 
 def test_command_refuses(cli: Callable[..., Answer]) -> None:
-    said = cli("tune", "sweep.toml", "--budget", 2, "--set", "data.split.validation=0", "--set", "data.split.test=0.5")
+    said = cli(
+        "tune",
+        "sweep.toml",
+        "--budget",
+        2,
+        "--set",
+        "data.split.validation=0",
+        "--set",
+        "data.split.test=0.5",
+    )
     assert said.code == 2 and said.err.count("\n") == 1 and "data.split = {" in said.err
     assert "--budget" in cli("tune", "sweep.toml").err
     assert "Examples" in cli("tune", "--help").out

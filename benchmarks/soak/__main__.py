@@ -20,25 +20,45 @@ from benchmarks.soak.record import Disturbance, Outcome, as_json, markdown, show
 
 PARTS = ("run", "sweep", "federation")
 SHARES = {"run": 0.4, "sweep": 0.3, "federation": 0.3}
-"""Of the kills: those of a federation take a minute each, for Flower believes in a dead process for that long."""
+"""Of the kills: those of a federation take a minute each, for Flower believes in a dead process for that
+long."""
 ROUNDS = {"run": 120, "sweep": 40}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m benchmarks.soak", description=benchmarks.soak.__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.soak",
+        description=benchmarks.soak.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=100, help="in all; freezes, cut connections, full disks and restarts come on top")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=100,
+        help="in all; freezes, cut connections, full disks and restarts come on top",
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--victims", nargs="+", metavar="ROLE", help="federation: kill only these, and disturb nothing else: SuperNode ...")
-    parser.add_argument("--minutes", type=float, help="begin no disturbance after so many; what has begun is finished and compared")
+    parser.add_argument(
+        "--victims",
+        nargs="+",
+        metavar="ROLE",
+        help="federation: kill only these, and disturb nothing else: SuperNode ...",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="begin no disturbance after so many; what has begun is finished and compared",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole record there")
     parser.add_argument("--markdown", action="store_true", help="print the record as Markdown too")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put it between the markers of this page")
     parser.add_argument("--keep", action="store_true", help="do not remove the folder of the soak at the end")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    outcomes = play(given.seed, shares(given.kills, given.only), given.minutes, given.keep, console(), given.victims)
+    outcomes = play(
+        given.seed, shares(given.kills, given.only), given.minutes, given.keep, console(), given.victims
+    )
     if given.json is not None:
         given.json.write_text(json.dumps(as_json(outcomes, given.seed), indent=1) + "\n")
     if given.markdown:
@@ -64,11 +84,19 @@ def shares(kills: int, parts: list[str]) -> dict[str, int]:
 
 
 def play(
-    seed: int, kills: dict[str, int], minutes: float | None, keep: bool, console: Console, victims: list[str] | None = None
+    seed: int,
+    kills: dict[str, int],
+    minutes: float | None,
+    keep: bool,
+    console: Console,
+    victims: list[str] | None = None,
 ) -> list[Outcome]:
     work = Path(tempfile.mkdtemp(prefix="soak-"))
     course = Course(seed, work, console, float("inf") if minutes is None else time.monotonic() + 60 * minutes)
-    console.print(f"seed {seed}, {sum(kills.values())} kills: {', '.join(f'{part} {many}' for part, many in kills.items())}; in {work}")
+    console.print(
+        f"seed {seed}, {sum(kills.values())} kills:"
+        f" {', '.join(f'{part} {many}' for part, many in kills.items())}; in {work}"
+    )
     outcomes: list[Outcome] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:

@@ -15,20 +15,29 @@ from holdfast.storage.store import Store, read_tensors
 
 
 def content(run: Path, private: bool = True) -> dict[str, Any]:
-    """All that a finished run says and holds, less its seconds: metrics, arrays, the server's state and, unless told, private rows."""
+    """All that a finished run says and holds, less its seconds: metrics, arrays, the server's state and,
+    unless told, private rows."""
     store = Store(run)
     head, result = store.head(), store.result()
     if head is None or result is None:
         raise ValueError(f"{run} is not finished")
     last, state = head
-    out: dict[str, Any] = {f"state/{name}": _bits(value) for name, value in state.items() if name != "rows/index"}
+    out: dict[str, Any] = {
+        f"state/{name}": _bits(value) for name, value in state.items() if name != "rows/index"
+    }
     if private:
-        out |= {f"client {client}/{name}": _bits(value) for client, row in private_rows(run).items() for name, value in row.items()}
+        out |= {
+            f"client {client}/{name}": _bits(value)
+            for client, row in private_rows(run).items()
+            for name, value in row.items()
+        }
     for round in range(last + 1):
         out |= {f"round {round}/{name}": _bits(value) for name, value in store.arrays(round).items()}
     for part in store.parts(last):
         out |= {f"round {part['round']}/{name}": value for name, value in part.items() if name != "seconds"}
-    out |= {f"final/{name}": value for name, value in result["final"].items() if not name.startswith("seconds/")}
+    out |= {
+        f"final/{name}": value for name, value in result["final"].items() if not name.startswith("seconds/")
+    }
     return out | {"rounds": last, "parts": len(store.parts(last))}
 
 
@@ -52,7 +61,9 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def same_bits(one: State, other: State) -> bool:
-    return {name: _bits(value) for name, value in one.items()} == {name: _bits(value) for name, value in other.items()}
+    return {name: _bits(value) for name, value in one.items()} == {
+        name: _bits(value) for name, value in other.items()
+    }
 
 
 def names(folder: Path) -> set[str]:

@@ -1,4 +1,5 @@
-"""What the three parts share: the course of a soak, its seeds, its folder, and how one disturbed command goes on to its end."""
+"""What the three parts share: the course of a soak, its seeds, its folder, and how one disturbed command goes
+on to its end."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Course:
 
     def say(self, one: Disturbance, number: int) -> None:
         after = "" if one.seconds is None else f"; next commit after {one.seconds:.1f} s"
-        line = Text.assemble(f"{one.part} {number:3d}  ", (one.name, "bold"), f"  {one.moment}: {one.followed}{after}")
+        line = Text.assemble(
+            f"{one.part} {number:3d}  ", (one.name, "bold"), f"  {one.moment}: {one.followed}{after}"
+        )
         if one.broken:
             line.append(f"\n     BROKEN: {one.broken}", "red")
         self.console.print(line, soft_wrap=True)  # in one piece: a bar is drawn below
@@ -80,7 +83,8 @@ def spread(total: int, among: list[str]) -> list[tuple[str, int]]:
 
 
 def settle(pending: list[Disturbance], watch: Watch, ended: float | None = None) -> list[Disturbance]:
-    """Note how long it was from each disturbance to the next commit, or to the end; those that still wait are returned."""
+    """Note how long it was from each disturbance to the next commit, or to the end; those that still wait are
+    returned."""
     waiting = []
     for one in pending:
         after = [at for at in watch.commits if at > one.at]

@@ -14,7 +14,8 @@ from holdfast.storage.store import read_tensors
 
 
 class SmallDisk:
-    """A file system in memory; only root may mount one. Without it `reason` says so, and the folder is an ordinary one."""
+    """A file system in memory; only root may mount one. Without it `reason` says so, and the folder is an
+    ordinary one."""
 
     def __init__(self, path: Path, megabytes: int):
         self.path, self.reason = path, ""
@@ -42,21 +43,28 @@ class SmallDisk:
 
 
 def garble_unsealed(run: Path, committed: int | None, chance: random.Random) -> int:
-    """What was written and not yet sealed is lost or rubbish after a power cut: files of later rounds than the committed one, temporary
-    files, and records that no committed row uses. Returns how many files were changed."""
+    """What was written and not yet sealed is lost or rubbish after a power cut: files of later rounds than
+    the committed one, temporary files, and records that no committed row uses. Returns how many files were
+    changed."""
     changed = 0
     for file in [*run.glob("state/*"), *run.glob("parts/*"), *run.rglob(".*.writing")]:
         number = re.fullmatch(r"(\d{6,10})\.\w+", file.name)
         if number is None or committed is None or int(number[1]) > committed:
             changed += 1
-            file.unlink() if chance.random() < 0.5 else file.write_bytes(chance.randbytes(file.stat().st_size // 2))
+            (
+                file.unlink()
+                if chance.random() < 0.5
+                else file.write_bytes(chance.randbytes(file.stat().st_size // 2))
+            )
     if committed is not None and (run / "rows" / "records").exists():
         changed += _garble_rows(run, committed, chance)
     return changed
 
 
 def _garble_rows(run: Path, committed: int, chance: random.Random) -> int:
-    place = RowStore(run / "rows", read_tensors(run / f"state/{committed:06d}.safetensors")["rows/index"]).place
+    place = RowStore(
+        run / "rows", read_tensors(run / f"state/{committed:06d}.safetensors")["rows/index"]
+    ).place
     if not place:
         return 0
     size = sum(value.nbytes for value in RowStore(run / "rows").room(1).values())

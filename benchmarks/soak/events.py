@@ -1,4 +1,5 @@
-"""What happens to the files of a run, as it happens: Linux's inotify, so that a kill can fall between two steps of a commit."""
+"""What happens to the files of a run, as it happens: Linux's inotify, so that a kill can fall between two
+steps of a commit."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Watch:
         """Follow folders that have come into being."""
         for folder in self._folders():
             if folder not in self._known and folder.is_dir():
-                number = _LIBC.inotify_add_watch(self._handle, os.fsencode(folder), _MODIFIED | _MOVED | _CREATED | _DELETED)
+                number = _LIBC.inotify_add_watch(
+                    self._handle, os.fsencode(folder), _MODIFIED | _MOVED | _CREATED | _DELETED
+                )
                 if number >= 0:
                     self._names[number] = folder
                     self._known.add(folder)
@@ -51,11 +54,23 @@ class Watch:
         """One that was removed, so that another of its name is followed."""
         self._known = {known for known in self._known if known != folder and folder not in known.parents}
 
-    def until(self, seconds: float, events: int | None = None, commits: int = 0, ended: Callable[[], bool] = lambda: False) -> str | None:
-        """Wait for so many seconds, or for so many events, counted after so many commits. What was seen last; None when `ended` before."""
+    def until(
+        self,
+        seconds: float,
+        events: int | None = None,
+        commits: int = 0,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> str | None:
+        """Wait for so many seconds, or for so many events, counted after so many commits. What was seen last;
+        None when `ended` before."""
         end, seen, wanted = time.monotonic() + seconds, 0, len(self.commits) + commits
         while time.monotonic() < end:
-            for event in self._read(min(0.005 if len(self._known) < len(list(self._folders())) else 0.05, max(end - time.monotonic(), 0))):
+            for event in self._read(
+                min(
+                    0.005 if len(self._known) < len(list(self._folders())) else 0.05,
+                    max(end - time.monotonic(), 0),
+                )
+            ):
                 seen += len(self.commits) >= wanted
                 if events is not None and seen >= events and len(self.commits) >= wanted:
                     return event

@@ -1,6 +1,8 @@
-"""The soak of a real federation: SuperLink, proxy, nodes and `up` itself are killed, frozen, cut off, out of disk space and restarted.
+"""The soak of a real federation: SuperLink, proxy, nodes and `up` itself are killed, frozen, cut off, out of
+disk space and restarted.
 
-`quorum` is 1 and `wait` is long, so that every round waits for every client: then the end is promised to be the simulator's, bit by bit."""
+`quorum` is 1 and `wait` is long, so that every round waits for every client: then the end is promised to be
+the simulator's, bit by bit."""
 
 from __future__ import annotations
 
@@ -25,14 +27,37 @@ from holdfast.deploy.processes import free_port
 from holdfast.deploy.project import Project, open_project
 from holdfast.storage.store import Store
 
-FREEZE, CUT, TORN, RESTART, FULL = "freeze", "connections cut", "a connection torn", "restarted machine", "full disk"
+FREEZE, CUT, TORN, RESTART, FULL = (
+    "freeze",
+    "connections cut",
+    "a connection torn",
+    "restarted machine",
+    "full disk",
+)
 CLIENTS = 3
 QUIET = 6
 """Rounds at the end that nothing disturbs: what memory does is best seen there."""
-ROLES = ["SuperLink", "SuperExec", "proxy", "ServerApp", "SuperNode", "SuperExec of a node", "trainer", "ClientApp", "up"]
+ROLES = [
+    "SuperLink",
+    "SuperExec",
+    "proxy",
+    "ServerApp",
+    "SuperNode",
+    "SuperExec of a node",
+    "trainer",
+    "ClientApp",
+    "up",
+]
 NODES = ("SuperNode", "SuperExec of a node", "trainer")
-STANDING = {"SuperLink": 1, "SuperExec": 1, "proxy": 1, "ServerApp": 1, "SuperNode": CLIENTS, "SuperExec of a node": CLIENTS,
-            "trainer": CLIENTS}  # fmt: skip
+STANDING = {
+    "SuperLink": 1,
+    "SuperExec": 1,
+    "proxy": 1,
+    "ServerApp": 1,
+    "SuperNode": CLIENTS,
+    "SuperExec of a node": CLIENTS,
+    "trainer": CLIENTS,
+}
 """Who is there when a federation is whole."""
 RECOVERY = 420.0
 """Seconds that it may take to be whole again with a round committed: several of Flower's minutes."""
@@ -58,16 +83,24 @@ SETTINGS = {"deadline": 60.0, "quorum": 1.0, "wait": 3600.0, "join": 900.0}
 
 
 def soak(course: Course, outcome: Outcome, kills: int, others: int = 2, roles: Sequence[str] = ROLES) -> None:
-    """`roles` are those that are killed; `others` scales how many disturbances there are that are no kills."""
+    """`roles` are those that are killed; `others` scales how many disturbances there are that are no
+    kills."""
     chance = course.chance(outcome.part)
     disk = SmallDisk(course.work / "disk", 400)
     if disk.reason:
         outcome.skipped.append(f"{FULL}: {disk.reason}")
-    plan = mixed([
-        *((KILL, role, many) for role, many in spread(kills, chance.sample(list(roles), len(roles)))),
-        *((FREEZE, chance.choice(ROLES[:-1]), 1) for _ in range(2 * others)),
-        (CUT, "", others), (TORN, "", others), (RESTART, "", others), (FULL, "", 1 if others and not disk.reason else 0),
-    ], outcome.part, chance)  # fmt: skip
+    plan = mixed(
+        [
+            *((KILL, role, many) for role, many in spread(kills, chance.sample(list(roles), len(roles)))),
+            *((FREEZE, chance.choice(ROLES[:-1]), 1) for _ in range(2 * others)),
+            (CUT, "", others),
+            (TORN, "", others),
+            (RESTART, "", others),
+            (FULL, "", 1 if others and not disk.reason else 0),
+        ],
+        outcome.part,
+        chance,
+    )
     rounds = len(plan) + QUIET
     relay = Relay(free_port())
     try:
@@ -85,7 +118,9 @@ def soak(course: Course, outcome: Outcome, kills: int, others: int = 2, roles: S
         course.end_all()
         relay.close()
         if not outcome.held:
-            shutil.copytree(disk.path / "ward", course.work / "ward", ignore_dangling_symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(
+                disk.path / "ward", course.work / "ward", ignore_dangling_symlinks=True, dirs_exist_ok=True
+            )
         disk.remove()
 
 
@@ -93,7 +128,9 @@ def _found(course: Course, ward: Path, rounds: int, relay: Relay) -> Project:
     """A new federation, whose nodes reach the server through the relay."""
     experiment = course.work / "federation.toml"
     experiment.write_text(EXPERIMENT.format(clients=CLIENTS, rounds=rounds))
-    command = course.command("federation", "init", ward, "--clients", CLIENTS, "--port", relay.target, "--experiment", experiment)
+    command = course.command(
+        "federation", "init", ward, "--clients", CLIENTS, "--port", relay.target, "--experiment", experiment
+    )
     if command.wait(120) != 0:
         raise SystemExit(f"no federation could be made: {command.last_line}")
     _set(ward / "federation.toml", SETTINGS)
@@ -117,24 +154,46 @@ def _round(project: Project) -> int:
 class Disturbed:
     """One federation, from `up` to its last round."""
 
-    def __init__(self, course: Course, outcome: Outcome, chance: random.Random, project: Project, relay: Relay, disk: SmallDisk):
-        self.course, self.outcome, self.chance, self.project, self.relay, self.disk = course, outcome, chance, project, relay, disk
+    def __init__(
+        self,
+        course: Course,
+        outcome: Outcome,
+        chance: random.Random,
+        project: Project,
+        relay: Relay,
+        disk: SmallDisk,
+    ):
+        self.course, self.outcome, self.chance, self.project, self.relay, self.disk = (
+            course,
+            outcome,
+            chance,
+            project,
+            relay,
+            disk,
+        )
         self.up = self._command()
         self.early: set[str] = set()
         """Patterns of the names of its files before the first disturbance."""
 
     def _command(self) -> Command:
-        return self.course.command("federation", "resume" if (self.project.run / "head.json").exists() else "up", self.project.path)
+        return self.course.command(
+            "federation", "resume" if (self.project.run / "head.json").exists() else "up", self.project.path
+        )
 
     def play(self, plan: list[Disturbance]) -> None:
         with Watch(lambda: [self.project.server, self.project.run]) as watch:
-            if watch.until(RECOVERY, events=1, commits=2, ended=self.up.ended) is None or _round(self.project) < 1:
+            if (
+                watch.until(RECOVERY, events=1, commits=2, ended=self.up.ended) is None
+                or _round(self.project) < 1
+            ):
                 self.outcome.fail(f"it did not begin: {self.up.last_line}", self.course.console)
                 return
             self.early = patterns(self.project.path)
             for place, one in enumerate(plan):
                 if self.course.over or (self.project.run / "result.json").exists():
-                    self.outcome.skipped.append(f"{len(plan) - place} disturbances, for the time or the rounds were over")
+                    self.outcome.skipped.append(
+                        f"{len(plan) - place} disturbances, for the time or the rounds were over"
+                    )
                     break
                 self._one(one, watch)
             self._finish(watch)
@@ -146,7 +205,10 @@ class Disturbed:
         wait = self.chance.uniform(0.0, 10.0)
         watch.until(wait, ended=self.up.ended)
         pids = self._victims(one)
-        one.moment, one.at = f"round {_round(self.project) + 1}, {wait:.1f} s after the commit before{one.moment}", time.monotonic()
+        one.moment, one.at = (
+            f"round {_round(self.project) + 1}, {wait:.1f} s after the commit before{one.moment}",
+            time.monotonic(),
+        )
         by_hand = self._disturb(one, pids)
         if by_hand:
             self.up = self._command()
@@ -154,12 +216,15 @@ class Disturbed:
         self.course.say(one, len(self.outcome.disturbances))
 
     def _victims(self, one: Disturbance) -> list[int]:
-        """One process of the role; a ClientApp lives for seconds, so it is waited for. Of a node's processes every second one is hit while
-        a ClientApp works."""
+        """One process of the role; a ClientApp lives for seconds, so it is waited for. Of a node's processes
+        every second one is hit while a ClientApp works."""
         end, busy = time.monotonic() + 60, one.victim in NODES and self.chance.random() < 0.5
         one.moment = ", while a ClientApp worked" if busy else ""
         while one.kind in (KILL, FREEZE) and time.monotonic() < end and not self.up.ended():
-            pids, working = self.course.alive(one.victim), {parent(pid) for pid in self.course.alive("ClientApp")} if busy else set()
+            pids, working = (
+                self.course.alive(one.victim),
+                {parent(pid) for pid in self.course.alive("ClientApp")} if busy else set(),
+            )
             if one.victim == "SuperExec of a node" and busy:
                 pids = [pid for pid in pids if pid in working]
             if pids and (working or not busy):
@@ -216,7 +281,8 @@ class Disturbed:
         return True
 
     def _fill(self, one: Disturbance) -> bool:
-        """For a while. It may go on by itself; if it stops, then with one line, and the same command goes on."""
+        """For a while. It may go on by itself; if it stops, then with one line, and the same command goes
+        on."""
         seconds = self.chance.uniform(15.0, 40.0)
         one.moment += f", for {seconds:.0f} s"
         self.disk.fill()
@@ -245,7 +311,11 @@ class Disturbed:
                 return
             if self.up.ended():
                 break
-        how = f"`up` ended with {self.up.wait(0)}: {self.up.last_line[:300]}" if self.up.ended() else f"no recovery within {RECOVERY:.0f} s"
+        how = (
+            f"`up` ended with {self.up.wait(0)}: {self.up.last_line[:300]}"
+            if self.up.ended()
+            else f"no recovery within {RECOVERY:.0f} s"
+        )
         one.broken = "; ".join(filter(None, [one.broken, how, f"there were {self._roles()}"]))
         one.followed = "it had to be helped: everything was ended, and `resume` went on"
         self.course.end_all()
@@ -291,7 +361,9 @@ def _check(course: Course, outcome: Outcome, project: Project, simulated: Path, 
     if left := all_gone(course.mark):
         fail(f"processes were left: {sorted(left.values())}", course.console)
     if left_over := names(temporary(course.work)):
-        fail(f"{len(left_over)} temporary files or sockets were left: {sorted(left_over)[:5]}", course.console)
+        fail(
+            f"{len(left_over)} temporary files or sockets were left: {sorted(left_over)[:5]}", course.console
+        )
     if half := [str(file.relative_to(project.path)) for file in project.path.rglob("*.writing")]:
         fail(f"half-written files were left: {half[:5]}", course.console)
     try:
@@ -300,14 +372,21 @@ def _check(course: Course, outcome: Outcome, project: Project, simulated: Path, 
         if committed != list(range(1, rounds + 1)):
             fail(f"the ledger has not every round once: {committed}", course.console)
         for entry in ledger.of("strike", "ban", "stranger"):
-            fail(f"{entry.kind} of client {entry.client} in round {entry.round}: {entry.what}", course.console)
+            fail(
+                f"{entry.kind} of client {entry.client} in round {entry.round}: {entry.what}", course.console
+            )
         if differ := differences(content(project.run, private=False), content(simulated, private=False)):
-            fail(f"the run differs from the simulator's in {len(differ)} values: {', '.join(differ[:5])}", course.console)
+            fail(
+                f"the run differs from the simulator's in {len(differ)} values: {', '.join(differ[:5])}",
+                course.console,
+            )
         for client, row in private_rows(simulated).items():
             if not same_bits(node_rows(project.node(client), rounds), row):
                 fail(f"the private state of client {client} differs from the simulator's", course.console)
     except (HoldfastError, ValueError) as error:
         fail(str(error), course.console)
     if not outcome.failures:
-        outcome.checks.append(f"{rounds} rounds with {CLIENTS} nodes, each once in the ledger; model, figures and private states are the "
-                              "simulator's; nobody was struck or banned")  # fmt: skip
+        outcome.checks.append(
+            f"{rounds} rounds with {CLIENTS} nodes, each once in the ledger; model, figures and private"
+            " states are the simulator's; nobody was struck or banned"
+        )

@@ -1,4 +1,5 @@
-"""The soak of `holdfast run` and of `holdfast sweep`: killed, frozen, out of disk space, after a power cut; continued until finished."""
+"""The soak of `holdfast run` and of `holdfast sweep`: killed, frozen, out of disk space, after a power cut;
+continued until finished."""
 
 from __future__ import annotations
 
@@ -101,9 +102,18 @@ def soak(course: Course, outcome: Outcome, kills: int, rounds: int, others: int 
 
 
 class Disturbed:
-    """Runs, or sweeps, one after the other, until all disturbances have been had; each must end as the undisturbed one."""
+    """Runs, or sweeps, one after the other, until all disturbances have been had; each must end as the
+    undisturbed one."""
 
-    def __init__(self, course: Course, work: Work, outcome: Outcome, chance: random.Random, reference: Path, others: int):
+    def __init__(
+        self,
+        course: Course,
+        work: Work,
+        outcome: Outcome,
+        chance: random.Random,
+        reference: Path,
+        others: int,
+    ):
         self.course, self.work, self.outcome, self.chance, self.others = course, work, outcome, chance, others
         self.names = names(reference)
         self.wanted = {run.name if work.part == "sweep" else "": content(run) for run in work.runs(reference)}
@@ -111,15 +121,22 @@ class Disturbed:
 
     def play(self, kills: int) -> None:
         part, victims = self.work.part, self.work.victims()
-        plan = mixed([
-            *((KILL, victim, many) for victim, many in spread(kills, victims)),
-            *((FREEZE, victim, self.others) for victim in victims if "and" not in victim), (POWER, "", 2 * self.others),
-        ], part, self.chance)  # fmt: skip
+        plan = mixed(
+            [
+                *((KILL, victim, many) for victim, many in spread(kills, victims)),
+                *((FREEZE, victim, self.others) for victim in victims if "and" not in victim),
+                (POWER, "", 2 * self.others),
+            ],
+            part,
+            self.chance,
+        )
         while plan and not self.course.over and not self.outcome.failures:
             self._one(self.course.work / f"{part}-{self.finished}", plan)
         if not self.outcome.failures and self.others:
             self._on_a_small_disk()
-        self.outcome.checks.append(f"{self.finished} disturbed ones were finished, each equal to the undisturbed one in all bits")
+        self.outcome.checks.append(
+            f"{self.finished} disturbed ones were finished, each equal to the undisturbed one in all bits"
+        )
         if plan and not self.outcome.failures:
             self.outcome.skipped.append(f"{len(plan)} disturbances, for the time was over")
 
@@ -129,7 +146,11 @@ class Disturbed:
             if disk.reason:
                 self.outcome.skipped.append(f"{FULL}: {disk.reason}")
                 return
-            self._one(disk.path / "out", [Disturbance(self.work.part, FULL, "") for _ in range(2 * self.others)], disk)
+            self._one(
+                disk.path / "out",
+                [Disturbance(self.work.part, FULL, "") for _ in range(2 * self.others)],
+                disk,
+            )
         finally:
             disk.remove()
 
@@ -141,7 +162,9 @@ class Disturbed:
             while True:
                 planned = plan[0] if plan and not self.course.over else None
                 moment = self._moment(planned, command, watch, gentle)
-                pending = settle(pending, watch, time.monotonic() if command.ended() and moment is None else None)
+                pending = settle(
+                    pending, watch, time.monotonic() if command.ended() and moment is None else None
+                )
                 if moment is None:
                     break
                 one = plan.pop(0)
@@ -155,20 +178,26 @@ class Disturbed:
                     command = self.course.command(*self.work.arguments(out))
         if command.wait(0) != 0:
             how = "hung" if command.wait(0) is None else f"ended with {command.wait(0)}"
-            self.outcome.fail(f"{out.name}: the command {how} without being disturbed: {command.last_line}", self.course.console)
+            self.outcome.fail(
+                f"{out.name}: the command {how} without being disturbed: {command.last_line}",
+                self.course.console,
+            )
             self.course.end_all()
             return
         self._compare(out)
 
     def _moment(self, one: Disturbance | None, command: Command, watch: Watch, gentle: bool) -> str | None:
-        """Wait for the moment of a disturbance; None when the command has ended before. After a gentle one there is a commit first."""
+        """Wait for the moment of a disturbance; None when the command has ended before. After a gentle one
+        there is a commit first."""
         if one is None:
             watch.until(PATIENCE, ended=command.ended)
             return None
         commits = 1 if gentle or one.kind != KILL or WORKER in one.victim else 0
         if not commits and self.chance.random() < 0.3:
             return watch.until(self.chance.uniform(0.0, 6.0), ended=command.ended)
-        events = self.chance.randint(1, self.work.rounds // 5 * 12 * len(self.wanted))  # a run has about a dozen in a round
+        events = self.chance.randint(
+            1, self.work.rounds // 5 * 12 * len(self.wanted)
+        )  # a run has about a dozen in a round
         return watch.until(PATIENCE, events, commits, command.ended)
 
     def _disturb(self, one: Disturbance, out: Path, command: Command, disk: SmallDisk | None) -> bool:
@@ -223,7 +252,8 @@ class Disturbed:
         return False
 
     def _garble(self, out: Path) -> int:
-        """Experiments of a sweep are sealed together: what one of them has committed, all have on the disk."""
+        """Experiments of a sweep are sealed together: what one of them has committed, all have on the
+        disk."""
         runs = self.work.runs(out) if out.exists() else []
         committed = max((round for run in runs if (round := Store(run).round()) is not None), default=None)
         changed = 0
@@ -244,10 +274,15 @@ class Disturbed:
             except (HoldfastError, ValueError) as error:
                 differ = [str(error)]
             if differ:
-                self.outcome.fail(f"{run} differs in {len(differ)} values: {', '.join(differ[:5])}", self.course.console)
+                self.outcome.fail(
+                    f"{run} differs in {len(differ)} values: {', '.join(differ[:5])}", self.course.console
+                )
         there = {name for name in names(out) if name != "filler"}
         if there != self.names:
-            self.outcome.fail(f"{out.name}: other files than the undisturbed one: {sorted(there ^ self.names)[:8]}", self.course.console)
+            self.outcome.fail(
+                f"{out.name}: other files than the undisturbed one: {sorted(there ^ self.names)[:8]}",
+                self.course.console,
+            )
         if left := all_gone(self.course.mark):
             self.outcome.fail(f"processes were left: {sorted(left.values())}", self.course.console)
         self.finished += 1

@@ -12,10 +12,12 @@ from benchmarks.soak.processes import marked, own_memory
 
 MEGABYTE = 1e6
 GROWTH = 0.05
-"""Share of itself by which a process may be larger in its last quarter than in its second: caches fill, and Python's heap settles."""
+"""Share of itself by which a process may be larger in its last quarter than in its second: caches fill, and
+Python's heap settles."""
 SLACK = 4 * MEGABYTE
 LIVED, ROUNDS = 12, 4
-"""Samples and rounds that a process must have lived through to be judged: until its first round is over it is still starting."""
+"""Samples and rounds that a process must have lived through to be judged: until its first round is over it is
+still starting."""
 
 
 @dataclass
@@ -26,8 +28,8 @@ class Life:
     samples: list[tuple[int, int]] = field(default_factory=list)
 
     def quarters(self) -> tuple[float, float] | None:
-        """Median bytes in the second and the last quarter of its life between its first round and its last, after which it may do other
-        things: a run prints its tables."""
+        """Median bytes in the second and the last quarter of its life between its first round and its last,
+        after which it may do other things: a run prints its tables."""
         first, last = self.samples[0][0], self.samples[-1][0]
         held = [bytes for round, bytes in self.samples if first < round < last]
         if len(held) < LIVED or self.rounds < ROUNDS:
@@ -71,15 +73,21 @@ class Memory:
                 if role != "helper":
                     self.lives.setdefault((pid, role), Life(role)).samples.append((round, held))
             self.totals.append(total)
-            self.done.wait(min(5.0, 5 * (time.monotonic() - began)))  # looking must not be what keeps the machine busy
+            self.done.wait(
+                min(5.0, 5 * (time.monotonic() - began))
+            )  # looking must not be what keeps the machine busy
 
     def peak(self) -> float:
         return max(self.totals, default=0) / MEGABYTE
 
     def peaks(self) -> tuple[float, float]:
-        """The most that all processes held together, in the first and in the second half of the time, in MB."""
+        """The most that all processes held together, in the first and in the second half of the time, in
+        MB."""
         half = len(self.totals) // 2
-        return max(self.totals[: half + 1], default=0) / MEGABYTE, max(self.totals[half:], default=0) / MEGABYTE
+        return (
+            max(self.totals[: half + 1], default=0) / MEGABYTE,
+            max(self.totals[half:], default=0) / MEGABYTE,
+        )
 
     def by_role(self) -> dict[str, Life]:
         """Of each role the process that lived through the most rounds."""

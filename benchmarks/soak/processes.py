@@ -1,4 +1,5 @@
-"""Processes of a soak: commands that are started, and everything they have started themselves, found by a mark in its environment."""
+"""Processes of a soak: commands that are started, and everything they have started themselves, found by a
+mark in its environment."""
 
 from __future__ import annotations
 
@@ -14,9 +15,17 @@ import holdfast
 
 MARK = "HOLDFAST_SOAK"
 WORKER = "worker"
-_PROGRAMS = {"flwr-serverapp": "ServerApp", "flwr-clientapp": "ClientApp", "holdfast.deploy.proxy": "proxy",
-             "holdfast.deploy.trainer": "trainer"}  # fmt: skip
-_FLOWER = {"superlink": "SuperLink", "supernode": "SuperNode", "superexec": "SuperExec"}  # of holdfast.deploy.flower
+_PROGRAMS = {
+    "flwr-serverapp": "ServerApp",
+    "flwr-clientapp": "ClientApp",
+    "holdfast.deploy.proxy": "proxy",
+    "holdfast.deploy.trainer": "trainer",
+}
+_FLOWER = {
+    "superlink": "SuperLink",
+    "supernode": "SuperNode",
+    "superexec": "SuperExec",
+}  # of holdfast.deploy.flower
 
 
 class Command:
@@ -26,13 +35,22 @@ class Command:
         (folder / "said").mkdir(exist_ok=True)
         self.said = folder / "said" / f"{time.monotonic_ns()}-{arguments[0]}.txt"
         self.began = time.monotonic()
-        own = {"PYTHONPATH": str(Path(holdfast.__file__).parents[1]), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary(folder)), MARK: mark}
+        own = {
+            "PYTHONPATH": str(Path(holdfast.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(temporary(folder)),
+            MARK: mark,
+        }
         environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"} | own
         with open(self.said, "wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli", *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "holdfast.cli", *map(str, arguments)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -66,7 +84,8 @@ class Command:
 
 
 def temporary(folder: Path) -> Path:
-    """Where all processes put their temporary files and sockets, and nothing else lies. The path of a socket must be short."""
+    """Where all processes put their temporary files and sockets, and nothing else lies. The path of a socket
+    must be short."""
     (folder / "tmp").mkdir(exist_ok=True)
     return folder / "tmp"
 
@@ -94,9 +113,19 @@ def role(pid: int) -> str:
             return name
     if "holdfast.deploy.flower" in arguments:
         name = _FLOWER.get(arguments[arguments.index("holdfast.deploy.flower") + 1], "helper")
-        return f"{name} of a node" if name == "SuperExec" and any("/nodes/" in argument for argument in arguments) else name
+        return (
+            f"{name} of a node"
+            if name == "SuperExec" and any("/nodes/" in argument for argument in arguments)
+            else name
+        )
     if "holdfast.cli" in arguments:
-        return WORKER if arguments == _arguments(parent(pid)) else "up" if "federation" in arguments else "the process"
+        return (
+            WORKER
+            if arguments == _arguments(parent(pid))
+            else "up"
+            if "federation" in arguments
+            else "the process"
+        )
     return "helper"  # Flower's own command line, and what git or uv may start
 
 

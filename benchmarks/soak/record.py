@@ -1,4 +1,5 @@
-"""What a soak has to say: each disturbance as it happens, a table at the end, and the same as JSON or Markdown."""
+"""What a soak has to say: each disturbance as it happens, a table at the end, and the same as JSON or
+Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from rich.text import Text
 
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
 KILL = "kill"
-TITLES = ("part", "disturbance", "how often", "what followed", "seconds to the next commit: median, longest", "held")
+TITLES = (
+    "part",
+    "disturbance",
+    "how often",
+    "what followed",
+    "seconds to the next commit: median, longest",
+    "held",
+)
 
 
 @dataclass
@@ -68,13 +76,24 @@ class Outcome:
 def rows(outcomes: list[Outcome]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for outcome in outcomes:
-        for name in dict.fromkeys(one.name for one in sorted(outcome.disturbances, key=lambda one: (one.kind != KILL, one.name))):
+        for name in dict.fromkeys(
+            one.name for one in sorted(outcome.disturbances, key=lambda one: (one.kind != KILL, one.name))
+        ):
             ones = [one for one in outcome.disturbances if one.name == name]
             seconds = [one.seconds for one in ones if one.seconds is not None]
             took = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "–"
             broken = sum(bool(one.broken) for one in ones)
             followed = "; ".join(dict.fromkeys(one.followed for one in ones))
-            found.append((outcome.part, name, str(len(ones)), followed, took, "yes" if not broken else f"no, {broken} times"))
+            found.append(
+                (
+                    outcome.part,
+                    name,
+                    str(len(ones)),
+                    followed,
+                    took,
+                    "yes" if not broken else f"no, {broken} times",
+                )
+            )
     return found
 
 
@@ -90,19 +109,40 @@ def show(outcomes: list[Outcome], seed: int, console: Console) -> None:
 
 
 def summary(outcomes: list[Outcome], seed: int) -> list[str]:
-    kills, all_of_them = sum(outcome.kills for outcome in outcomes), sum(len(outcome.disturbances) for outcome in outcomes)
-    lines = [f"seed {seed}: {kills} kills, {all_of_them} disturbances in all, {sum(outcome.seconds for outcome in outcomes):.0f} seconds, "
-             f"{os.cpu_count()} cores"]  # fmt: skip
+    kills, all_of_them = (
+        sum(outcome.kills for outcome in outcomes),
+        sum(len(outcome.disturbances) for outcome in outcomes),
+    )
+    lines = [
+        f"seed {seed}: {kills} kills, {all_of_them} disturbances in all,"
+        f" {sum(outcome.seconds for outcome in outcomes):.0f} seconds, {os.cpu_count()} cores"
+    ]
     for outcome in outcomes:
         first, second = outcome.peaks
-        lines.append(f"{outcome.part}: {outcome.kills} kills, {len(outcome.disturbances)} disturbances, {outcome.seconds:.0f} seconds; "
-                     f"memory of all processes at most {first:.0f} MB in the first half, {second:.0f} MB in the second")  # fmt: skip
+        lines.append(
+            f"{outcome.part}: {outcome.kills} kills, {len(outcome.disturbances)} disturbances,"
+            f" {outcome.seconds:.0f} seconds; memory of all processes at most {first:.0f} MB in the first"
+            f" half, {second:.0f} MB in the second"
+        )
         lines += [f"{outcome.part}: {check}" for check in outcome.checks]
         lines += [f"{outcome.part}, memory of {role}: {words}" for role, words in outcome.memory.items()]
-        lines += [f"{outcome.part}, not done: {why}" for why in [*outcome.skipped, *([] if outcome.finished else ["its end: interrupted"])]]
+        lines += [
+            f"{outcome.part}, not done: {why}"
+            for why in [*outcome.skipped, *([] if outcome.finished else ["its end: interrupted"])]
+        ]
         lines += [f"{outcome.part}, FAILED: {why}" for why in outcome.failures]
-        lines += [f"{outcome.part}, BROKEN: {one.name} ({one.moment}): {one.broken}" for one in outcome.disturbances if one.broken]
-    return [*lines, f"verdict: {'everything held' if all(outcome.held for outcome in outcomes) else 'something did not hold'}"]
+        lines += [
+            f"{outcome.part}, BROKEN: {one.name} ({one.moment}): {one.broken}"
+            for one in outcome.disturbances
+            if one.broken
+        ]
+    return [
+        *lines,
+        (
+            "verdict:"
+            f" {'everything held' if all(outcome.held for outcome in outcomes) else 'something did not hold'}"
+        ),
+    ]
 
 
 def markdown(outcomes: list[Outcome], seed: int) -> str:
@@ -115,9 +155,12 @@ def markdown(outcomes: list[Outcome], seed: int) -> str:
 
 def as_json(outcomes: list[Outcome], seed: int) -> dict[str, Any]:
     return {
-        "seed": seed, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "kills": sum(outcome.kills for outcome in outcomes),
-        "held": all(outcome.held for outcome in outcomes), "parts": [asdict(outcome) for outcome in outcomes],
-    }  # fmt: skip
+        "seed": seed,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "kills": sum(outcome.kills for outcome in outcomes),
+        "held": all(outcome.held for outcome in outcomes),
+        "parts": [asdict(outcome) for outcome in outcomes],
+    }
 
 
 def write_into(page: Path, record: str) -> None:

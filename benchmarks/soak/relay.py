@@ -1,4 +1,5 @@
-"""A relay between nodes and the proxy, as a network would be: its connections can be cut in the middle of a message."""
+"""A relay between nodes and the proxy, as a network would be: its connections can be cut in the middle of a
+message."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Relay:
         self._cuts += 1
 
     def cut_after(self, size: int) -> None:
-        """The next connection that has carried so many bytes is reset, once: a message arrives in part, or its receipt does not."""
+        """The next connection that has carried so many bytes is reset, once: a message arrives in part, or
+        its receipt does not."""
         self._limit = size
 
     @property

@@ -1,4 +1,5 @@
-"""What an aggregator is: a rule that turns the clients' updates [n, d] into one, and says what weight each client had in it."""
+"""What an aggregator is: a rule that turns the clients' updates [n, d] into one, and says what weight each
+client had in it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Reduced(NamedTuple):
     state: State
     fallback: bool = False
     partial: bool = False
-    """Weights that sum to less than 1 leave the rest to the model sent, in its buffers, too; if not, buffers are a mean by the weights."""
+    """Weights that sum to less than 1 leave the rest to the model sent, in its buffers, too; if not, buffers
+    are a mean by the weights."""
 
 
 class Aggregator(Part):
@@ -56,11 +58,15 @@ class Aggregator(Part):
     coordinatewise: ClassVar[bool] = False
     """Whether every coordinate of the aggregate depends on that coordinate of the updates only."""
     condition: ClassVar[str] = "n >= 1"
-    """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as a number."""
+    """When the rule's promise holds, for n clients of whom f are malicious, in words; `least` is the same as
+    a number."""
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """What is promised with default settings. shift: adding a vector to all updates adds it to the aggregate. scale: multiplying all
-    updates multiplies the aggregate. hull: f clients, however far out, move no coordinate beyond what honest clients sent."""
-    weights: Literal["samples", "uniform"] = setting("samples", "weights before the rule: each client's share of samples, or equal ones")
+    """What is promised with default settings. shift: adding a vector to all updates adds it to the aggregate.
+    scale: multiplying all updates multiplies the aggregate. hull: f clients, however far out, move no
+    coordinate beyond what honest clients sent."""
+    weights: Literal["samples", "uniform"] = setting(
+        "samples", "weights before the rule: each client's share of samples, or equal ones"
+    )
     f: float | None = setting(None, "assumed attackers: a number (>= 1) or a share of the cohort (< 1)", ge=0)
 
     def init(self, layout: Layout) -> State:
@@ -78,7 +84,8 @@ class Aggregator(Part):
         return n >= self.least(self.assumed(n))
 
     def fall_back(self, x: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        """For cohorts that are too small: the coordinate-wise median, which needs no f and no more than one client."""
+        """For cohorts that are too small: the coordinate-wise median, which needs no f and no more than one
+        client."""
         return Reduced(*ordered.median(x, ctx.ids), state, fallback=True)
 
     @field_validator("f")
@@ -89,18 +96,23 @@ class Aggregator(Part):
     @model_validator(mode="after")
     def _some_cohort_is_enough(self) -> Self:
         if not self.enough(10**6):
-            raise ValueError(f"{self.name} needs {self.condition}, which no cohort meets with f = {self.f or 0:g}; lower it")
+            raise ValueError(
+                f"{self.name} needs {self.condition}, which no cohort meets with f = {self.f or 0:g};"
+                " lower it"
+            )
         return self
 
     def idle(self) -> bool:
-        """Whether it leaves out as many as f says and no f is set: then it would quietly be the plain mean."""
+        """Whether it leaves out as many as f says and no f is set: then it would quietly be the plain
+        mean."""
         return False
 
     def assumed(self, n: int) -> int:
         return 0 if self.f is None else how_many(self.f, n)
 
     def remembers(self) -> str:
-        """What its memory is about: "clients" by their ids, "model" (a vector of the model's size), or "" for none."""
+        """What its memory is about: "clients" by their ids, "model" (a vector of the model's size), or "" for
+        none."""
         return ""
 
     def layers(self) -> tuple[Aggregator, list[Wrapper]]:

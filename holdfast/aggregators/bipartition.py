@@ -1,7 +1,8 @@
-"""Updates cut in two by their directions: the step of clustered federated learning, as a defence and as a way to tell groups apart.
+"""Updates cut in two by their directions: the step of clustered federated learning, as a defence and as a way
+to tell groups apart.
 
-Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under Privacy Constraints, IEEE
-TNNLS 2020."""
+Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under
+Privacy Constraints, IEEE TNNLS 2020."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def at_odds(x: Tensor, w: Tensor, mean_below: float | None, max_above: float | N
 
 
 def bipartition(x: Tensor, ids: Tensor, complete: bool = False) -> Tensor:
-    """bool[n], one of the two parts: the cut makes the largest cosine across it as small as it can be, which is what single
-    linkage does. Of equal cuts the ids decide, not who answered first."""
+    """bool[n], one of the two parts: the cut makes the largest cosine across it as small as it can be, which
+    is what single linkage does. Of equal cuts the ids decide, not who answered first."""
     order = by_id(ids, x)
     part = two_parts((1 - cosines(x))[order][:, order], complete)
     return torch.empty_like(part).index_copy_(0, order, part)
@@ -30,15 +31,16 @@ def bipartition(x: Tensor, ids: Tensor, complete: bool = False) -> Tensor:
 def two_parts(apart: Tensor, complete: bool) -> Tensor:
     """bool[n], one of the two groups that are left when the two nearest groups are joined again and again.
 
-    In rounds instead of n - 2 joins one after the other, and where the numbers are: a join changes nothing for groups that have
-    another nearest one. Of equally near groups the one with the lowest id is joined."""
+    In rounds instead of n - 2 joins one after the other, and where the numbers are: a join changes nothing
+    for groups that have another nearest one. Of equally near groups the one with the lowest id is joined."""
     far = apart.clone().fill_diagonal_(torch.inf)
     return _complete(far) if complete else _single(far)
 
 
 def _single(far: Tensor) -> Tensor:
-    """Everybody joins its nearest group. Of all groups on the way, the one whose nearest is farthest off is a side of the best cut:
-    nothing joins it before the last step. Of equal ones the last, so that the lowest ids stay together."""
+    """Everybody joins its nearest group. Of all groups on the way, the one whose nearest is farthest off is a
+    side of the best cut: nothing joins it before the last step. Of equal ones the last, so that the lowest
+    ids stay together."""
     group, widest = torch.arange(len(far), device=far.device), far.new_tensor([-1.0])
     part = group < 0
     while len(far) > 1:
@@ -47,7 +49,9 @@ def _single(far: Tensor) -> Tensor:
         part = torch.where(nearest[lonely] > widest, group == lonely, part)
         widest = torch.maximum(widest, nearest[lonely])
         here = torch.arange(len(far), device=far.device)
-        head = torch.where((partner[partner] == here) & (here < partner), here, partner)  # of a pair that chose each other, the first
+        head = torch.where(
+            (partner[partner] == here) & (here < partner), here, partner
+        )  # of a pair that chose each other, the first
         for _ in range(len(far).bit_length()):
             head = head[head]
         heads, place = head.unique(return_inverse=True)

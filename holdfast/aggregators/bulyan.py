@@ -1,4 +1,5 @@
-"""Bulyan: Krum's choices, and of them in each coordinate only the values around the median (El Mhamdi et al., ICML 2018)."""
+"""Bulyan: Krum's choices, and of them in each coordinate only the values around the median (El Mhamdi et al.,
+ICML 2018)."""
 
 from __future__ import annotations
 
@@ -14,15 +15,19 @@ from holdfast.aggregators.ordered import by_id, columns_in_order, spread
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
-PAPER = "El Mhamdi, Guerraoui and Rouault, The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018"
+PAPER = (
+    "El Mhamdi, Guerraoui and Rouault, The Hidden Vulnerability of Distributed Learning in Byzantium, ICML"
+    " 2018"
+)
 
 
 @register("aggregator", "bulyan", paper=PAPER)
 class Bulyan(Aggregator):
-    """n - 2f updates are chosen by repeated Krum; every coordinate is the mean of the n - 4f of their values nearest to their median.
+    """n - 2f updates are chosen by repeated Krum; every coordinate is the mean of the n - 4f of their values
+    nearest to their median.
 
-    Against attackers who hide a large lie in few coordinates of an update that is otherwise close, which Krum alone lets through.
-    The weight returned is each client's share of the values that were averaged."""
+    Against attackers who hide a large lie in few coordinates of an update that is otherwise close, which Krum
+    alone lets through. The weight returned is each client's share of the values that were averaged."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 4f + 3"
@@ -49,9 +54,10 @@ class Bulyan(Aggregator):
 
 
 def _around_the_median(values: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The means of so many values nearest to the median, and at how many coordinates each client's value was in them. In ascending
-    order these lie side by side: their window moves up as long as the value it leaves is farther off than the one it takes in. Of equal
-    values at its lower end it has those of the highest ids, which makes a difference to the weights only."""
+    """The means of so many values nearest to the median, and at how many coordinates each client's value was
+    in them. In ascending order these lie side by side: their window moves up as long as the value it leaves
+    is farther off than the one it takes in. Of equal values at its lower end it has those of the highest ids,
+    which makes a difference to the weights only."""
     m = values.shape[1]
     middle = values[:, (m - 1) // 2 : m // 2 + 1].mean(dim=1, keepdim=True)
     start = (middle - values[:, : m - count] > values[:, count:] - middle).sum(dim=1, keepdim=True)

@@ -1,4 +1,5 @@
-"""Centered clipping: updates are shortened towards the last aggregate before they are averaged (Karimireddy et al., ICML 2021)."""
+"""Centered clipping: updates are shortened towards the last aggregate before they are averaged (Karimireddy
+et al., ICML 2021)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ PAPER = "Karimireddy, He and Jaggi, Learning from History for Byzantine Robust O
 
 @register("aggregator", "centered-clip", paper=PAPER)
 class CenteredClip(Aggregator):
-    """v <- v + sum of w_i (x_i - v) min(1, radius / |x_i - v|), starting at the last round's aggregate (zero in the first).
+    """v <- v + sum of w_i (x_i - v) min(1, radius / |x_i - v|), starting at the last round's aggregate (zero
+    in the first).
 
-    No client moves the aggregate by more than its weight times the radius in a step, so the radius has to fit the honest updates'
-    spread. The paper averages client momentum; here it is their updates. The weights returned are w_i times the clipping, as shares."""
+    No client moves the aggregate by more than its weight times the radius in a step, so the radius has to fit
+    the honest updates' spread. The paper averages client momentum; here it is their updates. The weights
+    returned are w_i times the clipping, as shares."""
 
     condition: ClassVar[str] = "n > 2f"
     radius: float = setting(10.0, "tau: how far from the last aggregate an update counts in full", gt=0)

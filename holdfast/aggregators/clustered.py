@@ -18,16 +18,20 @@ PAPER = "Sattler et al., On the Byzantine Robustness of Clustered Federated Lear
 
 @register("aggregator", "clustered", paper=PAPER)
 class Clustered(Aggregator):
-    """The cohort is cut in two by the directions of its updates, and the weighted mean of the larger part is taken.
+    """The cohort is cut in two by the directions of its updates, and the weighted mean of the larger part is
+    taken.
 
-    The cut makes the largest cosine across it as small as it can be, which is what single linkage does; `variant = "authors"` is
-    complete linkage, as in FedCAP's code. Of two equal parts the one with the lowest id stays. Assumes that attackers point the
-    same way as each other and another way than the rest; lengths are not looked at. It cuts in every round, also when all are honest,
-    unless `mean_below` and `max_above` ask for the original's test first. The weights returned are those of the part that stays."""
+    The cut makes the largest cosine across it as small as it can be, which is what single linkage does;
+    `variant = "authors"` is complete linkage, as in FedCAP's code. Of two equal parts the one with the lowest
+    id stays. Assumes that attackers point the same way as each other and another way than the rest; lengths
+    are not looked at. It cuts in every round, also when all are honest, unless `mean_below` and `max_above`
+    ask for the original's test first. The weights returned are those of the part that stays."""
 
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
-    variant: Literal["card", "authors"] = setting("card", "card: single linkage, the best cut; authors: complete linkage (FedCAP)")
+    variant: Literal["card", "authors"] = setting(
+        "card", "card: single linkage, the best cut; authors: complete linkage (FedCAP)"
+    )
     mean_below: float | None = setting(None, "cut only when the mean update is shorter than this", gt=0)
     max_above: float | None = setting(None, "cut only when the longest update is longer than this", gt=0)
 

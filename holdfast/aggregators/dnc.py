@@ -1,4 +1,5 @@
-"""Divide-and-conquer: leave out who stands out most along the direction of largest spread (Shejwalkar and Houmansadr, NDSS 2021)."""
+"""Divide-and-conquer: leave out who stands out most along the direction of largest spread (Shejwalkar and
+Houmansadr, NDSS 2021)."""
 
 from __future__ import annotations
 
@@ -12,16 +13,20 @@ from holdfast.aggregators.ordered import by_id, equal_weights
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
-PAPER = "Shejwalkar and Houmansadr, Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses, NDSS 2021"
+PAPER = (
+    "Shejwalkar and Houmansadr, Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses,"
+    " NDSS 2021"
+)
 
 
 @register("aggregator", "dnc", paper=PAPER)
 class DnC(Aggregator):
-    """The mean without the c f updates that stand out most along the first principal direction, in any of several looks.
+    """The mean without the c f updates that stand out most along the first principal direction, in any of
+    several looks.
 
-    Each look is at a random subset of the coordinates; who is left out once stays out. Assumes that what attackers have in common is
-    the largest spread there is. Where nobody is left the median is the fallback. The weights returned are equal ones on the updates
-    that were averaged."""
+    Each look is at a random subset of the coordinates; who is left out once stays out. Assumes that what
+    attackers have in common is the largest spread there is. Where nobody is left the median is the fallback.
+    The weights returned are equal ones on the updates that were averaged."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f and n > c f"
@@ -43,8 +48,15 @@ class DnC(Aggregator):
         keep, order = n - int(self.c * ctx.assumed), by_id(ctx.ids, x)
         good = torch.ones(n, dtype=torch.bool, device=x.device)
         for step in range(self.iterations if keep < n else 0):
-            some = ctx.key.fold("coordinates", step).hash(d).topk(min(d, self.coordinates), largest=False).indices.to(x.device)
-            scores = _standing_out(x[order[:, None], some].double())  # in the order of ids: equal updates stay equal whoever answers first
+            some = (
+                ctx.key.fold("coordinates", step)
+                .hash(d)
+                .topk(min(d, self.coordinates), largest=False)
+                .indices.to(x.device)
+            )
+            scores = _standing_out(
+                x[order[:, None], some].double()
+            )  # in the order of ids: equal updates stay equal whoever answers first
             good &= torch.zeros_like(good).index_fill_(0, order[scores.argsort(stable=True)[:keep]], True)
             if d <= self.coordinates:
                 break  # the next look would be at the same coordinates
@@ -55,8 +67,8 @@ class DnC(Aggregator):
 
 
 def _standing_out(x: Tensor) -> Tensor:
-    """Squared projections on the top right singular vector of the centred rows, from the [n, n] product instead of a decomposition.
-    Writes into x."""
+    """Squared projections on the top right singular vector of the centred rows, from the [n, n] product
+    instead of a decomposition. Writes into x."""
     x -= x.mean(dim=0)
     scale = torch.stack(x.aminmax()).abs().max()
     x /= torch.where(scale > 0, scale, 1)

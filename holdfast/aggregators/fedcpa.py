@@ -1,4 +1,5 @@
-"""FedCPA: who disagrees with the others about which parameters matter loses weight (Han et al., ICCV 2023, Algorithm 1)."""
+"""FedCPA: who disagrees with the others about which parameters matter loses weight (Han et al., ICCV 2023,
+Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ from holdfast.core.types import State
 
 @register("aggregator", "fedcpa", paper=PAPER)
 class FedCPA(Scoring, Aggregator):
-    """Updates count by how far a client's most and least important parameters are those of the others, and of the model's last change.
+    """Updates count by how far a client's most and least important parameters are those of the others, and of
+    the model's last change.
 
-    Sample counts are ignored. The scores are scaled by the cohort's own extremes, so in every round somebody counts for nothing and
-    somebody in full, attackers or not, and the sum is divided by how many count at all (Eq. 9): an update of partly trusted clients is a
-    shorter one, and BatchNorm's statistics move by the same share. In the first round there is no last change, and clients are compared
-    with each other only, unless `literal`. Fewer than three usable
-    updates, or scores that are all equal, are averaged as they are, and the round counts as a fallback; a majority of attackers is
-    the normal case to it. The weights returned are lambda over the number of clients that have any."""
+    Sample counts are ignored. The scores are scaled by the cohort's own extremes, so in every round somebody
+    counts for nothing and somebody in full, attackers or not, and the sum is divided by how many count at all
+    (Eq. 9): an update of partly trusted clients is a shorter one, and BatchNorm's statistics move by the same
+    share. In the first round there is no last change, and clients are compared with each other only, unless
+    `literal`. Fewer than three usable updates, or scores that are all equal, are averaged as they are, and
+    the round counts as a fallback; a majority of attackers is the normal case to it. The weights returned are
+    lambda over the number of clients that have any."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
@@ -33,10 +36,14 @@ class FedCPA(Scoring, Aggregator):
         return "model" if self.has_memory() else ""
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        found = self.score(Models(x, ctx.ids, ctx.received, ctx.layout, to_model=ctx.received.to(x.dtype)), state)
+        found = self.score(
+            Models(x, ctx.ids, ctx.received, ctx.layout, to_model=ctx.received.to(x.dtype)), state
+        )
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, found.state, ctx)
         weights = (found.weights / max(1, int((found.weights > 0).sum()))).to(x)  # Eq. 9
         usable = found.usable.to(x.device)
-        value = weights @ x if bool(usable.all()) else weights[usable] @ x[usable]  # nothing times infinity is not a number
+        value = (
+            weights @ x if bool(usable.all()) else weights[usable] @ x[usable]
+        )  # nothing times infinity is not a number
         return Reduced(value, weights, found.state, fallback=not found.telling, partial=True)

@@ -1,4 +1,5 @@
-"""FLTrust: each update counts by how well its direction agrees with the server's own (Cao et al., NDSS 2021, Algorithm 2)."""
+"""FLTrust: each update counts by how well its direction agrees with the server's own (Cao et al., NDSS 2021,
+Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -17,15 +18,19 @@ PAPER = "Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Boot
 
 @register("aggregator", "fltrust", paper=PAPER)
 class FLTrust(Aggregator):
-    """Updates are brought to the length of the server's own one and averaged by trust: the cosine to it, where that is positive.
+    """Updates are brought to the length of the server's own one and averaged by trust: the cosine to it,
+    where that is positive.
 
-    Needs data.root, a small clean set the server trains on like a client; any number of attackers is allowed for, as long as that set
-    resembles the clients' data. Nobody trusted: a zero update; the server's own update refused: the median, as a fallback.
-    `variant = "authors"` brings only the first tensor to length, as FedCAP's code does. The weights returned are the shares of trust."""
+    Needs data.root, a small clean set the server trains on like a client; any number of attackers is allowed
+    for, as long as that set resembles the clients' data. Nobody trusted: a zero update; the server's own
+    update refused: the median, as a fallback. `variant = "authors"` brings only the first tensor to length,
+    as FedCAP's code does. The weights returned are the shares of trust."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"root"})
     uses_priors: ClassVar[bool] = False
-    variant: Literal["card", "authors"] = setting("card", "card: the whole update gets the root's length; authors: its first tensor does")
+    variant: Literal["card", "authors"] = setting(
+        "card", "card: the whole update gets the root's length; authors: its first tensor does"
+    )
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
         if ctx.root is None:  # the server's own training failed the screening

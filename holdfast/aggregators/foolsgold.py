@@ -1,4 +1,5 @@
-"""FoolsGold: clients that keep saying the same as another one lose their weight (Fung et al., RAID 2020, Algorithm 1)."""
+"""FoolsGold: clients that keep saying the same as another one lose their weight (Fung et al., RAID 2020,
+Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -17,18 +18,24 @@ PAPER = "Fung, Yoon and Beschastnikh, The Limitations of Federated Learning in S
 
 @register("aggregator", "foolsgold", paper=PAPER)
 class FoolsGold(Aggregator):
-    """Weights fall with the largest cosine to another client's accumulated updates; honest clients are pardoned for resembling a copy.
+    """Weights fall with the largest cosine to another client's accumulated updates; honest clients are
+    pardoned for resembling a copy.
 
-    Assumes that honest clients differ from each other more than the attackers do; it does not look at lengths, and a single attacker
-    passes. The memory is one vector for every client seen so far, so it grows to clients x parameters and is saved with the run; without
-    `memory` (FedCPA) only this round's updates are compared. Where all are alike nobody stands out, and the mean of all is the fallback.
-    The weights returned are FoolsGold's, as shares."""
+    Assumes that honest clients differ from each other more than the attackers do; it does not look at
+    lengths, and a single attacker passes. The memory is one vector for every client seen so far, so it grows
+    to clients x parameters and is saved with the run; without `memory` (FedCPA) only this round's updates are
+    compared. Where all are alike nobody stands out, and the mean of all is the fallback. The weights returned
+    are FoolsGold's, as shares."""
 
     uses_priors: ClassVar[bool] = False
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
-    memory: bool = setting(True, "compare what clients sent so far in all; false: in this round only (FedCPA)")
+    memory: bool = setting(
+        True, "compare what clients sent so far in all; false: in this round only (FedCPA)"
+    )
     divide_by: Literal["weights", "nothing", "kept"] = setting(
-        "weights", "the weighted sum is divided by the sum of weights, by nothing (the paper's), or by how many keep some (FedCPA)"
+        "weights",
+        "the weighted sum is divided by the sum of weights, by nothing (the paper's), or by how many keep"
+        " some (FedCPA)",
     )
 
     def remembers(self) -> str:
@@ -44,7 +51,9 @@ class FoolsGold(Aggregator):
         if not bool(total > 0):
             equal = torch.full_like(weights, 1 / len(x))
             return Reduced(equal @ x, equal, state, fallback=True)
-        divisor = {"weights": total, "nothing": torch.ones_like(total), "kept": (weights > 0).sum()}[self.divide_by]
+        divisor = {"weights": total, "nothing": torch.ones_like(total), "kept": (weights > 0).sum()}[
+            self.divide_by
+        ]
         return Reduced((weights / divisor) @ x, weights / total, state)
 
 
@@ -53,16 +62,21 @@ def weights_of(alike: Tensor, rounding: float = 1e-9) -> Tensor:
     alike = alike.clone().fill_diagonal_(0)
     most = alike.amax(dim=1)
     mine, other = most[:, None], most[None, :]
-    alike = torch.where(mine < other, alike * mine / other, alike)  # pardoning: less alike to one who is alike to many
+    alike = torch.where(
+        mine < other, alike * mine / other, alike
+    )  # pardoning: less alike to one who is alike to many
     weights = (1 - alike.amax(dim=1)).clamp_(0, 1)
-    weights = torch.where(weights > rounding, weights, 0)  # of twins rounding leaves a trace, which would become the largest weight
+    weights = torch.where(
+        weights > rounding, weights, 0
+    )  # of twins rounding leaves a trace, which would become the largest weight
     weights = (weights / weights.max()).nan_to_num_(nan=0.0).clamp_(max=0.99)
     return (torch.logit(weights) + 0.5).clamp_(0, 1)
 
 
 def remember(state: State, x: Tensor, ids: Tensor) -> tuple[State, Tensor]:
-    """The memory with this round added, and the cosines between this round's clients in it. It never shares its tensors with x or with
-    the memory before, which are others' to write into or to keep: one copy of the rows, and no other where everyone takes part."""
+    """The memory with this round added, and the cosines between this round's clients in it. It never shares
+    its tensors with x or with the memory before, which are others' to write into or to keep: one copy of the
+    rows, and no other where everyone takes part."""
     ids = ids.to(x.device)
     known = state.get("ids", ids[:0])
     everyone = torch.cat([known, ids]).unique()

@@ -1,4 +1,5 @@
-"""Krum: the one update that lies closest to its nearest others (Blanchard et al., NeurIPS 2017, section 3)."""
+"""Krum: the one update that lies closest to its nearest others (Blanchard et al., NeurIPS 2017, section
+3)."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from holdfast.aggregators.ordered import by_id, equal_weights, lowest
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
-PAPER = "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017"
+PAPER = (
+    "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017"
+)
 
 
 @register("aggregator", "krum", paper=PAPER)
 class Krum(Aggregator):
     """The update with the smallest sum of squared distances to its n - f - 2 nearest others.
 
-    Assumes that honest updates lie near each other: with heterogeneous clients the one that is taken speaks for few of them.
-    Equal scores: the lowest id. The weight returned is 1 for the update that was taken."""
+    Assumes that honest updates lie near each other: with heterogeneous clients the one that is taken speaks
+    for few of them. Equal scores: the lowest id. The weight returned is 1 for the update that was taken."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
@@ -43,16 +46,20 @@ def crowding(far: Tensor, neighbours: int) -> Tensor:
 
 
 def one_by_one(far: Tensor, f: int, m: int, ids: Tensor) -> Tensor:
-    """m rows by repeating Krum on those that are left: each choice takes the winner out before the scores are made again.
+    """m rows by repeating Krum on those that are left: each choice takes the winner out before the scores are
+    made again.
 
-    With one row fewer, one neighbour fewer counts. So everyone's neighbours lose one at each choice and gain none: the winner where
-    it is among them, else the farthest. They are linked by distance, from a place for nobody after the last and around to it; and
-    their distances are summed in runs of 32, of which a choice changes one, never by taking off what a sum had: 1e30 + 1 - 1e30 is 0."""
+    With one row fewer, one neighbour fewer counts. So everyone's neighbours lose one at each choice and gain
+    none: the winner where it is among them, else the farthest. They are linked by distance, from a place for
+    nobody after the last and around to it; and their distances are summed in runs of 32, of which a choice
+    changes one, never by taking off what a sum had: 1e30 + 1 - 1e30 is 0."""
     n, order, most = len(far), by_id(ids, far), torch.finfo(far.dtype).max
     far = far.clamp(max=most)[order][:, order].fill_diagonal_(torch.inf)
     near, who = far.sort(dim=1)
     numbers, count = torch.arange(n, device=far.device), n - f - 2
-    place = torch.empty_like(who).scatter_(1, who, numbers.expand(n, n)).T.contiguous()  # [client, whose list]
+    place = (
+        torch.empty_like(who).scatter_(1, who, numbers.expand(n, n)).T.contiguous()
+    )  # [client, whose list]
     near = torch.nn.functional.pad(near[:, :count], (0, 32 - count % 32))
     runs = near.view(n, -1, 32)
     sums = runs.sum(dim=2)

@@ -10,7 +10,9 @@ from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.core.registry import register
 from holdfast.core.types import State
 
-PAPER = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+PAPER = (
+    "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+)
 
 
 @register("aggregator", "mean", paper=PAPER)

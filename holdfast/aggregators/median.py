@@ -25,7 +25,9 @@ class Median(Aggregator):
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "lower"] = setting("card", "of two middle values: their mean, or the lower one (FedCPA's code)")
+    variant: Literal["card", "lower"] = setting(
+        "card", "of two middle values: their mean, or the lower one (FedCPA's code)"
+    )
 
     def least(self, f: int) -> int:
         return 2 * f + 1

@@ -1,4 +1,5 @@
-"""Multi-Krum: the mean of the m updates with the best Krum scores (Blanchard et al., NeurIPS 2017, section 4)."""
+"""Multi-Krum: the mean of the m updates with the best Krum scores (Blanchard et al., NeurIPS 2017, section
+4)."""
 
 from __future__ import annotations
 
@@ -18,13 +19,16 @@ from holdfast.core.types import State
 class MultiKrum(Aggregator):
     """The mean of the n - f updates that lie closest to their n - f - 2 nearest others.
 
-    `variant = "authors"` is what FedCPA's code runs under this name: plain distances instead of squared ones, the best client, and
-    those nearest to it. The weights returned are equal ones on the updates that were averaged."""
+    `variant = "authors"` is what FedCPA's code runs under this name: plain distances instead of squared ones,
+    the best client, and those nearest to it. The weights returned are equal ones on the updates that were
+    averaged."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "authors"] = setting("card", "card: the best scores; authors: the best client and its nearest (FedCPA)")
+    variant: Literal["card", "authors"] = setting(
+        "card", "card: the best scores; authors: the best client and its nearest (FedCPA)"
+    )
     keep: int | None = setting(None, "how many updates are averaged; none: n - f", ge=1)
     iterative: bool = setting(False, "score the updates that are left again after each choice")
 

@@ -18,11 +18,13 @@ PAPER = "Sun et al., Can You Really Backdoor Federated Learning?, 2019"
 
 @register("aggregator", "norm-bound", paper=PAPER)
 class NormBound(Aggregator):
-    """The weighted mean after long updates were shortened to the bound (clip), left out (drop), or the f longest were (keep-smallest).
+    """The weighted mean after long updates were shortened to the bound (clip), left out (drop), or the f
+    longest were (keep-smallest).
 
-    The bound is a length, or a multiple of the cohort's median length, which holds while n > 2f. Limits how far attackers get in a
-    round, not where to: short lies pass. FedCPA's code keeps the smallest by the length of the whole model (`of = "model"`).
-    The weights returned are the incoming ones as they took part: shortened by clipping, shared out again after dropping."""
+    The bound is a length, or a multiple of the cohort's median length, which holds while n > 2f. Limits how
+    far attackers get in a round, not where to: short lies pass. FedCPA's code keeps the smallest by the
+    length of the whole model (`of = "model"`). The weights returned are the incoming ones as they took part:
+    shortened by clipping, shared out again after dropping."""
 
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
@@ -52,7 +54,11 @@ class NormBound(Aggregator):
             kept = w * (equal_weights(lowest(length, len(x) - ctx.assumed, ctx.ids), x) > 0)
             return _shared_out(x, kept, state)
         length = norms(x)
-        bound = torch.full_like(length[0], self.bound) if self.bound is not None else self.relative * length.quantile(0.5)
+        bound = (
+            torch.full_like(length[0], self.bound)
+            if self.bound is not None
+            else self.relative * length.quantile(0.5)
+        )
         if self.mode == "drop":
             return _shared_out(x, w * (length <= bound), state)
         weights = w * (bound / length).nan_to_num_(nan=1.0).clamp_(max=1).to(w.dtype)

@@ -1,5 +1,5 @@
-"""How normal a client's model is (FedCPA, Han et al., ICCV 2023, section 5): the score behind the aggregator `fedcpa` and the detector
-`normality`, and its settings, which both have in common."""
+"""How normal a client's model is (FedCPA, Han et al., ICCV 2023, section 5): the score behind the aggregator
+`fedcpa` and the detector `normality`, and its settings, which both have in common."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ PAPER = "Han et al., Towards Attack-Tolerant Federated Learning via Critical Par
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a round without a copy of them: row i plus `to_model` is client i's model, row i plus `to_change` its change against
-    `reference`; none: nothing is to be added. Rows are asked for in the order of ids, so that who answered first does not matter."""
+    """The models of a round without a copy of them: row i plus `to_model` is client i's model, row i plus
+    `to_change` its change against `reference`; none: nothing is to be added. Rows are asked for in the order
+    of ids, so that who answered first does not matter."""
 
     rows: Tensor
     ids: Tensor
@@ -39,8 +40,9 @@ class Models:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each client: whether its numbers are finite, the normality (Eq. 7; not a number where there is none), the weight lambda (Eq. 8);
-    whether weights mean anything (if not, all usable clients have 1), and what the next round has to remember."""
+    """Of each client: whether its numbers are finite, the normality (Eq. 7; not a number where there is
+    none), the weight lambda (Eq. 8); whether weights mean anything (if not, all usable clients have 1), and
+    what the next round has to remember."""
 
     usable: Tensor
     normality: Tensor
@@ -53,36 +55,58 @@ class Scoring(Part):
     """The settings of the score."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"correlation": "pearson", "literal": True}}
-    variant: Literal["card", "authors"] = setting("card", "authors: correlation = pearson and literal = true, as in the released code")
-    k: float = setting(0.01, "share of the parameters in each critical set; never less than one parameter", gt=0, le=0.5)
-    min_dims: int = setting(2, "tensors with fewer dimensions (biases, norms) are not looked at; 0: all are", ge=0)
+    variant: Literal["card", "authors"] = setting(
+        "card", "authors: correlation = pearson and literal = true, as in the released code"
+    )
+    k: float = setting(
+        0.01, "share of the parameters in each critical set; never less than one parameter", gt=0, le=0.5
+    )
+    min_dims: int = setting(
+        2, "tensors with fewer dimensions (biases, norms) are not looked at; 0: all are", ge=0
+    )
     topk: bool = setting(True, "compare the most important parameters")
     bottomk: bool = setting(True, "compare the least important parameters")
     global_: bool = setting(True, "compare with the last change of the global model")
     local: bool = setting(True, "compare clients with each other")
-    correlation: Correlation = setting("spearman", "on common parameters: of ranks (the paper), or pearson of importances (its code)")
-    undefined: float = setting(0.5, "the correlation in [0, 1] where too little is in common to have one; 0 is stricter", ge=0, le=1)
-    nonzero: bool = setting(False, "parameters without any importance belong to no set; false: ties are broken by their index")
+    correlation: Correlation = setting(
+        "spearman", "on common parameters: of ranks (the paper), or pearson of importances (its code)"
+    )
+    undefined: float = setting(
+        0.5, "the correlation in [0, 1] where too little is in common to have one; 0 is stricter", ge=0, le=1
+    )
+    nonzero: bool = setting(
+        False, "parameters without any importance belong to no set; false: ties are broken by their index"
+    )
     tolerance: float = setting(1e-9, "scores no further apart count as equal: then nobody is filtered", ge=0)
-    literal: bool = setting(False, "the code's first round: changes are against the mean of the clients' models, not the model sent")
+    literal: bool = setting(
+        False,
+        "the code's first round: changes are against the mean of the clients' models, not the model sent",
+    )
 
     @model_validator(mode="after")
     def _something_is_compared(self) -> Self:
         if not (self.topk or self.bottomk):
             raise ValueError("topk and bottomk are both false, so nothing would be compared; switch one on")
         if not (self.global_ or self.local):
-            raise ValueError("global_ and local are both false, so there would be nobody to compare with; switch one on")
+            raise ValueError(
+                "global_ and local are both false, so there would be nobody to compare with; switch one on"
+            )
         return self
 
     def has_memory(self) -> bool:
-        """Whether the model sent last matters: to compare with its change, or to know the first round from others."""
+        """Whether the model sent last matters: to compare with its change, or to know the first round from
+        others."""
         return self.global_ or self.literal
 
     def score(self, models: Models, state: State) -> Scores:
         """Normality and weights of the cohort; `state` holds the model sent in the round before."""
         n, rows = len(models.rows), models.rows
         order = models.ids.to(rows.device).argsort()
-        usable = torch.stack([row.abs().amax().isfinite() for row in rows]).cpu() if rows.shape[1] else torch.ones(n, dtype=torch.bool)
+        usable = (
+            torch.stack([row.abs().amax().isfinite() for row in rows]).cpu()
+            if rows.shape[1]
+            else torch.ones(n, dtype=torch.bool)
+        )
         reference, to_change = models.reference.to(rows.dtype), models.to_change
         before = state.get("model")
         if before is not None and before.shape != reference.shape:  # another part of the model travels now
@@ -100,8 +124,16 @@ class Scoring(Part):
         weights, telling = weights_of(normality, usable, self.tolerance)
         return Scores(usable, normality, weights, telling, memory)
 
-    def _normality(self, models: Models, kept: list[int], reference: Tensor, to_change: Tensor | None, change: Tensor | None) -> Tensor:
-        """Eq. 7: likeness to the last change of the model, where there was one, plus the mean likeness to all clients, oneself included."""
+    def _normality(
+        self,
+        models: Models,
+        kept: list[int],
+        reference: Tensor,
+        to_change: Tensor | None,
+        change: Tensor | None,
+    ) -> Tensor:
+        """Eq. 7: likeness to the last change of the model, where there was one, plus the mean likeness to all
+        clients, oneself included."""
         spans, n = spans_of(models.layout, self.min_dims), len(kept)
         size = sum(span.stop - span.start for span in spans)
         room = torch.empty(size, dtype=models.rows.dtype, device=models.rows.device)
@@ -127,8 +159,8 @@ class Scoring(Part):
 
 
 def weights_of(normality: Tensor, usable: Tensor, tolerance: float) -> tuple[Tensor, bool]:
-    """Eq. 8: scores scaled to [0, 1] by the cohort's least and greatest, through the logit, clipped; and whether they tell anybody apart:
-    if not, all usable clients have weight 1."""
+    """Eq. 8: scores scaled to [0, 1] by the cohort's least and greatest, through the logit, clipped; and
+    whether they tell anybody apart: if not, all usable clients have weight 1."""
     scored = normality[~normality.isnan()]
     if not len(scored) or not bool(scored.amax() - scored.amin() > tolerance):
         return usable.double(), False

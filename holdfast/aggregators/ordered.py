@@ -1,4 +1,5 @@
-"""The values of each coordinate in ascending order, block of columns by block, and the median, on which every rule falls back."""
+"""The values of each coordinate in ascending order, block of columns by block, and the median, on which every
+rule falls back."""
 
 from __future__ import annotations
 
@@ -8,23 +9,27 @@ from torch import Tensor
 from holdfast.aggregators.geometry import blocks
 
 _FEW = 32
-"""So many values PyTorch sorts on a GPU with a kernel made for few, but only if equal ones may come in any order."""
+"""So many values PyTorch sorts on a GPU with a kernel made for few, but only if equal ones may come in any
+order."""
 
 
 def by_id(ids: Tensor, x: Tensor) -> Tensor:
-    """The rows of x in the order of their ids, so that a tie is won by the lowest id and not by who answered first."""
+    """The rows of x in the order of their ids, so that a tie is won by the lowest id and not by who answered
+    first."""
     return ids.to(x.device).argsort()
 
 
 def columns_in_order(x: Tensor, order: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """For a block of coordinates: their values [coordinates, n] ascending, and whose they are as places in `order`; equal values
-    in that order. Whoever hands both on to a function, and keeps nothing, holds one block at a time."""
+    """For a block of coordinates: their values [coordinates, n] ascending, and whose they are as places in
+    `order`; equal values in that order. Whoever hands both on to a function, and keeps nothing, holds one
+    block at a time."""
     part = x[:, columns].T.index_select(1, order) if x.is_cuda else x[:, columns][order].T.contiguous()
     return sort(part, quick=x.is_cuda and len(order) <= _FEW)
 
 
 def sort(values: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
-    """Each row ascending, equal values in the order they had, and where they were. Quick: any order, unless there are equal values."""
+    """Each row ascending, equal values in the order they had, and where they were. Quick: any order, unless
+    there are equal values."""
     if quick:
         found, places = values.sort(dim=1)
         if not bool((found[:, 1:] == found[:, :-1]).any()):
@@ -35,11 +40,14 @@ def sort(values: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
 
 def spread(counts: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
     """Counts by place in `order` as each row's share of all."""
-    return torch.empty_like(counts, dtype=dtype).index_copy_(0, order, (counts.double() / counts.sum()).to(dtype))
+    return torch.empty_like(counts, dtype=dtype).index_copy_(
+        0, order, (counts.double() / counts.sum()).to(dtype)
+    )
 
 
 def median(x: Tensor, ids: Tensor, lower: bool = False) -> tuple[Tensor, Tensor]:
-    """The coordinate-wise median and the share of coordinates at which each row was the middle one (one of the two, where n is even)."""
+    """The coordinate-wise median and the share of coordinates at which each row was the middle one (one of
+    the two, where n is even)."""
     n, order = len(x), by_id(ids, x)
     middle = slice((n - 1) // 2, (n - 1) // 2 + 1 if lower else n // 2 + 1)
     value, counts = torch.empty_like(x[0]), torch.zeros(n, dtype=torch.int64, device=x.device)

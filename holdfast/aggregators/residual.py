@@ -1,4 +1,5 @@
-"""Residual-based reweighting: in each coordinate a line through the ordered values tells who is off (Fu et al., 2019)."""
+"""Residual-based reweighting: in each coordinate a line through the ordered values tells who is off (Fu et
+al., 2019)."""
 
 from __future__ import annotations
 
@@ -19,20 +20,26 @@ PAPER = "Fu et al., Attack-Resistant Federated Learning with Residual-based Rewe
 
 @register("aggregator", "residual", paper=PAPER)
 class Residual(Aggregator):
-    """Values far from the repeated-median line rank -> value cost a client confidence; where confidence is low the line replaces them.
+    """Values far from the repeated-median line rank -> value cost a client confidence; where confidence is
+    low the line replaces them.
 
-    Per coordinate: the slope is the median of the medians of pairwise slopes; residuals r over tau = 1.4826 (1 + 5 / (n - 1)) median |r|
-    and over sqrt(1 - leverage) give the confidence min(1, lambda sqrt(2 / n) / |e|). A client's weight is the square of its
-    confidences' sum, where coordinates on which clients differ more count more. Assumes that honest values lie about evenly spread.
-    Everyone fully trusted everywhere: equal weights. `variant = "authors"` leaves the smallest |r| out of the median, as both codes do.
-    Work grows with n^2 d, so coordinates are taken in blocks."""
+    Per coordinate: the slope is the median of the medians of pairwise slopes; residuals r over tau = 1.4826
+    (1 + 5 / (n - 1)) median |r| and over sqrt(1 - leverage) give the confidence min(1, lambda sqrt(2 / n) /
+    |e|). A client's weight is the square of its confidences' sum, where coordinates on which clients differ
+    more count more. Assumes that honest values lie about evenly spread. Everyone fully trusted everywhere:
+    equal weights. `variant = "authors"` leaves the smallest |r| out of the median, as both codes do. Work
+    grows with n^2 d, so coordinates are taken in blocks."""
 
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "authors"] = setting("card", "card: tau from all residuals; authors: without the smallest")
+    variant: Literal["card", "authors"] = setting(
+        "card", "card: tau from all residuals; authors: without the smallest"
+    )
     strictness: float = setting(2.0, "lambda: smaller trusts less", gt=0)
-    threshold: float = setting(0.05, "delta: values with less confidence are replaced by the line's", ge=0, lt=1)
+    threshold: float = setting(
+        0.05, "delta: values with less confidence are replaced by the line's", ge=0, lt=1
+    )
 
     def least(self, f: int) -> int:
         return max(3, 2 * f + 1)
@@ -48,7 +55,9 @@ class Residual(Aggregator):
             line, confidence = self.confidence(values)
             values = torch.where(confidence < self.threshold, line, values)
             counts = confidence * confidence.std(dim=1, keepdim=True)
-            corrected[:, columns] = torch.empty_like(values).scatter_(1, places, values).T  # rows in the order of ids
+            corrected[:, columns] = (
+                torch.empty_like(values).scatter_(1, places, values).T
+            )  # rows in the order of ids
             trust += torch.empty_like(counts).scatter_(1, places, counts).double().sum(dim=0)
         weights = (trust / trust.max()).nan_to_num_(nan=1.0).square_()  # nobody differs anywhere: 0 / 0
         weights = (weights / weights.sum()).to(x.dtype)
@@ -60,7 +69,9 @@ class Residual(Aggregator):
         rank = torch.arange(n, dtype=y.dtype, device=y.device)
         steps = (rank[:, None] - rank[None, :]).fill_diagonal_(1)
         slopes = (y[:, :, None] - y[:, None, :]).div_(steps)
-        slopes.diagonal(dim1=1, dim2=2).fill_(torch.inf)  # nobody has a slope to himself: last, and not counted
+        slopes.diagonal(dim1=1, dim2=2).fill_(
+            torch.inf
+        )  # nobody has a slope to himself: last, and not counted
         slope = _median(_ascending(_median(_ascending(slopes), n - 1)), n)
         line = (_median(y, n) - slope * ((n - 1) / 2))[:, None] + slope[:, None] * rank
         residual = (y - line).abs()
@@ -68,12 +79,15 @@ class Residual(Aggregator):
         tau = 1.4826 * (1 + 5 / (n - 1)) * _median(_ascending(residual.clone()), n, lowest) + 1e-7
         off = rank - (n - 1) / 2
         freedom = (1 - 1 / n - off.square() / off.square().sum()).clamp_(min=0).sqrt_()
-        return line, (self.strictness * math.sqrt(2 / n) * freedom * tau[:, None] / residual).nan_to_num_(nan=1.0).clamp_(max=1)
+        return line, (self.strictness * math.sqrt(2 / n) * freedom * tau[:, None] / residual).nan_to_num_(
+            nan=1.0
+        ).clamp_(max=1)
 
 
 def _ascending(values: Tensor) -> Tensor:
-    """The values along the last axis in order, in place where that can be. NumPy's sort of short rows on a CPU takes a small part of the
-    time that PyTorch's does, which also says where each value came from; n^2 slopes of every coordinate are most of this rule's work."""
+    """The values along the last axis in order, in place where that can be. NumPy's sort of short rows on a
+    CPU takes a small part of the time that PyTorch's does, which also says where each value came from; n^2
+    slopes of every coordinate are most of this rule's work."""
     if values.is_cuda:
         return values.sort(dim=-1).values
     values.numpy().sort(axis=-1)
@@ -81,6 +95,7 @@ def _ascending(values: Tensor) -> Tensor:
 
 
 def _median(values: Tensor, n: int, skip: int = 0) -> Tensor:
-    """Over the last axis, of the n smallest values without the first few; of an even number the mean of the middle two."""
+    """Over the last axis, of the n smallest values without the first few; of an even number the mean of the
+    middle two."""
     low, high = skip + (n - skip - 1) // 2, skip + (n - skip) // 2
     return values[..., low] if low == high else (values[..., low] + values[..., high]) / 2

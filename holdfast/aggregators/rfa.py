@@ -1,4 +1,5 @@
-"""RFA: the geometric median of the updates by the smoothed Weiszfeld algorithm (Pillutla et al., IEEE TSP 2022, Algorithm 1)."""
+"""RFA: the geometric median of the updates by the smoothed Weiszfeld algorithm (Pillutla et al., IEEE TSP
+2022, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -12,22 +13,29 @@ from holdfast.aggregators.geometry import norms, seen_from, to_mixture
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 
-PAPER = "Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE Transactions on Signal Processing 2022"
+PAPER = (
+    "Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE Transactions on Signal"
+    " Processing 2022"
+)
 
 
 @register("aggregator", "rfa", paper=PAPER)
 class RFA(Aggregator):
-    """The point with the smallest weighted sum of distances to all updates: less than half of the weight cannot carry it away.
+    """The point with the smallest weighted sum of distances to all updates: less than half of the weight
+    cannot carry it away.
 
-    From the weighted mean on, each update counts by its weight over its distance to the point before, until no distance changes.
-    The weights returned are those of the last step; layer by layer (FedCAP's code) their mean over all coordinates."""
+    From the weighted mean on, each update counts by its weight over its distance to the point before, until
+    no distance changes. The weights returned are those of the last step; layer by layer (FedCAP's code) their
+    mean over all coordinates."""
 
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
     smoothing: float = setting(1e-6, "distances count as no smaller than this", gt=0)
     iterations: int = setting(100, "at most so many steps", ge=1)
     tolerance: float = setting(1e-6, "stop when no distance changes by more than this share", ge=0)
-    per_layer: bool = setting(False, "one geometric median for each tensor instead of one for the whole update")
+    per_layer: bool = setting(
+        False, "one geometric median for each tensor instead of one for the whole update"
+    )
 
     def least(self, f: int) -> int:
         return 2 * f + 1
@@ -36,14 +44,17 @@ class RFA(Aggregator):
         if len(x) < self.least(ctx.assumed):
             return self.fall_back(x, state, ctx)
         value, weights = torch.empty_like(x[0]), torch.zeros_like(w)
-        for part in [slice(s.start, s.stop) for s in ctx.layout.slots] if self.per_layer else [slice(0, x.shape[1])]:
+        for part in (
+            [slice(s.start, s.stop) for s in ctx.layout.slots] if self.per_layer else [slice(0, x.shape[1])]
+        ):
             value[part], used = self.middle(x[:, part], w.double())
             weights += used.to(w.dtype) * ((part.stop - part.start) / x.shape[1])
         return Reduced(value, weights, state)
 
     def middle(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Most often a few steps are enough. Where they are not, how the updates lie to each other is looked at, which takes as long as a
-        few steps and says how far each of them is from every point between them; where that is too coarse, it is looked at anew."""
+        """Most often a few steps are enough. Where they are not, how the updates lie to each other is looked
+        at, which takes as long as a few steps and says how far each of them is from every point between them;
+        where that is too coarse, it is looked at anew."""
         weights = w / w.sum()
         far = norms(x, weights.to(x.dtype) @ x).clamp_(min=self.smoothing)
         patience = 4 + len(x) // 25

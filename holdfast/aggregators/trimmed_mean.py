@@ -18,16 +18,20 @@ from holdfast.core.types import State
 
 @register("aggregator", "trimmed-mean", paper=PAPER)
 class TrimmedMean(Aggregator):
-    """The mean of every coordinate without its q largest and q smallest values; q = f unless `trim` says otherwise.
+    """The mean of every coordinate without its q largest and q smallest values; q = f unless `trim` says
+    otherwise.
 
-    With q < f, attackers who all pull to one side are not all cut off: FedCAP's q is half of f (`trim = 0.15` beside `f = 0.3`),
-    FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values that were averaged."""
+    With q < f, attackers who all pull to one side are not all cut off: FedCAP's q is half of f (`trim = 0.15`
+    beside `f = 0.3`), FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values
+    that were averaged."""
 
     uses_priors: ClassVar[bool] = False
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f and n > 2 trim"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    trim: float | None = setting(None, "cut off at each end: a number (>= 1) or a share of the cohort (< 0.5); none: f", ge=0)
+    trim: float | None = setting(
+        None, "cut off at each end: a number (>= 1) or a share of the cohort (< 0.5); none: f", ge=0
+    )
 
     @field_validator("trim")
     @classmethod
@@ -58,7 +62,8 @@ class TrimmedMean(Aggregator):
 
 
 def _trimmed(values: Tensor, places: Tensor, q: int) -> tuple[Tensor, Tensor]:
-    """The means, and at how many coordinates each client's value was in them: where it was not cut off, which are fewer to count."""
+    """The means, and at how many coordinates each client's value was in them: where it was not cut off, which
+    are fewer to count."""
     d, n = values.shape
     cut = torch.cat([places[:, :q], places[:, n - q :]], dim=1).flatten()
     return values[:, q : n - q].mean(dim=1), d - cut.bincount(minlength=n)

@@ -1,4 +1,5 @@
-"""An attacker that knows FedCAP's rule: as long as its norm test allows, as aligned as its weights ask for."""
+"""An attacker that knows FedCAP's rule: as long as its norm test allows, as aligned as its weights ask
+for."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from holdfast.core.types import Schema, Uplink
 class Adaptive(Attack):
     """Sends the longest harmful update that FedCAP's norm test lets pass.
 
-    It points where benign updates differ most, and is turned towards their mean just enough to be given weight. FedCAP bans whoever is
-    longer than T_norm and weighs the others by the softmax of their cosines; the paper leaves open what an attacker makes of knowing
-    that. This is a simple answer. With m the unit mean of the benign updates and h the unit vector of minus their spread, made
-    orthogonal to m, it sends (1 - margin) * t_norm * (align * m + sqrt(1 - align^2) * h): the largest length that is not banned, nearly
-    all of it off course, with a cosine of `align` to the mean. Where the server calibrates against another model than the client was
-    sent, lengths change a little: that is what the margin is for."""
+    It points where benign updates differ most, and is turned towards their mean just enough to be given
+    weight. FedCAP bans whoever is longer than T_norm and weighs the others by the softmax of their cosines;
+    the paper leaves open what an attacker makes of knowing that. This is a simple answer. With m the unit
+    mean of the benign updates and h the unit vector of minus their spread, made orthogonal to m, it sends (1
+    - margin) * t_norm * (align * m + sqrt(1 - align^2) * h): the largest length that is not banned, nearly
+    all of it off course, with a cosine of `align` to the mean. Where the server calibrates against another
+    model than the client was sent, lengths change a little: that is what the margin is for."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "defence"
@@ -35,7 +37,9 @@ class Adaptive(Attack):
     align: float = setting(0.3, "cosine with the mean of the benign updates", ge=-1, le=1)
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
-        return {name: self._update(view.known(name, "benign"), key.fold(name)) for name in self.targets(schema)}
+        return {
+            name: self._update(view.known(name, "benign"), key.fold(name)) for name in self.targets(schema)
+        }
 
     def _update(self, benign: Tensor, key: Key) -> Tensor:
         mean = _unit(benign.mean(0).double())

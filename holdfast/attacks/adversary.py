@@ -26,8 +26,8 @@ _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "labe
 
 @dataclass(frozen=True, eq=False)
 class Poisoned:
-    """What an attack made of the data. Experiments that differ in their defence only share it: changed inputs are a copy of the whole
-    store, and cells are trained together where their store is the same one."""
+    """What an attack made of the data. Experiments that differ in their defence only share it: changed inputs
+    are a copy of the whole store, and cells are trained together where their store is the same one."""
 
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
@@ -45,7 +45,8 @@ class Adversary:
         self.malicious = self._draw(key.fold("malicious"))
         """Whoever is malicious at any time; where the set is redrawn, everybody may be."""
         self.triggered: Table | None = None
-        """The test images with the trigger in them, labelled as its target; known once the data is poisoned."""
+        """The test images with the trigger in them, labelled as its target; known once the data is
+        poisoned."""
         self.honest: Federation | None = None
         """The data before anybody poisoned it."""
         self._poisoned: Poisoned | None = None
@@ -70,13 +71,17 @@ class Adversary:
         if attack.clients is not None:
             unknown = [c for c in attack.clients if c not in members.tolist()]
             if unknown:
-                raise ConfigError(f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to {int(members.max())}")
+                raise ConfigError(
+                    f"attack.clients: no client {unknown[0]} that trains; ids go from 0 to"
+                    f" {int(members.max())}"
+                )
             return torch.tensor(sorted(set(attack.clients)), dtype=torch.int64)
         order = torch.argsort(key.fold(members).bits, stable=True)
         wanted = int(attack.fraction * len(members) + 1e-9)  # 0.29 * 100 is 28.999...
         if attack.fraction and not wanted:
             raise ConfigError(
-                f"attack.fraction: {attack.fraction:g} of {len(members)} clients is nobody; raise it, or name who attacks in attack.clients"
+                f"attack.fraction: {attack.fraction:g} of {len(members)} clients is nobody; raise it, or name"
+                " who attacks in attack.clients"
             )
         return members[order[:wanted]].sort().values
 
@@ -85,7 +90,8 @@ class Adversary:
         return ~torch.isin(ids, self.at(round))
 
     def poison_data(self, federation: Federation, test: str = "test") -> Federation:
-        """What the clients of this experiment train on. `test` names the table whose images get the trigger, where there is one."""
+        """What the clients of this experiment train on. `test` names the table whose images get the trigger,
+        where there is one."""
         self.honest = federation
         if self.attack is None or not len(self.malicious):
             return federation
@@ -110,13 +116,19 @@ class Adversary:
         poisoned = self.attack.data(federation, malicious, key)
         return self._checked(federation, poisoned, _versions(federation) != versions)
 
-    def _checked(self, before: Federation, after: Federation, in_place: bool = False, same_samples: bool = False) -> Federation:
+    def _checked(
+        self, before: Federation, after: Federation, in_place: bool = False, same_samples: bool = False
+    ) -> Federation:
         assert self.attack is not None
         problem = "data in place" if in_place else self._overreach(before, after)
         if same_samples and after.samples is not before.samples:
-            problem = "samples within a run"  # they are on a device already, and a round is not the time to move them
+            # they are on a device already, and a round is not the time to move them
+            problem = "samples within a run"
         if problem:
-            raise RunError(f"attack '{self.attack.name}' changed {problem}; only what malicious clients train on is its to change")
+            raise RunError(
+                f"attack '{self.attack.name}' changed {problem}; only what malicious clients train on is its"
+                " to change"
+            )
         return after
 
     def train(self, poisoned: Federation, round: int) -> Table:
@@ -149,13 +161,18 @@ class Adversary:
                 return f"the table '{name}'"
         if after.clients != before.clients or after.held_out != before.held_out:
             return "who the clients are"
-        for client in (~torch.isin(torch.arange(before.clients), self.malicious)).nonzero().flatten().tolist():
+        for client in (
+            (~torch.isin(torch.arange(before.clients), self.malicious)).nonzero().flatten().tolist()
+        ):
             if not all(map(torch.equal, before.train.client(client), after.train.client(client))):
                 return f"the data of client {client}, which is not malicious"
         return ""
 
-    def poison(self, task: str, schema: Schema, up: Uplink, key: Key, round: int = 0, sent: Exchange | None = None) -> Uplink:
-        """The replies as the malicious clients send them; only their rows and only the declared kinds of field can change."""
+    def poison(
+        self, task: str, schema: Schema, up: Uplink, key: Key, round: int = 0, sent: Exchange | None = None
+    ) -> Uplink:
+        """The replies as the malicious clients send them; only their rows and only the declared kinds of
+        field can change."""
         mine = torch.isin(up.ids, self.at(round)).nonzero().flatten()
         if self.attack is None or not len(mine):
             return up
@@ -171,13 +188,20 @@ class Adversary:
             for name in self.attack.features_in(schema):
                 fields[name] = self._new_means(task, schema, up, name, key.fold(name), round, sent)
         if [value._version for value in up.fields.values()] != written:
-            raise RunError(f"attack '{self.attack.name}' changed replies in place; what it returns is all that its clients send")
+            raise RunError(
+                f"attack '{self.attack.name}' changed replies in place; what it returns is all that its"
+                " clients send"
+            )
         for name, about in schema.items():
             if about.kind in self.attack.lies or about.kind in self.attack.claims:
                 said = fields.setdefault(name, up[name].clone())
                 luck = key.fold("lie", name).fold(up.ids[mine])
                 told = lie(self.attack.lies.get(about.kind, 1.0), said[mine], about, luck)
-                said[mine] = torch.full_like(told, self.attack.claims[about.kind]) if about.kind in self.attack.claims else told
+                said[mine] = (
+                    torch.full_like(told, self.attack.claims[about.kind])
+                    if about.kind in self.attack.claims
+                    else told
+                )
         return replace(up, fields={**up.fields, **fields}) if fields else up
 
     def _at_once(self, mine: Tensor) -> tuple[Tensor, ...]:
@@ -188,26 +212,35 @@ class Adversary:
     def _new_means(
         self, task: str, schema: Schema, up: Uplink, name: str, key: Key, round: int, sent: Exchange | None
     ) -> Tensor:
-        """Class means as an attack on updates would have them: class by class, among those who hold it. What they were sent is no model
-        that a class mean could be measured by."""
+        """Class means as an attack on updates would have them: class by class, among those who hold it. What
+        they were sent is no model that a class mean could be measured by."""
         said, sent = up[name].clone(), sent and replace(sent, pick=sent.pick[:, :0])
         for vote in votes(name, schema, up):
             mine = torch.isin(vote.up.ids, self.at(round)).nonzero().flatten()
             for rows in self._at_once(mine) if len(mine) else ():
-                value = self._new_rows(task, vote.schema, vote.up, rows, key.fold(vote.place or 0), sent).get("update")
+                value = self._new_rows(task, vote.schema, vote.up, rows, key.fold(vote.place or 0), sent).get(
+                    "update"
+                )
                 if value is not None:
                     vote.write(said, rows, value)
         return said
 
-    def _new_rows(self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None) -> Mapping[str, Tensor]:
-        """What these attackers send instead, with no more in reach than the attack declares to know; the server's own row never is."""
+    def _new_rows(
+        self, task: str, schema: Schema, up: Uplink, rows: Tensor, key: Key, sent: Exchange | None
+    ) -> Mapping[str, Tensor]:
+        """What these attackers send instead, with no more in reach than the attack declares to know; the
+        server's own row never is."""
         assert self.attack is not None
         knows, people = self.attack.knows, up.ids != ROOT
         own, cohort = up.only(rows), int(people.sum())
         all_seen = REACH[knows] >= REACH["everyone"]
-        seen, mine = (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
+        seen, mine = (
+            (up.only(people), rows - int((~people).sum())) if all_seen else (own, torch.arange(len(rows)))
+        )
         view = View(mine, seen, knows, cohort, partial(_first_models, sent, rows))
-        changed = self.attack.uplink(task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key)
+        changed = self.attack.uplink(
+            task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key
+        )
         if sent is None or not sent.rehearsal:  # what evaluation asks is off the books
             self._notes += view.notes
         return changed
@@ -220,13 +253,19 @@ class Adversary:
     def _check_field(self, task: str, schema: Schema, name: str) -> None:
         assert self.attack is not None
         if name not in schema:
-            raise RunError(f"attack '{self.attack.name}' sends '{name}', which task '{task}' does not have{suggest(name, schema)}")
+            raise RunError(
+                f"attack '{self.attack.name}' sends '{name}', which task '{task}' does not"
+                f" have{suggest(name, schema)}"
+            )
         if schema[name].kind not in self.attack.kinds:
-            raise RunError(f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}")
+            raise RunError(
+                f"attack '{self.attack.name}' may not touch '{name}', which is of kind {schema[name].kind}"
+            )
 
 
 def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
-    """What these clients were sent; others may have been sent other models, which are none of their business."""
+    """What these clients were sent; others may have been sent other models, which are none of their
+    business."""
     if sent is None or not sent.pick.shape[1] or bool((sent.pick[rows, 0] < 0).any()):
         return None
     return sent.bank[sent.pick[rows, 0]]
@@ -235,10 +274,15 @@ def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
 def _mixed(honest: Table, poisoned: Table, malicious: Tensor) -> Table:
     """The poisoned lists of some clients, the honest ones of the others."""
     if not torch.equal(honest.start, poisoned.start):
-        raise RunError("an attack whose clients are redrawn must leave everybody as many samples as they had; leave attack.redraw out")
+        raise RunError(
+            "an attack whose clients are redrawn must leave everybody as many samples as they had; leave"
+            " attack.redraw out"
+        )
     changed = torch.isin(owners(honest), malicious)
     return replace(
-        honest, row=torch.where(changed, poisoned.row, honest.row), label=torch.where(changed, poisoned.label, honest.label)
+        honest,
+        row=torch.where(changed, poisoned.row, honest.row),
+        label=torch.where(changed, poisoned.label, honest.label),
     )
 
 
@@ -247,7 +291,14 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _versions(federation: Federation) -> list[int]:
-    """PyTorch counts the writes to a tensor; a change in place would reach every experiment that shares the samples."""
-    tables = (federation.train, federation.validation, federation.test, federation.global_test, federation.root)
+    """PyTorch counts the writes to a tensor; a change in place would reach every experiment that shares the
+    samples."""
+    tables = (
+        federation.train,
+        federation.validation,
+        federation.test,
+        federation.global_test,
+        federation.root,
+    )
     tensors = [getattr(table, part) for table in tables for part in _OF_TABLE]
     return [tensor._version for tensor in (federation.samples.x, federation.samples.y, *tensors)]

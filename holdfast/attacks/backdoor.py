@@ -21,16 +21,18 @@ Place = Literal["top-left", "top-right", "bottom-left", "bottom-right", "centre"
 class Backdoor(Attack):
     """Puts a patch into a share of an attacker's images and calls them the target.
 
-    They replace the images they were. FedCPA's trigger: 5 x 5, white, bottom right, target 1, ratio 0.5 or 0.8; its prose says noise,
-    which is `pattern = "noise"`. Augmentation comes after, so crops and flips move the patch. `attack/asr` is the share of benign
-    clients' test images that the patch makes the deployed model call the target; images that show it anyway are left out unless
-    `inclusive`."""
+    They replace the images they were. FedCPA's trigger: 5 x 5, white, bottom right, target 1, ratio 0.5 or
+    0.8; its prose says noise, which is `pattern = "noise"`. Augmentation comes after, so crops and flips move
+    the patch. `attack/asr` is the share of benign clients' test images that the patch makes the deployed
+    model call the target; images that show it anyway are left out unless `inclusive`."""
 
     kinds: ClassVar[frozenset[str]] = frozenset()
     size: int = setting(5, "side of the patch in pixels", ge=1)
     place: Place = setting("bottom-right", "where in the image")
     pattern: Literal["colour", "noise"] = setting("colour", "one colour, or fixed random pixels")
-    colour: tuple[float, ...] = setting((1.0,), "one number for all channels or one for each, from 0 (darkest) to 1 (brightest)")
+    colour: tuple[float, ...] = setting(
+        (1.0,), "one number for all channels or one for each, from 0 (darkest) to 1 (brightest)"
+    )
     target: int = setting(1, "the class that the trigger stands for", ge=0)
     ratio: float = setting(0.5, "share of an attacker's samples that are replaced", ge=0, le=1)
     inclusive: bool = setting(False, "count images of the target class in attack/asr, as FedCPA's code does")
@@ -44,8 +46,20 @@ class Backdoor(Attack):
         self._check(samples)
         patch = self._patch(samples)
         (_, height, width), size = samples.sample_shape, self.size
-        top = (height - size) // 2 if self.place == "centre" else 0 if self.place.startswith("top") else height - size
-        left = (width - size) // 2 if self.place == "centre" else 0 if self.place.endswith("left") else width - size
+        top = (
+            (height - size) // 2
+            if self.place == "centre"
+            else 0
+            if self.place.startswith("top")
+            else height - size
+        )
+        left = (
+            (width - size) // 2
+            if self.place == "centre"
+            else 0
+            if self.place.endswith("left")
+            else width - size
+        )
 
         def stamp(x: Tensor) -> Tensor:
             x = x.clone()
@@ -57,16 +71,25 @@ class Backdoor(Attack):
     def _check(self, samples: Samples) -> None:
         shape = samples.sample_shape
         if samples.words or len(shape) != 3:
-            raise ConfigError(f"attack 'backdoor' puts a patch into images, but a sample of {samples.name} is none; use label-flip")
+            raise ConfigError(
+                f"attack 'backdoor' puts a patch into images, but a sample of {samples.name} is none; use"
+                " label-flip"
+            )
         if self.size > min(shape[1:]):
-            raise ConfigError(f"attack.size: a patch of {self.size} pixels does not fit into {shape[1]} x {shape[2]}; make it smaller")
+            raise ConfigError(
+                f"attack.size: a patch of {self.size} pixels does not fit into {shape[1]} x {shape[2]}; make"
+                " it smaller"
+            )
         if self.target >= samples.classes:
-            raise ConfigError(f"attack.target: {samples.name} has classes 0 to {samples.classes - 1}, got {self.target}")
+            raise ConfigError(
+                f"attack.target: {samples.name} has classes 0 to {samples.classes - 1}, got {self.target}"
+            )
         if len(self.colour) not in (1, shape[0]) or not all(0 <= c <= 1 for c in self.colour):
             raise ConfigError(f"attack.colour: needs 1 or {shape[0]} numbers from 0 to 1")
 
     def _patch(self, samples: Samples) -> Tensor:
-        """[C, size, size] as images are stored: bytes, or numbers between the smallest and the largest of the dataset."""
+        """[C, size, size] as images are stored: bytes, or numbers between the smallest and the largest of the
+        dataset."""
         channels = samples.sample_shape[0]
         if self.pattern == "noise":
             shade = Key(0).fold("backdoor pattern").uniform(channels, self.size, self.size)

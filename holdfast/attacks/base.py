@@ -1,4 +1,5 @@
-"""What an attack is: hooks on the data and on the replies of malicious clients, with a declared and enforced view of the others."""
+"""What an attack is: hooks on the data and on the replies of malicious clients, with a declared and enforced
+view of the others."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ REACH = {"own": 0, "colluders": 1, "everyone": 2, "defence": 3}
 
 @dataclass(frozen=True)
 class View:
-    """What the attackers see of a round: always their own honest replies; more only where the attack declares that it knows more."""
+    """What the attackers see of a round: always their own honest replies; more only where the attack declares
+    that it knows more."""
 
     mine: Tensor
     """Positions of the malicious clients among the rows of `up`."""
@@ -51,14 +53,19 @@ class View:
         return self.up[field]
 
     def known(self, field: str, whom: Whom = "all") -> Tensor:
-        """Honest rows to take statistics of: of all clients or of the benign ones. Colluders who know only each other take their own for
-        a sample of the others, which is FedCAP's partial knowledge; so do attackers who are alone in a cohort. A client whose training ran
-        away is left out, as it will be by the server: else one such would make all attackers send what is not finite."""
+        """Honest rows to take statistics of: of all clients or of the benign ones. Colluders who know only
+        each other take their own for a sample of the others, which is FedCAP's partial knowledge; so do
+        attackers who are alone in a cohort. A client whose training ran away is left out, as it will be by
+        the server: else one such would make all attackers send what is not finite."""
         self._need("colluders")
         others = torch.ones(len(self.up), dtype=torch.bool)
         others[self.mine] = False
         rows = self.up[field] if whom == "all" or not bool(others.any()) else self.up[field][others]
-        finite = torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1)) if rows.numel() else others[:0]
+        finite = (
+            torch.isfinite(rows.flatten(1).amin(1)) & torch.isfinite(rows.flatten(1).amax(1))
+            if rows.numel()
+            else others[:0]
+        )
         return rows[finite] if bool(finite.any()) and not bool(finite.all()) else rows
 
     def note(self, text: str) -> None:
@@ -67,11 +74,15 @@ class View:
 
     def _need(self, level: Knowledge) -> None:
         if REACH[self.knows] < REACH[level]:
-            raise RunError(f"attack reads what {level} sent but declares to know only {self.knows}; set attack.knows = \"{level}\"")
+            raise RunError(
+                f"attack reads what {level} sent but declares to know only {self.knows}; set attack.knows ="
+                f' "{level}"'
+            )
 
 
 class Trigger(NamedTuple):
-    """What makes a poisoned model answer `target`: `stamp` puts it into images [n, C, H, W] as they are stored."""
+    """What makes a poisoned model answer `target`: `stamp` puts it into images [n, C, H, W] as they are
+    stored."""
 
     stamp: Callable[[Tensor], Tensor]
     target: int
@@ -85,37 +96,54 @@ class Attack(Part):
     tasks: ClassVar[frozenset[str] | None] = frozenset({"train"})
     """To which requests the replies are changed; none: to all that ask for a field of its kinds."""
     kinds: ClassVar[frozenset[str]] = frozenset({"update"})
-    """Which fields it changes. One that changes updates is made on class means, too, where a method sends nothing else."""
+    """Which fields it changes. One that changes updates is made on class means, too, where a method sends
+    nothing else."""
     least: ClassVar[Knowledge] = "own"
     """What it cannot do without."""
     fraction: float = setting(0.3, "share of the clients that are malicious", ge=0, le=1)
     clients: tuple[int, ...] | None = setting(None, "the malicious clients by id, instead of a share")
-    redraw: bool = setting(False, "draw the malicious clients anew every round; else one set for the whole run")
+    redraw: bool = setting(
+        False, "draw the malicious clients anew every round; else one set for the whole run"
+    )
     knows: Knowledge = setting("own", "what the attackers see: own, colluders, everyone, defence")
     lies: dict[Kind, Lie] = setting(
-        {}, "how else attackers lie, by kind of field: a factor, \"invert\" or \"random\", as in { count = 10.0, score = \"invert\" }"
+        {},
+        'how else attackers lie, by kind of field: a factor, "invert" or "random", as in { count = 10.0,'
+        ' score = "invert" }',
     )
-    claims: dict[Kind, float] = setting({}, "values in place of whatever else attackers send, by kind of field: { score = 1.0 }")
+    claims: dict[Kind, float] = setting(
+        {}, "values in place of whatever else attackers send, by kind of field: { score = 1.0 }"
+    )
 
-    features: bool = setting(False, "attack class means (prototypes) like updates; done anyway where a method sends them and no update")
+    features: bool = setting(
+        False,
+        "attack class means (prototypes) like updates; done anyway where a method sends them and no update",
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> Attack:
         if REACH[self.knows] < REACH[self.least]:
-            raise ValueError(f"'{self.name}' cannot do with knows = \"{self.knows}\"; set knows = \"{self.least}\" or more")
+            raise ValueError(
+                f'\'{self.name}\' cannot do with knows = "{self.knows}"; set knows = "{self.least}" or more'
+            )
         if self.clients is not None and self.fraction != type(self).model_fields["fraction"].default:
             raise ValueError("clients names who attacks, fraction says how many; leave one of the two out")
         if self.redraw and self.clients is not None:
-            raise ValueError("redraw draws other clients every round, but clients names them; leave one of the two out")
+            raise ValueError(
+                "redraw draws other clients every round, but clients names them; leave one of the two out"
+            )
         return self
 
     def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
-        """The federation with other training tables for malicious clients. Changed inputs are scratch rows appended to `samples`; the rows
-        that were there, and all other tables, stay as they are."""
+        """The federation with other training tables for malicious clients. Changed inputs are scratch rows
+        appended to `samples`; the rows that were there, and all other tables, stay as they are."""
         return federation
 
-    def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> Federation | None:
-        """The same for one round, where an attack changes its mind; only labels then. None: what `data` gave stays."""
+    def round_data(
+        self, federation: Federation, malicious: Tensor, key: Key, round: int
+    ) -> Federation | None:
+        """The same for one round, where an attack changes its mind; only labels then. None: what `data` gave
+        stays."""
         return None
 
     def trigger(self, samples: Samples) -> Trigger | None:
@@ -123,8 +151,9 @@ class Attack(Part):
         return None
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
-        """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view` whatever else they know.
-        Where they know only their own, it is called for one attacker at a time. One row stands for all of them."""
+        """New rows [number of attackers, ...] for some fields; `up` has the attackers' honest replies, `view`
+        whatever else they know. Where they know only their own, it is called for one attacker at a time. One
+        row stands for all of them."""
         return {}
 
     def targets(self, schema: Schema) -> list[str]:
@@ -132,7 +161,8 @@ class Attack(Part):
         return [name for name, field in schema.items() if field.kind in self.kinds]
 
     def features_in(self, schema: Schema) -> list[str]:
-        """The class means of a reply that are attacked like updates; an attack that names features among its kinds sees to them itself."""
+        """The class means of a reply that are attacked like updates; an attack that names features among its
+        kinds sees to them itself."""
         wanted = self.features or not any(field.kind == "update" for field in schema.values())
         mine = "update" in self.kinds and "feature" not in self.kinds
         return [name for name, field in schema.items() if field.kind == "feature" and wanted and mine]

@@ -1,6 +1,8 @@
-"""Class means that clients send, for attacks that know only updates: to those who hold a class, its mean is one vector, as an update is.
+"""Class means that clients send, for attacks that know only updates: to those who hold a class, its mean is
+one vector, as an update is.
 
-A client that does not hold a class has nothing to say of it, so it is neither counted among the others nor poisoned there."""
+A client that does not hold a class has nothing to say of it, so it is neither counted among the others nor
+poisoned there."""
 
 from __future__ import annotations
 
@@ -35,8 +37,16 @@ class Vote(NamedTuple):
 
 
 def votes(name: str, schema: Schema, up: Uplink) -> Iterator[Vote]:
-    """One for each class that anybody holds, by the field that counts samples of each class; without such a field one of all clients."""
-    held = next((other for other, field in schema.items() if field.kind == "count" and field.shape == schema[name].shape[:1] != ()), None)
+    """One for each class that anybody holds, by the field that counts samples of each class; without such a
+    field one of all clients."""
+    held = next(
+        (
+            other
+            for other, field in schema.items()
+            if field.kind == "count" and field.shape == schema[name].shape[:1] != ()
+        ),
+        None,
+    )
     holds = None if held is None else up[held] > 0
     for place in (None,) if holds is None else range(holds.shape[1]):
         rows = torch.arange(len(up)) if holds is None else holds[:, place].nonzero().flatten()

@@ -1,4 +1,5 @@
-"""What attacks on training data share: whose samples, which share of them, and scratch rows for changed inputs."""
+"""What attacks on training data share: whose samples, which share of them, and scratch rows for changed
+inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from holdfast.data.table import Table
 
 
 def chosen(table: Table, malicious: Tensor, ratio: float, key: Key) -> Tensor:
-    """Places in the table: of each attacker's samples a share, rounded to the nearest number, drawn by its own key."""
+    """Places in the table: of each attacker's samples a share, rounded to the nearest number, drawn by its
+    own key."""
     places = []
     for client in malicious.tolist():
         begin, end = int(table.start[client]), int(table.start[client + 1])
@@ -24,8 +26,11 @@ def chosen(table: Table, malicious: Tensor, ratio: float, key: Key) -> Tensor:
     return torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
 
 
-def with_inputs(federation: Federation, places: Tensor, change: Callable[[Tensor], Tensor], label: Tensor | None = None) -> Federation:
-    """The training samples at these places changed, and relabelled where labels are given; the store keeps its own rows."""
+def with_inputs(
+    federation: Federation, places: Tensor, change: Callable[[Tensor], Tensor], label: Tensor | None = None
+) -> Federation:
+    """The training samples at these places changed, and relabelled where labels are given; the store keeps
+    its own rows."""
     table, samples = federation.train, federation.samples
     labels = table.label[places] if label is None else label
     more, where = append(samples, change(samples.x[table.row[places]]), labels)
@@ -42,7 +47,8 @@ def with_labels(federation: Federation, places: Tensor, label: Tensor) -> Federa
 
 
 def owner_keys(table: Table, places: Tensor, key: Key) -> Key:
-    """A key for each place, of its owner and its number among the owner's samples: who else attacks changes nothing."""
+    """A key for each place, of its owner and its number among the owner's samples: who else attacks changes
+    nothing."""
     owner = owners(table)[places]
     return key.fold(owner).fold(places - table.start[owner])
 
@@ -57,11 +63,15 @@ def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
 def with_trigger(federation: Federation, test: Table, trigger: Trigger) -> tuple[Federation, Table]:
     """The federation with triggered copies of test images behind its samples, and the table of them."""
     samples = federation.samples
-    kept = torch.ones_like(test.label, dtype=torch.bool) if trigger.inclusive else test.label != trigger.target
+    kept = (
+        torch.ones_like(test.label, dtype=torch.bool) if trigger.inclusive else test.label != trigger.target
+    )
     rows, place = test.row[kept].unique(return_inverse=True)
     more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
     start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
-    return replace(federation, samples=more), Table(where[place], torch.full_like(place, trigger.target), start)
+    return replace(federation, samples=more), Table(
+        where[place], torch.full_like(place, trigger.target), start
+    )
 
 
 def owners(table: Table) -> Tensor:

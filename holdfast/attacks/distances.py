@@ -16,8 +16,8 @@ _TOLERANCE = 1e-5
 
 
 class Line(NamedTuple):
-    """Squared distances between clients and a point mean + gamma * direction, as far as they depend on gamma: one pass over the updates
-    is enough, whatever gamma is tried."""
+    """Squared distances between clients and a point mean + gamma * direction, as far as they depend on gamma:
+    one pass over the updates is enough, whatever gamma is tried."""
 
     mean: Tensor
     direction: Tensor
@@ -36,8 +36,8 @@ class Line(NamedTuple):
 
 
 def line(updates: Tensor, kind: Perturbation) -> Line:
-    """From the mean of the updates, against them: coordinate by coordinate in proportion to their spread, along the mean, or by its
-    signs."""
+    """From the mean of the updates, against them: coordinate by coordinate in proportion to their spread,
+    along the mean, or by its signs."""
     mean = updates.mean(0)
     if kind == "std":
         direction = -deviation(updates)
@@ -55,7 +55,8 @@ def line(updates: Tensor, kind: Perturbation) -> Line:
 
 
 def largest(fits: Callable[[float], bool]) -> float:
-    """The largest gamma >= 0 that fits, by doubling and halving, to 1e-5 (of itself, where it is below 1). 0 must fit."""
+    """The largest gamma >= 0 that fits, by doubling and halving, to 1e-5 (of itself, where it is below 1). 0
+    must fit."""
     low, high = 0.0, 1.0
     while fits(high) and high < 1e9:
         low, high = high, 2 * high

@@ -1,4 +1,5 @@
-"""How attackers lie about a number beside their update: by a factor, by its mirror image, or by any number at all."""
+"""How attackers lie about a number beside their update: by a factor, by its mirror image, or by any number at
+all."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ Lie = float | Literal["invert", "random"]
 
 
 def lie(how: Lie, honest: Tensor, field: Field, key: Key) -> Tensor:
-    """What is said instead of the honest rows; `key` has one key per row. "invert" mirrors within the field's bounds (an accuracy of 1
-    becomes 0), "random" draws evenly between them; without bounds the sign changes, or a normal number is the factor. Above a lower bound
-    alone, 4 becomes 1/4, or the normal number has no sign: what is out of bounds nobody would hear. Whoever has no figure to give still
-    has none."""
+    """What is said instead of the honest rows; `key` has one key per row. "invert" mirrors within the field's
+    bounds (an accuracy of 1 becomes 0), "random" draws evenly between them; without bounds the sign changes,
+    or a normal number is the factor. Above a lower bound alone, 4 becomes 1/4, or the normal number has no
+    sign: what is out of bounds nobody would hear. Whoever has no figure to give still has none."""
     said = (honest * how).to(honest.dtype) if not isinstance(how, str) else _made_up(how, honest, field, key)
     return torch.where(honest == UNDEFINED, honest, said) if field.low == UNDEFINED else said
 
@@ -30,4 +31,6 @@ def _made_up(how: str, honest: Tensor, field: Field, key: Key) -> Tensor:
     if low is None:
         return -honest if invert else honest * key.normal(*shape, dtype=kind)
     above = honest - low
-    return low + (torch.where(above > 0, 1 / above, above) if invert else above * key.normal(*shape, dtype=kind).abs())
+    return low + (
+        torch.where(above > 0, 1 / above, above) if invert else above * key.normal(*shape, dtype=kind).abs()
+    )

@@ -15,16 +15,22 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
 
 
-@register("attack", "gaussian", paper="Han et al.: Towards Attack-tolerant Federated Learning via Critical Parameter Analysis, ICCV 2023")
+@register(
+    "attack",
+    "gaussian",
+    paper="Han et al.: Towards Attack-tolerant Federated Learning via Critical Parameter Analysis, ICCV 2023",
+)
 class Gaussian(Attack):
     """Sends Gaussian noise in place of the update.
 
-    FedCPA's released code draws it in proportion to the spread of the model's own numbers: `scale = "model"`. There the counters of
-    BatchNorm are among these numbers; here only parameters are."""
+    FedCPA's released code draws it in proportion to the spread of the model's own numbers: `scale = "model"`.
+    There the counters of BatchNorm are among these numbers; here only parameters are."""
 
     tasks: ClassVar[None] = None
     sigma: float = setting(0.05, "standard deviation of the noise", ge=0)
-    scale: Literal["absolute", "model"] = setting("absolute", "model: sigma is in standard deviations of the parameters that were sent")
+    scale: Literal["absolute", "model"] = setting(
+        "absolute", "model: sigma is in standard deviations of the parameters that were sent"
+    )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         out = {}
@@ -39,5 +45,8 @@ class Gaussian(Attack):
             return self.sigma
         sent = view.sent()
         if sent is None:
-            raise RunError("attack 'gaussian' scales its noise by the model that was sent, but none was; set attack.scale = \"absolute\"")
+            raise RunError(
+                "attack 'gaussian' scales its noise by the model that was sent, but none was; set"
+                ' attack.scale = "absolute"'
+            )
         return self.sigma * torch.std(sent[:, : own.shape[1]].double(), dim=1, keepdim=True).to(own.dtype)

@@ -19,21 +19,28 @@ from holdfast.data.federation import Federation
 class InputNoise(Attack):
     """Trains on inputs with Gaussian noise; labels stay true (C-PFL's noisy clients, sigma 0.1, 0.2 and 0.3).
 
-    There, other clients are noisy every round: `redraw = true`. Whether the noise comes before or after normalising is not said; here it
-    is in pixels on the scale 0..1 (for other numbers, on their own scale), or with `scale = "normalised"` in units of what the model sees.
-    Images are bytes, so they stay between black and white; each sample's noise is drawn once."""
+    There, other clients are noisy every round: `redraw = true`. Whether the noise comes before or after
+    normalising is not said; here it is in pixels on the scale 0..1 (for other numbers, on their own scale),
+    or with `scale = "normalised"` in units of what the model sees. Images are bytes, so they stay between
+    black and white; each sample's noise is drawn once."""
 
     kinds: ClassVar[frozenset[str]] = frozenset()
     sigma: float = setting(0.1, "standard deviation of the noise", ge=0)
-    scale: Literal["raw", "normalised"] = setting("raw", "sigma in pixels from 0 to 1 (or a column's own unit), or as the model sees it")
+    scale: Literal["raw", "normalised"] = setting(
+        "raw", "sigma in pixels from 0 to 1 (or a column's own unit), or as the model sees it"
+    )
     ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)
 
     def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         samples = federation.samples
         if samples.words:
-            raise ConfigError(f"attack 'input-noise' adds numbers to inputs, but {samples.name} is text; use label-flip")
+            raise ConfigError(
+                f"attack 'input-noise' adds numbers to inputs, but {samples.name} is text; use label-flip"
+            )
         places = chosen(federation.train, malicious, self.ratio, key)
-        noise = self.sigma * owner_keys(federation.train, places, key.fold("noise")).normal(*samples.sample_shape)
+        noise = self.sigma * owner_keys(federation.train, places, key.fold("noise")).normal(
+            *samples.sample_shape
+        )
         if self.scale == "normalised":
             noise = noise * torch.tensor(samples.std).view(-1, *[1] * (len(samples.sample_shape) - 1))
 

@@ -17,12 +17,17 @@ from holdfast.core.types import Schema, Uplink
 class Ipm(Attack):
     """Sends -eps times the mean of the benign updates.
 
-    With eps above benign / attackers, the mean of all points backwards. FedCAP's eps is the size of the cohort."""
+    With eps above benign / attackers, the mean of all points backwards. FedCAP's eps is the size of the
+    cohort."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
-    knows: Knowledge = setting("everyone", "whose updates stand for the benign ones: colluders (their own), everyone")
-    eps: float | None = setting(None, "how many times the mean; none: the size of the cohort; the attack's paper has 0.1 to 10", ge=0)
+    knows: Knowledge = setting(
+        "everyone", "whose updates stand for the benign ones: colluders (their own), everyone"
+    )
+    eps: float | None = setting(
+        None, "how many times the mean; none: the size of the cohort; the attack's paper has 0.1 to 10", ge=0
+    )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         eps = view.cohort if self.eps is None else self.eps

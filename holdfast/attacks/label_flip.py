@@ -15,30 +15,44 @@ from holdfast.core.registry import register, setting
 from holdfast.data.federation import Federation
 
 
-@register("attack", "label-flip", paper="Biggio, Nelson and Laskov: Poisoning Attacks against Support Vector Machines, ICML 2012")
+@register(
+    "attack",
+    "label-flip",
+    paper="Biggio, Nelson and Laskov: Poisoning Attacks against Support Vector Machines, ICML 2012",
+)
 class LabelFlip(Attack):
     """Trains on wrong labels: the next class, the mirrored class (C - 1 - y), or a random other class.
 
-    FedCAP's paper has `next`, its released code `mirrored` (where the middle class of an odd number stays). FedCPA's paper has `random`;
-    its released code draws the new labels from a distribution of each attacker's own, Dirichlet(0.25), true labels not excluded, and the
-    samples anew every round: `skew = 0.25`, `fresh = true`."""
+    FedCAP's paper has `next`, its released code `mirrored` (where the middle class of an odd number stays).
+    FedCPA's paper has `random`; its released code draws the new labels from a distribution of each attacker's
+    own, Dirichlet(0.25), true labels not excluded, and the samples anew every round: `skew = 0.25`, `fresh =
+    true`."""
 
     kinds: ClassVar[frozenset[str]] = frozenset()
     flip: Literal["next", "mirrored", "random"] = setting("next", "which label an affected sample gets")
     ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)
-    skew: float | None = setting(None, "random: draw from a Dirichlet of this concentration per attacker; none: other classes alike", gt=0)
+    skew: float | None = setting(
+        None,
+        "random: draw from a Dirichlet of this concentration per attacker; none: other classes alike",
+        gt=0,
+    )
     fresh: bool = setting(False, "draw affected samples and random labels anew every round")
 
     @model_validator(mode="after")
     def _of_random(self) -> LabelFlip:
         if self.skew is not None and self.flip != "random":
-            raise ValueError(f"skew is about random labels, but flip is \"{self.flip}\"; set flip = \"random\" or leave skew out")
+            raise ValueError(
+                f'skew is about random labels, but flip is "{self.flip}"; set flip = "random" or leave'
+                " skew out"
+            )
         return self
 
     def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
         return self._flipped(federation, malicious, key, key)
 
-    def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> Federation | None:
+    def round_data(
+        self, federation: Federation, malicious: Tensor, key: Key, round: int
+    ) -> Federation | None:
         return self._flipped(federation, malicious, key, key.fold(round)) if self.fresh else None
 
     def _flipped(self, federation: Federation, malicious: Tensor, key: Key, luck: Key) -> Federation:
@@ -53,14 +67,18 @@ class LabelFlip(Attack):
         elif self.skew is None:
             label = (true + 1 + draws.hash().remainder(max(1, classes - 1))) % classes
         else:
-            label = self._skewed(owners(table)[places], draws.uniform(dtype=torch.float64), classes, malicious, key)
+            label = self._skewed(
+                owners(table)[places], draws.uniform(dtype=torch.float64), classes, malicious, key
+            )
         return with_labels(federation, places, label)
 
     def _skewed(self, owner: Tensor, luck: Tensor, classes: int, malicious: Tensor, key: Key) -> Tensor:
         assert self.skew is not None
         out = torch.zeros_like(owner)
         for client in malicious.tolist():
-            shares = torch.from_numpy(key.fold("skew", client).numpy().dirichlet([self.skew] * classes)).cumsum(0)
+            shares = torch.from_numpy(
+                key.fold("skew", client).numpy().dirichlet([self.skew] * classes)
+            ).cumsum(0)
             mine = owner == client
             out[mine] = torch.searchsorted(shares, luck[mine], right=True).clamp(max=classes - 1)
         return out

@@ -21,16 +21,21 @@ from holdfast.core.types import Schema, Uplink
 class Lie(Attack):
     """Sends mean - z * std of the honest updates, coordinate by coordinate.
 
-    z is the paper's, from the numbers of clients and attackers in the cohort. It is infinite once attackers are the majority and below 0
-    when they are few; it is clamped to [0, z_max], and the round's record says so. `variant = "authors"` is FedCAP's released code, which
-    does not clamp: an infinite z makes updates that are not numbers, which screening refuses, so such a round has no attackers."""
+    z is the paper's, from the numbers of clients and attackers in the cohort. It is infinite once attackers
+    are the majority and below 0 when they are few; it is clamped to [0, z_max], and the round's record says
+    so. `variant = "authors"` is FedCAP's released code, which does not clamp: an infinite z makes updates
+    that are not numbers, which screening refuses, so such a round has no attackers."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
-    knows: Knowledge = setting("everyone", "whose updates the mean and the spread are taken of: colluders, everyone")
+    knows: Knowledge = setting(
+        "everyone", "whose updates the mean and the spread are taken of: colluders, everyone"
+    )
     z: float | None = setting(None, "how many standard deviations; none: by the paper's formula")
     z_max: float = setting(3.0, "bound on z where the formula runs away", ge=0)
-    statistics: Whom = setting("all", "mean and spread of all clients, attackers' honest updates included, or of benign ones only")
+    statistics: Whom = setting(
+        "all", "mean and spread of all clients, attackers' honest updates included, or of benign ones only"
+    )
     variant: Literal["card", "authors"] = setting("card", "authors: z is not clamped")
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
@@ -50,16 +55,23 @@ class Lie(Attack):
         z = formula(view.cohort, attackers)
         if self.variant == "authors":
             if math.isinf(z):
-                view.note(f"lie: z = {z:g} for {attackers} attackers among {view.cohort} clients, so what they send is not finite")
+                view.note(
+                    f"lie: z = {z:g} for {attackers} attackers among {view.cohort} clients, so what they send"
+                    " is not finite"
+                )
             return z
         clamped = min(max(z, 0.0), self.z_max)
         if clamped != z:
-            view.note(f"lie: z = {z:.3g} for {attackers} attackers among {view.cohort} clients, clamped to {clamped:g}")
+            view.note(
+                f"lie: z = {z:.3g} for {attackers} attackers among {view.cohort} clients, clamped to"
+                f" {clamped:g}"
+            )
         return clamped
 
 
 def formula(clients: int, attackers: int) -> float:
-    """The z at which enough benign clients lie farther out that attackers need no more than those to be a majority."""
+    """The z at which enough benign clients lie farther out that attackers need no more than those to be a
+    majority."""
     benign = clients - attackers
     needed = clients // 2 + 1 - attackers
     share = (benign - needed) / benign if benign else 1.0

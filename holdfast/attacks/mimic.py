@@ -15,19 +15,26 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
 
 
-@register("attack", "mimic", paper="Karimireddy, He and Jaggi: Byzantine-Robust Learning on Heterogeneous Datasets, ICLR 2022")
+@register(
+    "attack",
+    "mimic",
+    paper="Karimireddy, He and Jaggi: Byzantine-Robust Learning on Heterogeneous Datasets, ICLR 2022",
+)
 class Mimic(Attack):
     """Sends a benign client's update from all attackers, so that its data counts many times.
 
-    Nothing they send is unusual; under uneven data it still draws the model to one client. The paper picks, after some rounds of
-    watching, the client that lies farthest along the direction in which updates differ most. This is its simple form, without memory:
-    the first benign client of the cohort, which is the same in every round that it attends, or (`whom = "spread"`) the farthest one of
-    this round. Alone in a cohort, attackers stay honest."""
+    Nothing they send is unusual; under uneven data it still draws the model to one client. The paper picks,
+    after some rounds of watching, the client that lies farthest along the direction in which updates differ
+    most. This is its simple form, without memory: the first benign client of the cohort, which is the same in
+    every round that it attends, or (`whom = "spread"`) the farthest one of this round. Alone in a cohort,
+    attackers stay honest."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "everyone"
     knows: Knowledge = setting("everyone", "it copies what another client sends, so everyone or more")
-    whom: Literal["first", "spread"] = setting("first", "the benign client with the lowest id, or the one farthest along the main spread")
+    whom: Literal["first", "spread"] = setting(
+        "first", "the benign client with the lowest id, or the one farthest along the main spread"
+    )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         if len(view.mine) == len(view.up):
@@ -41,5 +48,7 @@ class Mimic(Attack):
         pairs = line(benign, "std").pairs
         if not bool(torch.isfinite(pairs).all()):  # nobody's training went well
             return benign[0]
-        centred = pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()  # -2 times the Gram matrix about the mean
+        centred = (
+            pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()
+        )  # -2 times the Gram matrix about the mean
         return benign[int(torch.linalg.eigh(-centred / 2).eigenvectors[:, -1].abs().argmax())]

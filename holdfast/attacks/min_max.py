@@ -18,15 +18,21 @@ from holdfast.core.types import Schema, Uplink
 class MinMax(Attack):
     """Sends mean + gamma * p, no farther from any client than clients are from each other.
 
-    gamma is the largest at which its largest distance to a client is no larger than the largest between two clients. Where fewer than
-    two clients are known, they stay honest."""
+    gamma is the largest at which its largest distance to a client is no larger than the largest between two
+    clients. Where fewer than two clients are known, they stay honest."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
-    perturbation: Perturbation = setting("std", "p: minus the spread, minus the mean's direction, or minus its signs")
-    statistics: Whom = setting("all", "count all clients, attackers' honest updates included, or benign ones only")
-    variant: Literal["card", "authors"] = setting("card", "authors: FedCAP's search for gamma, in steps of 0.05")
+    perturbation: Perturbation = setting(
+        "std", "p: minus the spread, minus the mean's direction, or minus its signs"
+    )
+    statistics: Whom = setting(
+        "all", "count all clients, attackers' honest updates included, or benign ones only"
+    )
+    variant: Literal["card", "authors"] = setting(
+        "card", "authors: FedCAP's search for gamma, in steps of 0.05"
+    )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         out = {}

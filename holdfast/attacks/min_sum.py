@@ -18,15 +18,21 @@ from holdfast.core.types import Schema, Uplink
 class MinSum(Attack):
     """Sends mean + gamma * p, no farther from all clients together than some client is.
 
-    gamma is the largest at which the sum of its squared distances to the clients is no larger than the largest sum of a client. Where
-    fewer than two clients are known, they stay honest."""
+    gamma is the largest at which the sum of its squared distances to the clients is no larger than the
+    largest sum of a client. Where fewer than two clients are known, they stay honest."""
 
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")
-    perturbation: Perturbation = setting("std", "p: minus the spread, minus the mean's direction, or minus its signs")
-    statistics: Whom = setting("all", "count all clients, attackers' honest updates included, or benign ones only")
-    variant: Literal["card", "authors"] = setting("card", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05")
+    perturbation: Perturbation = setting(
+        "std", "p: minus the spread, minus the mean's direction, or minus its signs"
+    )
+    statistics: Whom = setting(
+        "all", "count all clients, attackers' honest updates included, or benign ones only"
+    )
+    variant: Literal["card", "authors"] = setting(
+        "card", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05"
+    )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         out = {}

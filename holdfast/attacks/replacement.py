@@ -13,7 +13,9 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
 
 
-@register("attack", "replacement", paper="Bagdasaryan et al.: How To Backdoor Federated Learning, AISTATS 2020")
+@register(
+    "attack", "replacement", paper="Bagdasaryan et al.: How To Backdoor Federated Learning, AISTATS 2020"
+)
 class Replacement(Attack):
     """Sends the honest update times the size of the cohort, so that a plain mean becomes it (FedCAP's MR)."""
 

@@ -13,7 +13,9 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import Schema, Uplink
 
 
-@register("attack", "sign-flip", paper="Li et al.: RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019")
+@register(
+    "attack", "sign-flip", paper="Li et al.: RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019"
+)
 class SignFlip(Attack):
     """Sends the honest update turned around: -scale * update (FedCAP's SF)."""
 

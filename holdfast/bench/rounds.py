@@ -1,4 +1,5 @@
-"""The time of whole rounds: both models of every client, the server, the evaluation and the commit to disk, under one plan and another."""
+"""The time of whole rounds: both models of every client, the server, the evaluation and the commit to disk,
+under one plan and another."""
 
 from __future__ import annotations
 
@@ -32,7 +33,14 @@ class RoundWork:
         base, first = next(iter(times.items()))
         clients = self.config["data"]["clients"]
         return [
-            {"work": self.name, "clients": clients, "plan": title, "seconds": taken, "ratio": first / taken, "against": base}
+            {
+                "work": self.name,
+                "clients": clients,
+                "plan": title,
+                "seconds": taken,
+                "ratio": first / taken,
+                "against": base,
+            }
             for title, taken in times.items()
         ]
 
@@ -50,21 +58,30 @@ class RoundWork:
         train = {**self.config["train"], "rounds": rounds}
         engine = {"device": self.device, "plan": plan, "precision": precision}
         with tempfile.TemporaryDirectory() as folder:
-            start([("", make_config({**self.config, "train": train, "engine": engine}))], Path(folder) / "run", Watch(moved=moved))
+            start(
+                [("", make_config({**self.config, "train": train, "engine": engine}))],
+                Path(folder) / "run",
+                Watch(moved=moved),
+            )
         moments = [seen[round] for round in sorted(seen)]
         return [after - before for before, after in zip(moments, moments[1:], strict=False)]
 
 
 _FEDCAP_ON_CIFAR = {
     "data": {
-        "name": "synthetic", "options": {"shape": (3, 32, 32), "samples": 10_000}, "clients": 20,
+        "name": "synthetic",
+        "options": {"shape": (3, 32, 32), "samples": 10_000},
+        "clients": 20,
         "partition": {"name": "pathological", "classes_per_client": 2, "samples_per_client": 300},
     },
-    "model": {"name": "fedcap-cnn"}, "method": {"name": "ditto"}, "train": {"local_epochs": 5, "batch_size": 10, "lr": 0.01},
-}  # fmt: skip
+    "model": {"name": "fedcap-cnn"},
+    "method": {"name": "ditto"},
+    "train": {"local_epochs": 5, "batch_size": 10, "lr": 0.01},
+}
 ROUNDS = (
     RoundWork(
-        "ditto-round", _FEDCAP_ON_CIFAR,
+        "ditto-round",
+        _FEDCAP_ON_CIFAR,
         (("loop", "tf32", 3), ("captured-vmap", "tf32", 6), ("compiled-vmap", "tf32", 10)),
     ),
-)  # fmt: skip
+)

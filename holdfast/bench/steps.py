@@ -1,8 +1,10 @@
-"""`holdfast bench`: the time of a client's training step, under every plan and in a plain PyTorch client loop, measured side by side.
+"""`holdfast bench`: the time of a client's training step, under every plan and in a plain PyTorch client
+loop, measured side by side.
 
-Plans take turns (plain, loop, vmap, plain, ...) and the best of several turns counts, so that a busy machine slows all of them alike.
-Ratios are times of the plain loop over times of a plan in the same session; nothing is compared with numbers from elsewhere. On a GPU
-there are works of their own, among them a whole round (bench_round.py)."""
+Plans take turns (plain, loop, vmap, plain, ...) and the best of several turns counts, so that a busy machine
+slows all of them alike. Ratios are times of the plain loop over times of a plan in the same session; nothing
+is compared with numbers from elsewhere. On a GPU there are works of their own, among them a whole round
+(bench_round.py)."""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Work:
     device: str = "cpu"
     plans: tuple[tuple[PlanName, Precision], ...] = (("loop", "fp32"), ("vmap", "fp32"))
     looped: int | None = None
-    """How many of the clients plain loops go through, where all would take too long: one after the other, each costs the same."""
+    """How many of the clients plain loops go through, where all would take too long: one after the other,
+    each costs the same."""
 
     def client_steps(self, clients: int | None = None) -> int:
         return (clients or self.clients) * self.epochs * -(-self.samples // self.batch_size)
@@ -66,17 +69,61 @@ _FEDCAP, _CIFAR = {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32,
 _TF32: tuple[PlanName, Precision] = ("compiled-vmap", "tf32")
 _BF16: tuple[PlanName, Precision] = ("compiled-vmap", "bf16")
 _ALL_PLANS: tuple[tuple[PlanName, Precision], ...] = (
-    ("loop", "tf32"), ("captured-loop", "tf32"), ("vmap", "tf32"), ("captured-vmap", "tf32"), _TF32, _BF16,
-)  # fmt: skip
+    ("loop", "tf32"),
+    ("captured-loop", "tf32"),
+    ("vmap", "tf32"),
+    ("captured-vmap", "tf32"),
+    _TF32,
+    _BF16,
+)
 WORKS = (
-    Work("digits-mlp-100", {"name": "mlp", "hidden": 64}, {"name": "digits"}, clients=100, samples=20, epochs=5),
-    Work("cnn28-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (1, 28, 28), "classes": 62}, clients=20, samples=100),
-    Work("cnn32-20", {"name": "fedcap-cnn"}, {"name": "synthetic", "shape": (3, 32, 32)}, clients=20, samples=100),
-    Work("cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=100),
+    Work(
+        "digits-mlp-100", {"name": "mlp", "hidden": 64}, {"name": "digits"}, clients=100, samples=20, epochs=5
+    ),
+    Work(
+        "cnn28-20",
+        {"name": "fedcap-cnn"},
+        {"name": "synthetic", "shape": (1, 28, 28), "classes": 62},
+        clients=20,
+        samples=100,
+    ),
+    Work(
+        "cnn32-20",
+        {"name": "fedcap-cnn"},
+        {"name": "synthetic", "shape": (3, 32, 32)},
+        clients=20,
+        samples=100,
+    ),
+    Work(
+        "cnn-bn-20", {"name": "cnn-bn"}, {"name": "synthetic", "shape": (1, 28, 28)}, clients=20, samples=100
+    ),
     Work("cifar-20", _FEDCAP, _CIFAR, clients=20, samples=225, device="cuda", plans=_ALL_PLANS),
-    Work("cifar-48x20", _FEDCAP, _CIFAR, clients=960, samples=225, device="cuda", plans=(_TF32, _BF16), looped=20),
-    Work("resnet18-10", {"name": "resnet18"}, _CIFAR, clients=10, samples=512, epochs=5, batch_size=64, device="cuda",
-         plans=(("loop", "tf32"), ("captured-loop", "tf32"), ("compiled-loop", "tf32"), ("compiled-loop", "bf16"))),
+    Work(
+        "cifar-48x20",
+        _FEDCAP,
+        _CIFAR,
+        clients=960,
+        samples=225,
+        device="cuda",
+        plans=(_TF32, _BF16),
+        looped=20,
+    ),
+    Work(
+        "resnet18-10",
+        {"name": "resnet18"},
+        _CIFAR,
+        clients=10,
+        samples=512,
+        epochs=5,
+        batch_size=64,
+        device="cuda",
+        plans=(
+            ("loop", "tf32"),
+            ("captured-loop", "tf32"),
+            ("compiled-loop", "tf32"),
+            ("compiled-loop", "bf16"),
+        ),
+    ),
 )
 
 
@@ -122,22 +169,37 @@ class Bench:
 
     def looped(self, plan: Plan | None) -> int:
         """How many clients a turn of this plan trains; None is the plain loop."""
-        return self.work.clients if plan is not None and plan.stacked else self.work.looped or self.work.clients
+        return (
+            self.work.clients if plan is not None and plan.stacked else self.work.looped or self.work.clients
+        )
 
     def choose(self, asked: str, precision: Precision = "fp32") -> Plan:
         return choose(
-            asked, self.network, self.initial, self.samples, self.data, self.recipe, self.work.clients, memory_bound("auto", self.device),
-            precision, _LONG,
-        ).plan  # fmt: skip
+            asked,
+            self.network,
+            self.initial,
+            self.samples,
+            self.data,
+            self.recipe,
+            self.work.clients,
+            memory_bound("auto", self.device),
+            precision,
+            _LONG,
+        ).plan
 
     def fit(self, plan: Plan) -> Tensor:
         n = self.looped(plan)
         data = Padded(self.data.rows[:n], self.data.labels[:n], self.data.count[:n])
         with counting(self.device, plan.precision):
-            return fit(self.network, self.initial.expand(n, -1), self.samples, data, self.key[:n], self.recipe, plan).model
+            return fit(
+                self.network, self.initial.expand(n, -1), self.samples, data, self.key[:n], self.recipe, plan
+            ).model
 
-    def plain(self, x: Tensor, start: dict[str, Tensor], order: Callable[[int, int], Tensor]) -> list[dict[str, Tensor]]:
-        """What one writes by hand: one module for all clients, normalised samples, shuffled indices, torch.optim.SGD, no DataLoader."""
+    def plain(
+        self, x: Tensor, start: dict[str, Tensor], order: Callable[[int, int], Tensor]
+    ) -> list[dict[str, Tensor]]:
+        """What one writes by hand: one module for all clients, normalised samples, shuffled indices,
+        torch.optim.SGD, no DataLoader."""
         work, model, y, trained = self.work, self.model.train(), self.data.labels, []
         for client in range(self.looped(None)):
             model.load_state_dict(start)
@@ -152,10 +214,15 @@ class Bench:
         return trained
 
     def measure(self, budget: float) -> None:
-        """Let the plans take turns for so many seconds, and three times if that takes less than twice as long; a first turn warms up."""
+        """Let the plans take turns for so many seconds, and three times if that takes less than twice as
+        long; a first turn warms up."""
         on_cpu = self.device.type == "cpu"
-        plans = {_title(name, precision): self.choose(name, precision) if on_cpu else Plan(name, precision=precision)
-                 for name, precision in self.work.plans}  # fmt: skip
+        plans = {
+            _title(name, precision): (
+                self.choose(name, precision) if on_cpu else Plan(name, precision=precision)
+            )
+            for name, precision in self.work.plans
+        }
         self._turn(plans)
         self.seconds.clear()
         self.picks.clear()
@@ -165,10 +232,18 @@ class Bench:
             turns, spent = turns + 1, time.perf_counter() - began
 
     def _turn(self, plans: dict[str, Plan]) -> None:
-        """Every plan once, and on a CPU the choice of `auto` once more, because under noise it may fall differently."""
+        """Every plan once, and on a CPU the choice of `auto` once more, because under noise it may fall
+        differently."""
         x = self.samples.batch(self.data.rows[: self.looped(None)])
-        start = {name: tensor.to(self.device) for name, tensor in self.network.load(self.initial).state_dict().items()}
-        self._clock("plain", None, lambda: self.plain(x, start, lambda c, e: torch.randperm(self.work.samples, device=self.device)))
+        start = {
+            name: tensor.to(self.device)
+            for name, tensor in self.network.load(self.initial).state_dict().items()
+        }
+        self._clock(
+            "plain",
+            None,
+            lambda: self.plain(x, start, lambda c, e: torch.randperm(self.work.samples, device=self.device)),
+        )
         for name, plan in plans.items():
             self._clock(name, plan, partial(self.fit, plan))
         if self.device.type == "cpu":
@@ -191,16 +266,27 @@ class Bench:
 
     def rows(self) -> list[dict[str, Any]]:
         """`auto` gets the time of the slowest plan that it ever picked."""
-        times = {**self.seconds, **({"auto": max(self.seconds[name] for name in self.picks)} if self.picks else {})}
+        times = {
+            **self.seconds,
+            **({"auto": max(self.seconds[name] for name in self.picks)} if self.picks else {}),
+        }
         common = {
-            "work": self.work.name, "clients": self.work.clients, "client_steps": self.work.client_steps(),
+            "work": self.work.name,
+            "clients": self.work.clients,
+            "client_steps": self.work.client_steps(),
             "parameters": self.network.layout.parameters,
-        }  # fmt: skip
+        }
         rows = [
-            {**common, "plan": name, "seconds": taken, "ratio": times["plain"] / taken, "against": "plain",
-             **({"memory": self.memory[name]} if name in self.memory else {})}
+            {
+                **common,
+                "plan": name,
+                "seconds": taken,
+                "ratio": times["plain"] / taken,
+                "against": "plain",
+                **({"memory": self.memory[name]} if name in self.memory else {}),
+            }
             for name, taken in times.items()
-        ]  # fmt: skip
+        ]
         if self.picks:
             rows[-1] |= {"picked": dict(self.picks), "choosing_seconds": self.choosing}
         return rows
@@ -211,11 +297,14 @@ def _title(name: str, precision: Precision) -> str:
 
 
 def run_bench(
-    names: Sequence[str] | None = None, quick: bool = False, threads: int | None = None, say: Callable[[str], None] = lambda line: None,
+    names: Sequence[str] | None = None,
+    quick: bool = False,
+    threads: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Measure the named works, by default all for the device. `quick` takes fewer turns: under a minute in all on an idle machine, with
-    more noise."""
+    """Measure the named works, by default all for the device. `quick` takes fewer turns: under a minute in
+    all on an idle machine, with more noise."""
     where = pick_device(device)
     rows: list[dict[str, Any]] = []
     budget = (_BUDGET if where.type == "cpu" else _DEVICE_BUDGET)[quick]
@@ -234,7 +323,9 @@ def run_bench(
 
 
 def find_works(names: Sequence[str] | None, device: str = "cpu") -> list[Work | RoundWork]:
-    known: dict[str, Work | RoundWork] = {work.name: work for work in (*WORKS, *ROUNDS) if work.device == device}
+    known: dict[str, Work | RoundWork] = {
+        work.name: work for work in (*WORKS, *ROUNDS) if work.device == device
+    }
     for name in names or ():
         if name not in known:
             raise ConfigError(f"unknown work '{name}' on {device}{suggest(name, known)}")
@@ -247,8 +338,14 @@ def _sentence(rows: list[dict[str, Any]]) -> str:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.processor() or platform.machine()})"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu ({platform.processor() or platform.machine()})"
+    )
     return {
-        "device": name, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "device": name,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }

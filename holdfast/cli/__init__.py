@@ -1,6 +1,8 @@
-"""The command line. `main` is the command `holdfast`; each other module here holds one command or a few of a kind.
+"""The command line. `main` is the command `holdfast`; each other module here holds one command or a few of a
+kind.
 
-Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are immediate."""
+Nothing here imports torch: a command does so when it needs it, so that --help and usage errors are
+immediate."""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ __all__ = [
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 3 a single run diverged, 130 interrupted, 1 a fault
-    of ours or a cell of a sweep that failed."""
+    """Run one command and leave with its exit code: 0 well, 2 the user can mend it, 3 a single run diverged,
+    130 interrupted, 1 a fault of ours or a cell of a sweep that failed."""
     sys.exit(_run(args))
 
 
@@ -77,7 +79,10 @@ def _run(args: Sequence[str] | None) -> int:
         return 0
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return complain(f"the disk is full{f': could not write {error.filename}' if error.filename else ''}; free some space")
+            return complain(
+                f"the disk is full{f': could not write {error.filename}' if error.filename else ''}; free"
+                " some space"
+            )
         return _fault(error)
     except Exception as error:
         # Click's own errors, by what they can do: newer Typers carry a Click of their own under another name.
@@ -99,12 +104,16 @@ def _fault(error: Exception) -> int:
     traceback.print_exc()
     if place := _place(error):
         return complain(f"{place}: {type(error).__name__}: {error} (the lines above say how it came there)")
-    complain("holdfast failed in a way it should not; please report the lines above, with the command and the config")
+    complain(
+        "holdfast failed in a way it should not; please report the lines above, with the command and the"
+        " config"
+    )
     return 1
 
 
 def _in_a_plugin(error: HoldfastError) -> bool:
-    """Whether it only passes on what somebody's code raised, here or in a worker process, which is noted then."""
+    """Whether it only passes on what somebody's code raised, here or in a worker process, which is noted
+    then."""
     passed_on = error.__cause__ is not None or bool(getattr(error, "__notes__", None))
     return isinstance(error, RunError) and passed_on and _place(error) is not None
 

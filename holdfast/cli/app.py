@@ -30,22 +30,42 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 Plugins = Annotated[
-    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Python file that registers parts of yours; repeatable.")
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help="Python file that registers parts of yours; repeatable."),
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable."
+    ),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...", show_default=False)]
 PlanName = Annotated[
-    str | None, typer.Option("--plan", help="How clients are trained: auto (measures), loop, vmap; on cuda captured-... or compiled-...")
+    str | None,
+    typer.Option(
+        "--plan",
+        help="How clients are trained: auto (measures), loop, vmap; on cuda captured-... or compiled-...",
+    ),
 ]
-PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of matrix products on cuda: fp32, tf32 (default) or bf16.")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Processes that train side by side on a CPU; default: measured.")]
-Memory = Annotated[str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")]
+PrecisionName = Annotated[
+    str | None, typer.Option("--precision", help="Of matrix products on cuda: fp32, tf32 (default) or bf16.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", help="Processes that train side by side on a CPU; default: measured."),
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")
+]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Try the cells that failed again, from their last committed round.")]
+Retry = Annotated[
+    bool, typer.Option("--retry", help="Try the cells that failed again, from their last committed round.")
+]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable."
+    ),
 ]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
@@ -58,7 +78,9 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     pass
 
@@ -70,7 +92,8 @@ def complain(text: str) -> int:
 
 
 def cell(said: str) -> Text:
-    """The same for Rich's tables, which read a bare string as markup: one from outside could plant links, or end in a traceback."""
+    """The same for Rich's tables, which read a bare string as markup: one from outside could plant links, or
+    end in a traceback."""
     return Text(in_print(said))
 
 
@@ -97,7 +120,8 @@ def print_json(content: Any) -> None:
 
 @contextlib.contextmanager
 def only_json(wanted: bool) -> Iterator[None]:
-    """While a command works, what a plug-in or a library prints goes to stderr, if stdout is promised to JSON."""
+    """While a command works, what a plug-in or a library prints goes to stderr, if stdout is promised to
+    JSON."""
     with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
         yield
 

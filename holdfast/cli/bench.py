@@ -12,7 +12,10 @@ from holdfast.cli.app import AsJson, app, only_json, print_json, to_stderr, to_s
 @app.command()
 def bench(
     work: Annotated[
-        list[str] | None, typer.Option("--work", metavar="NAME", help="Only this work, for example digits-mlp-100; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--work", metavar="NAME", help="Only this work, for example digits-mlp-100; repeatable."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of PyTorch.")] = None,
@@ -32,7 +35,9 @@ def bench(
         from holdfast.bench.steps import run_bench
 
         console = to_stderr()
-        result = run_bench(work or None, quick, threads, lambda line: console.print(line, markup=False, style="dim"), device)
+        result = run_bench(
+            work or None, quick, threads, lambda line: console.print(line, markup=False, style="dim"), device
+        )
     if as_json:
         return print_json(result)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Opened, Plugins, app, load_plugins, only_json, open_page, print_json, to_stdout
+from holdfast.cli.app import (
+    AsJson,
+    Opened,
+    Plugins,
+    app,
+    load_plugins,
+    only_json,
+    open_page,
+    print_json,
+    to_stdout,
+)
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,26 +27,35 @@ if TYPE_CHECKING:
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
-    metric: Annotated[str, typer.Option("--metric", metavar="NAME", help="The final figure that is compared and tested.")] = "accuracy",
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="The final figure that is compared and tested.")
+    ] = "accuracy",
     against: Annotated[
-        str | None, typer.Option("--against", metavar="LABEL", help="Compare and test with this line only; default: all pairs.")
+        str | None,
+        typer.Option(
+            "--against", metavar="LABEL", help="Compare and test with this line only; default: all pairs."
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a self-contained page as well (.html).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write a self-contained page as well (.html)."),
+    ] = None,
     plugin: Plugins = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> None:
     """Put runs, sweeps or folders of runs side by side: what differs, final figures, paired tests.
 
-    Runs that differ by their seed only are one line. Two lines under the same seeds are tested as pairs, from three seeds on: a t-test and
-    Wilcoxon's signed-rank test, corrected by Holm for their number.
+    Runs that differ by their seed only are one line. Two lines under the same seeds are tested as pairs, from
+    three seeds on: a t-test and Wilcoxon's signed-rank test, corrected by Holm for their number.
 
     \b
     Examples:
       holdfast compare runs/fedavg runs/ditto
       holdfast compare runs/table --against fedavg --metric accuracy/worst10
       holdfast compare runs/table --out compare.html --open
+
     """
     if markdown and as_json:
         raise ConfigError("give --markdown or --json, not both")

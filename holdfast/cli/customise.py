@@ -21,32 +21,50 @@ if TYPE_CHECKING:
 def customise(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="The joiner's data: a folder of Parquet files, or a config (TOML).")
+        Path | None,
+        typer.Option(
+            "--data", metavar="PATH", help="The joiner's data: a folder of Parquet files, or a config (TOML)."
+        ),
     ] = None,
     client: Annotated[
-        int | None, typer.Option("--client", metavar="ID", help="A client of the run, such as a held-out one; or of the config in --data.")
+        int | None,
+        typer.Option(
+            "--client",
+            metavar="ID",
+            help="A client of the run, such as a held-out one; or of the config in --data.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The safetensors file; default: customised-NAME.safetensors in RUN.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The safetensors file; default: customised-NAME.safetensors in RUN."),
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a model for a client that joins after training, from the pools that a run of fedcap ends with.
 
-    The joiner trains a request on its data, as the run's clients train; the server's answer is written. A folder is read by the run's own
-    source; of a config, the section \\[data] and the seed count. Nothing of the run changes.
+    The joiner trains a request on its data, as the run's clients train; the server's answer is written. A
+    folder is read by the run's own source; of a config, the section \\[data] and the seed count. Nothing of
+    the run changes.
 
     \b
     Examples:
       holdfast customise runs/mine --client 17
       holdfast customise runs/mine --data ~/photographs --out my-model.safetensors
+
     """
     if data is None and client is None:
         raise ConfigError("--data: name the joiner's data, or a client of the run with --client")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out: there is no folder {out.parent}")
     if out is not None and out.is_dir():
-        raise ConfigError(f"--out: {out} is a folder; name a file in it, for example {out / 'mine.safetensors'}")
-    with only_json(as_json), _stages("reading the run", "training the request", "writing the model") as next_stage:
+        raise ConfigError(
+            f"--out: {out} is a folder; name a file in it, for example {out / 'mine.safetensors'}"
+        )
+    with (
+        only_json(as_json),
+        _stages("reading the run", "training the request", "writing the model") as next_stage,
+    ):
         from holdfast.results.run import Run
 
         load_plugins(plugin)
@@ -59,11 +77,21 @@ def customise(
         file = out or folder / f"customised-{name}.safetensors"
         _write(run, joined, file)
     if as_json:
-        return print_json({"model": str(file), "samples": joined.samples, "tested": joined.tested, "accuracy": joined.accuracy,
-                           "accuracy/global": joined.of_global})  # fmt: skip
+        return print_json(
+            {
+                "model": str(file),
+                "samples": joined.samples,
+                "tested": joined.tested,
+                "accuracy": joined.accuracy,
+                "accuracy/global": joined.of_global,
+            }
+        )
     print(file)
     if joined.accuracy is not None:
-        print(f"accuracy {joined.accuracy:.3f} on {joined.tested} test samples of its own; the global model {joined.of_global:.3f}")
+        print(
+            f"accuracy {joined.accuracy:.3f} on {joined.tested} test samples of its own; the global model"
+            f" {joined.of_global:.3f}"
+        )
 
 
 def _joined(run: Run, data: Path | None, client: int | None) -> Joined:
@@ -76,7 +104,10 @@ def _joined(run: Run, data: Path | None, client: int | None) -> Joined:
     path = expand(data, "--data")
     if path.is_dir():
         if client is not None:
-            raise ConfigError("--client: all of a folder is the joiner's; leave one of --data and --client out, or give a config")
+            raise ConfigError(
+                "--client: all of a folder is the joiner's; leave one of --data and --client out, or give a"
+                " config"
+            )
         return join(run, from_folder(run, path))
     return join(run, from_config(run, path, client))
 
@@ -97,9 +128,14 @@ def _stages(*titles: str) -> Iterator:
 
     console = to_stderr()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
-        transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
     with bar:
         task, left = bar.add_task(titles[0], total=len(titles)), list(titles[1:])
 

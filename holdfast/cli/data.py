@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Changes, DataDir, Opened, Plugins, app, cell, only_json, open_page, print_json, to_stderr, to_stdout
+from holdfast.cli.app import (
+    AsJson,
+    Changes,
+    DataDir,
+    Opened,
+    Plugins,
+    app,
+    cell,
+    only_json,
+    open_page,
+    print_json,
+    to_stderr,
+    to_stdout,
+)
 from holdfast.cli.runs import absolute, is_grid, read_cells
 from holdfast.core.errors import ConfigError
 
@@ -26,10 +39,19 @@ class Part(StrEnum):
 def show_data(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     changes: Changes = None,
-    part: Annotated[Part, typer.Option("--part", help="Which of a client's samples are counted.")] = Part.train,
-    cell: Annotated[int, typer.Option("--cell", metavar="N", help="Which cell of a sweep, counted from 0 as its folder is.")] = 0,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the heat map as a picture.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the heat map.")] = None,
+    part: Annotated[
+        Part, typer.Option("--part", help="Which of a client's samples are counted.")
+    ] = Part.train,
+    cell: Annotated[
+        int,
+        typer.Option("--cell", metavar="N", help="Which cell of a sweep, counted from 0 as its folder is."),
+    ] = 0,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw the heat map as a picture.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the heat map.")
+    ] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Print all clients, however many.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,

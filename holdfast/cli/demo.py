@@ -14,7 +14,9 @@ from holdfast.cli.runs import resumable
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the runs; default: a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory of the runs; default: a new one under runs/.")
+    ] = None,
     opened: Opened = False,
 ) -> None:
     """A federation in half a minute: three methods on unlike clients, a table and a page.

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.app import AsJson, Opened, Plugins, app, cell, load_plugins, only_json, open_page, print_json, to_stdout
+from holdfast.cli.app import (
+    AsJson,
+    Opened,
+    Plugins,
+    app,
+    cell,
+    load_plugins,
+    only_json,
+    open_page,
+    print_json,
+    to_stdout,
+)
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,21 +33,39 @@ def diagnose(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     what: Annotated[str | None, typer.Argument(metavar="[WHAT]", show_default=False)] = None,
     out: Annotated[
-        list[Path] | None, typer.Option("--out", metavar="FILE", help="All numbers (.csv), a picture (.png) or a page (.html); repeatable.")
+        list[Path] | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="All numbers (.csv), a picture (.png) or a page (.html); repeatable.",
+        ),
     ] = None,
-    round: Annotated[int | None, typer.Option("--round", metavar="N", help="Of a matrix: which round; default: the last.")] = None,
-    beside: Annotated[list[Path] | None, typer.Option("--beside", metavar="RUN", help="grad-cam: further runs to compare.")] = None,
-    image: Annotated[list[int] | None, typer.Option("--image", metavar="N", help="grad-cam: test images by place; default: 0 1 2.")] = None,
+    round: Annotated[
+        int | None, typer.Option("--round", metavar="N", help="Of a matrix: which round; default: the last.")
+    ] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option("--beside", metavar="RUN", help="grad-cam: further runs to compare.")
+    ] = None,
+    image: Annotated[
+        list[int] | None,
+        typer.Option("--image", metavar="N", help="grad-cam: test images by place; default: 0 1 2."),
+    ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="grad-cam: without the attack's trigger.")] = False,
-    share: Annotated[float, typer.Option("--share", help="top-fim: part of the parameters that is replaced.")] = 0.05,
-    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="rank-change: play only so many rounds again.")] = None,
+    share: Annotated[
+        float, typer.Option("--share", help="top-fim: part of the parameters that is replaced.")
+    ] = 0.05,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", help="rank-change: play only so many rounds again.")
+    ] = None,
     plugin: Plugins = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run recorded of its clients in every round: norms, weights, scores, matches and what else its method has.
+    """Show what a run recorded of its clients in every round: norms, weights, scores, matches and what else
+    its method has.
 
-    Without WHAT, list what there is. Numbers of benign and malicious clients stand apart; of a matrix, one round is shown.
+    Without WHAT, list what there is. Numbers of benign and malicious clients stand apart; of a matrix, one
+    round is shown.
 
     \b
     Examples:
@@ -44,6 +73,7 @@ def diagnose(
       holdfast diagnose runs/mine norms --out norms.png
       holdfast diagnose runs/mine customisation --round 5 --out map.html
       holdfast diagnose runs/a grad-cam --beside runs/b --out looks.png
+
     """
     files = out or []
     for file in files:
@@ -61,7 +91,11 @@ def diagnose(
 
         load_plugins(plugin)
         run = Run(folder)
-        found = None if what is None else _found(run, what, round, [folder, *(beside or [])], image or [0, 1, 2], clean, share, rounds)
+        found = (
+            None
+            if what is None
+            else _found(run, what, round, [folder, *(beside or [])], image or [0, 1, 2], clean, share, rounds)
+        )
         for file in files:
             assert found is not None
             found.write(file)
@@ -78,7 +112,14 @@ def diagnose(
 
 
 def _found(
-    run: Run, what: str, round: int | None, folders: list[Path], images: list[int], clean: bool, share: float, rounds: int | None
+    run: Run,
+    what: str,
+    round: int | None,
+    folders: list[Path],
+    images: list[int],
+    clean: bool,
+    share: float,
+    rounds: int | None,
 ) -> Diagnosis:
     from holdfast.diagnostics import computed
     from holdfast.diagnostics.recorded import diagnose as recorded
@@ -91,7 +132,9 @@ def _found(
     if what == "grad-cam":
         runs = {path.resolve().name: Run(path) for path in folders}
         if len(runs) < len(folders):
-            raise ConfigError("--beside: runs are told apart by the names of their folders, and two are the same")
+            raise ConfigError(
+                "--beside: runs are told apart by the names of their folders, and two are the same"
+            )
         return computed.grad_cam(runs, images, False if clean else None)
     if what not in (there := run.tables):
         raise ConfigError(f"{run.path} has no '{what}'; it has {', '.join([*there, *computed.COMPUTED])}")
@@ -114,7 +157,9 @@ def _list(run: Run, as_json: bool) -> None:
     console = to_stdout()
     console.print(table)
     first = next(iter(there))
-    console.print(f"\ndrawn by   holdfast diagnose {run.path} {first} --out {first}.png", markup=False, soft_wrap=True)
+    console.print(
+        f"\ndrawn by   holdfast diagnose {run.path} {first} --out {first}.png", markup=False, soft_wrap=True
+    )
 
 
 def _print(found: Diagnosis) -> None:

@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from holdfast.deploy.project import Project
 
 federation = typer.Typer(
-    name="federation", help="Run a real federation on Flower: TLS, keys, bans, resume.", no_args_is_help=True, add_completion=False,
+    name="federation",
+    help="Run a real federation on Flower: TLS, keys, bans, resume.",
+    no_args_is_help=True,
+    add_completion=False,
     epilog="Start with `holdfast federation init DIR --clients 4`, then `holdfast federation up DIR`.",
-)  # fmt: skip
+)
 app.add_typer(federation)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0, help="Seconds until it stops; `resume` goes on.", show_default=False)]
-ServerOnly = Annotated[bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0, help="Seconds until it stops; `resume` goes on.", show_default=False),
+]
+ServerOnly = Annotated[
+    bool, typer.Option("--server-only", help="Start no nodes here: they are on other machines.")
+]
 
 
 def opened(folder: Path) -> Project:
@@ -48,11 +56,20 @@ def need_flower() -> None:
 def init(
     folder: Folder,
     clients: Annotated[int, typer.Option("--clients", min=1, help="How many.", show_default=False)],
-    host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server as nodes reach it; repeatable.")] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")] = 8443,
-    experiment: Annotated[Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name or address of the server as nodes reach it; repeatable."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Of the server's only open door.")
+    ] = 8443,
+    experiment: Annotated[
+        Path | None, typer.Option("--experiment", help="What is trained; default: FedCAP on the digits.")
+    ] = None,
     plugin: Plugins = None,
-    no_node_keys: Annotated[bool, typer.Option("--no-node-keys", help="Make no private keys here: every node makes its own.")] = False,
+    no_node_keys: Annotated[
+        bool, typer.Option("--no-node-keys", help="Make no private keys here: every node makes its own.")
+    ] = False,
 ) -> None:
     """Write a ready federation: config, certificates, node keys, and a README with the operator's commands.
 
@@ -69,7 +86,9 @@ def init(
         raise ConfigError(f"--experiment: there is no file {experiment}")
     project = write(folder, clients, host or [], port, experiment, plugin or [], node_keys=not no_node_keys)
     console = to_stdout()
-    print_line(console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}")
+    print_line(
+        console, f"a federation of {clients} clients in {folder}; ledger head {project.ledger().head[:16]}"
+    )
     if no_node_keys:
         print_line(console, "on each node    holdfast federation key FOLDER --client CLIENT")
         print_line(console, f"then, here      holdfast federation enrol {folder} CLIENT --key FILE.pub")
@@ -78,19 +97,25 @@ def init(
 
 
 @federation.command()
-def up(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False) -> int:
-    """Start everything on this machine, play the experiment, stop everything. The same command goes on after a stop.
+def up(
+    folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False
+) -> int:
+    """Start everything on this machine, play the experiment, stop everything. The same command goes on after
+    a stop.
 
     \b
     Examples:
       holdfast federation up ward
       holdfast federation up ward --server-only
+
     """
     return _play(opened(folder), server_only, timeout, as_json)
 
 
 @federation.command()
-def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False) -> int:
+def resume(
+    folder: Folder, server_only: ServerOnly = False, timeout: Timeout = None, as_json: AsJson = False
+) -> int:
     """Go on after a stop, whatever stopped it, from the last committed round.
 
     \b
@@ -99,7 +124,9 @@ def resume(folder: Folder, server_only: ServerOnly = False, timeout: Timeout = N
     """
     project = opened(folder)
     if not (project.run / "head.json").exists():
-        raise ConfigError(f"{folder} has no run to continue yet; `holdfast federation up {folder}` begins one")
+        raise ConfigError(
+            f"{folder} has no run to continue yet; `holdfast federation up {folder}` begins one"
+        )
     return _play(project, server_only, timeout, as_json)
 
 
@@ -114,7 +141,10 @@ def _play(project: Project, server_only: bool, timeout: float | None, as_json: b
         print_line(console, line)
 
     if (project.run / "result.json").exists():
-        say("this run is finished already, and nothing is started; for another one move its folder away, or init a new federation")
+        say(
+            "this run is finished already, and nothing is started; for another one move its folder away, or"
+            " init a new federation"
+        )
     else:
         _bring_up(project, server_only, timeout, say)
     result = Store(project.run).result()
@@ -135,7 +165,9 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
 
     project.check_experiment()
     console, many = to_stderr(), len(Enrolment.of(project.ledger().entries).welcome)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's way to say Ctrl-C: also then nothing is left behind
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
     try:
         spinning = console.status("starting") if console.is_terminal else nullcontext()
@@ -143,7 +175,10 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
             if spinner is not None:
                 spinner.update("playing")
             settings = project.settings
-            say(f"up: nodes join at {settings.address}; the run begins when all {many} are here, or after {settings.join:g} s")
+            say(
+                f"up: nodes join at {settings.address}; the run begins when all {many} are here, or after"
+                f" {settings.join:g} s"
+            )
             running.play(timeout)
     except KeyboardInterrupt:
         say(f"interrupted; `holdfast federation resume {project.path}` goes on")
@@ -151,7 +186,11 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
 
 
 @federation.command()
-def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.", show_default=False)]) -> int:
+def node(
+    folder: Annotated[
+        Path, typer.Argument(metavar="NODE", help="The node's own folder.", show_default=False)
+    ],
+) -> int:
     """Run one client on its own machine, until Ctrl-C. It is started again when it stops.
 
     \b
@@ -171,12 +210,17 @@ def node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's
 
 
 @federation.command("check-node")
-def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> int:
-    """Everything that should be right on a node before round 1: key, experiment, its data against the schema and label map, privacy.
+def check_node(
+    folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")],
+    as_json: AsJson = False,
+) -> int:
+    """Everything that should be right on a node before round 1: key, experiment, its data against the schema
+    and label map, privacy.
 
     \b
     Example:
       holdfast federation check-node nodes/3
+
     """
     need_flower()
     from holdfast.deploy.node_check import examine_node
@@ -185,7 +229,10 @@ def check_node(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The 
 
 
 @federation.command()
-def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")], as_json: AsJson = False) -> None:
+def privacy(
+    folder: Annotated[Path, typer.Argument(metavar="NODE", help="The node's own folder.")],
+    as_json: AsJson = False,
+) -> None:
     """What this node has spent: epsilon at client level, over everything that ever left it, whatever the run.
 
     \b
@@ -199,7 +246,9 @@ def privacy(folder: Annotated[Path, typer.Argument(metavar="NODE", help="The nod
 
     settings = open_node(folder)
     if settings.privacy is None:
-        raise ConfigError(f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised")
+        raise ConfigError(
+            f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised"
+        )
     spent = Account(folder / settings.state).standing(settings.privacy.delta)
     if as_json:
         print_json({name: value if math.isfinite(value) else None for name, value in spent.items()})
@@ -225,12 +274,18 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     console = to_stdout()
     state = "finished" if found["finished"] else "up" if found["up"] else "stopped"
     accuracy = "" if found["accuracy"] is None else f", accuracy {found['accuracy']:.3f}"
-    paused = "".join(f"; client {client} does not answer and is paused until round {until}" for client, until in found["paused"].items())
+    paused = "".join(
+        f"; client {client} does not answer and is paused until round {until}"
+        for client, until in found["paused"].items()
+    )
     for name, said in {
-        "state": f"{state} ({found['processes']} processes)", "round": f"{found['round']}{accuracy}", "nodes join at": found["address"],
+        "state": f"{state} ({found['processes']} processes)",
+        "round": f"{found['round']}{accuracy}",
+        "nodes join at": found["address"],
         "clients": f"{found['clients']}, {len(found['banned'])} banned{paused}",
-        "ledger": f"{found['entries']} entries, head {found['head']}", "run": found["run"],
-    }.items():  # fmt: skip
+        "ledger": f"{found['entries']} entries, head {found['head']}",
+        "run": found["run"],
+    }.items():
         print_line(console, f"{name:<15} {said}")
 
 
@@ -253,7 +308,9 @@ def clients(folder: Folder, as_json: AsJson = False) -> None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0] if rows else []:
-        table.add_column(name, justify="left" if name in ("state", "key", "why") else "right", overflow="fold")
+        table.add_column(
+            name, justify="left" if name in ("state", "key", "why") else "right", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(cell(_words(value)) for value in row.values()))
     to_stdout().print(table)
@@ -266,7 +323,9 @@ def _words(value: Any) -> str:
 @federation.command()
 def logs(
     folder: Folder,
-    name: Annotated[str | None, typer.Argument(help="superlink, superexec, proxy, node3, run-...", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="superlink, superexec, proxy, node3, run-...", show_default=False)
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", min=1, help="How many of the last.")] = 40,
 ) -> None:
     """The last lines of a process's log; without a name, which logs there are.
@@ -294,17 +353,25 @@ def logs(
 def export(
     folder: Folder,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .safetensors.", show_default=False)],
-    client: Annotated[int | None, typer.Option("--client", help="Whose model; default: the global one.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option("--model", help="global, customised or personal.", show_default=False)] = None,
-    node_folder: Annotated[Path | None, typer.Option("--node", help="The node's folder: a personal model is only there.")] = None,
+    client: Annotated[
+        int | None, typer.Option("--client", help="Whose model; default: the global one.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="global, customised or personal.", show_default=False)
+    ] = None,
+    node_folder: Annotated[
+        Path | None, typer.Option("--node", help="The node's folder: a personal model is only there.")
+    ] = None,
 ) -> None:
-    """Write a model as safetensors: the global one, or a client's. A personal model never left its node: export it there with --node.
+    """Write a model as safetensors: the global one, or a client's. A personal model never left its node:
+    export it there with --node.
 
     \b
     Examples:
       holdfast federation export ward model.safetensors
       holdfast federation export ward mine.safetensors --client 3 --model customised
       holdfast federation export ward mine.safetensors --node nodes/3
+
     """
     need_flower()
     from holdfast.deploy.export import export_model
@@ -317,11 +384,15 @@ def export(
 def verify(
     folder: Folder,
     head: Annotated[
-        str | None, typer.Option("--head", metavar="HEX|FILE", help="A head that was written down elsewhere.", show_default=False)
+        str | None,
+        typer.Option(
+            "--head", metavar="HEX|FILE", help="A head that was written down elsewhere.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check the ledger against all that speaks of it: its own chain, the run, the SHA-256 of the model, the signed head, and --head.
+    """Check the ledger against all that speaks of it: its own chain, the run, the SHA-256 of the model, the
+    signed head, and --head.
 
     HEX is a head as `status` prints it, FILE a signed one, such as the ledger.head that every node keeps.
 
@@ -329,6 +400,7 @@ def verify(
     Examples:
       holdfast federation verify ward
       holdfast federation verify ward --head nodes/3/state/ledger.head
+
     """
     project = opened(folder)
     from holdfast.deploy.inspect import examined
@@ -338,13 +410,18 @@ def verify(
 
 @federation.command("accept-ledger")
 def accept_ledger(
-    folder: Folder, reason: Annotated[str, typer.Option("--reason", help="Written into the ledger, for good.", show_default=False)]
+    folder: Folder,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Written into the ledger, for good.", show_default=False)
+    ],
 ) -> None:
-    """Go on with a ledger that `verify` refuses, when its newest copy is lost: what is gone, and why, becomes an entry of it.
+    """Go on with a ledger that `verify` refuses, when its newest copy is lost: what is gone, and why, becomes
+    an entry of it.
 
     \b
     Example:
       holdfast federation accept-ledger ward --reason "the disk failed; this is the backup of Monday"
+
     """
     project = opened(folder)
     from holdfast.deploy.enrolment import Enrolment
@@ -356,17 +433,22 @@ def accept_ledger(
     ledger = accept(project.ledger_file, project.run, reason)
     project.share_server_key()
     who = Enrolment.of(ledger.entries)
-    here = f"{len(who.members)} clients are enrolled, {len(who.banned)} of them banned; enrol and ban again what is missing"
+    here = (
+        f"{len(who.members)} clients are enrolled, {len(who.banned)} of them banned; enrol and ban again what"
+        " is missing"
+    )
     print_line(to_stdout(), f"accepted; {here}; ledger head {ledger.head}")
 
 
 @federation.command()
 def doctor(folder: Folder, as_json: AsJson = False) -> int:
-    """Everything that should be right before round 1: versions, clock, ports, certificates, keys, config, ledger.
+    """Everything that should be right before round 1: versions, clock, ports, certificates, keys, config,
+    ledger.
 
     \b
     Example:
       holdfast federation doctor ward
+
     """
     project = opened(folder)
     from holdfast.deploy.inspect import examine

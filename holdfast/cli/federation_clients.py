@@ -1,4 +1,5 @@
-"""`holdfast federation ban`, `unban`, `key`, `enrol` and `leave`: what an operator decides about a client, and the node's own key."""
+"""`holdfast federation ban`, `unban`, `key`, `enrol` and `leave`: what an operator decides about a client,
+and the node's own key."""
 
 from __future__ import annotations
 
@@ -46,36 +47,63 @@ def _judge(project: Project, client: int, kind: str, reason: str) -> None:
     ledger = project.ready_ledger()
     who = Enrolment.of(ledger.entries)
     if client not in who.members:
-        raise ConfigError(f"there is no client {client}; there are {', '.join(map(str, sorted(who.members)))}")
+        raise ConfigError(
+            f"there is no client {client}; there are {', '.join(map(str, sorted(who.members)))}"
+        )
     if (kind == "ban") == (client in who.banned):
-        raise ConfigError(f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}")
+        raise ConfigError(
+            f"client {client} is {'banned already: ' + who.banned[client] if kind == 'ban' else 'not banned'}"
+        )
     ledger.append(kind, client, reason=reason, by="operator")
     ledger.sign()
-    done = "banned" if kind == "ban" else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
+    done = (
+        "banned"
+        if kind == "ban"
+        else f"let in again; give it a new key: `holdfast federation enrol {project.path} {client}`"
+    )
     print_line(to_stdout(), f"client {client} is {done}; ledger head {ledger.head}")
 
 
 @federation.command()
 def key(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.", show_default=False)],
-    client: Annotated[int, typer.Option("--client", min=0, help="Which client this node is.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.", show_default=False),
+    ],
+    client: Annotated[
+        int, typer.Option("--client", min=0, help="Which client this node is.", show_default=False)
+    ],
 ) -> None:
-    """On a node: make its key there, so that the private half is nowhere else, and print what the server needs.
+    """On a node: make its key there, so that the private half is nowhere else, and print what the server
+    needs.
 
     \b
     Example:
       holdfast federation key nodes/3 --client 3
+
     """
     need_flower()
     from holdfast.deploy.keys import make_node_key, write_node_public
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = write_node_public if (folder / "key").exists() and not (folder / "key.pub").exists() else make_node_key
+    made = (
+        write_node_public
+        if (folder / "key").exists() and not (folder / "key.pub").exists()
+        else make_node_key
+    )
     public, out, err = made(folder, f"client-{client}"), to_stdout(), to_stderr()
     print_line(out, public)
     print_line(err, f"the private key is {folder / 'key'}: it stays here")
-    print_line(err, f"give {folder / 'key.pub'} to the server's operator: `holdfast federation enrol DIR {client} --key FILE.pub`")
-    print_line(err, f"then bring the server's folder nodes/{client} into {folder}; `holdfast federation check-node {folder}` checks it")
+    print_line(
+        err,
+        f"give {folder / 'key.pub'} to the server's operator: `holdfast federation enrol DIR {client} --key"
+        " FILE.pub`",
+    )
+    print_line(
+        err,
+        f"then bring the server's folder nodes/{client} into {folder}; `holdfast federation check-node"
+        f" {folder}` checks it",
+    )
 
 
 @federation.command()
@@ -83,7 +111,12 @@ def enrol(
     folder: Folder,
     client: Client,
     public: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE.pub", help="The public key that the node has made; else a new key is made here.")
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE.pub",
+            help="The public key that the node has made; else a new key is made here.",
+        ),
     ] = None,
 ) -> None:
     """Enrol a client, or give one a new key; its old key is worth nothing from then on.
@@ -106,9 +139,14 @@ def enrol(
     print_line(to_stdout(), f"client {client} {made if public is None else taken}")
     banned = Enrolment.of(project.ledger().entries).banned
     if client in banned:
-        print_line(to_stderr(), f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`")
+        print_line(
+            to_stderr(), f"it is banned ({banned[client]}) and stays so until `holdfast federation unban`"
+        )
     if client >= clients:
-        said = f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is raised, for a new run"
+        said = (
+            f"the experiment has clients 0 to {clients - 1}: this one is asked nothing unless data.clients is"
+            " raised, for a new run"
+        )
         print_line(to_stderr(), said)
 
 
@@ -120,7 +158,9 @@ def _read_key(file: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--key: {file} cannot be read: {error}") from None
     if "PRIVATE KEY" in text:
-        raise ConfigError(f"--key: {file} is a private key, which never leaves its node; give its public half, {file}.pub")
+        raise ConfigError(
+            f"--key: {file} is a private key, which never leaves its node; give its public half, {file}.pub"
+        )
     return text
 
 

@@ -10,8 +10,14 @@ import typer
 from holdfast.cli.app import to_stderr
 from holdfast.core.errors import ConfigError
 
-Live = Annotated[bool, typer.Option("--live", help="Follow a running job in the browser, on this machine only, until Ctrl-C.")]
-Port = Annotated[int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="With --live: the port; default: a free one.")]
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="Follow a running job in the browser, on this machine only, until Ctrl-C."),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", min=0, max=65535, help="With --live: the port; default: a free one."),
+]
 
 
 def follow(folder: Path, port: int | None, opened: bool) -> None:
@@ -21,10 +27,18 @@ def follow(folder: Path, port: int | None, opened: bool) -> None:
     from holdfast.report.live import Server
 
     console = to_stderr()
-    server = Server(folder, port or 0, lambda words: console.print(f"{words}; the page stays until Ctrl-C", markup=False, style="dim"))
+    server = Server(
+        folder,
+        port or 0,
+        lambda words: console.print(f"{words}; the page stays until Ctrl-C", markup=False, style="dim"),
+    )
     with server:
         print(server.url, flush=True)
-        console.print(f"{folder}: {server.viewed.state().words}; only for this machine, ends with Ctrl-C", markup=False, style="dim")
+        console.print(
+            f"{folder}: {server.viewed.state().words}; only for this machine, ends with Ctrl-C",
+            markup=False,
+            style="dim",
+        )
         if opened:
             webbrowser.open(server.url)
         try:

@@ -16,7 +16,9 @@ _PLACES: dict[str, Any] = {
     "wrapper": lambda part: {"aggregator": {"name": "mean", "f": 0.3, "wrap": [part]}},
     "detector": lambda part: {"detectors": [part]},
     "partition": lambda part: {"data": {"partition": part}},
-    "source": lambda part: {"data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}},
+    "source": lambda part: {
+        "data": {"name": part["name"], "options": {k: v for k, v in part.items() if k != "name"}}
+    },
     "loss": lambda part: {"train": {"loss": part}},
 }
 
@@ -36,7 +38,10 @@ def _root(aggregator: str) -> dict[str, Any]:
 
 def example(card: dict[str, Any]) -> str:
     """The part in a config file, with its settings spelt out."""
-    part = {"name": card["name"], **{s["name"]: s["default"] for s in card["settings"] if s["default"] is not None}}
+    part = {
+        "name": card["name"],
+        **{s["name"]: s["default"] for s in card["settings"] if s["default"] is not None},
+    }
     return to_toml(_PLACES[card["kind"]](part)).rstrip()
 
 
@@ -44,6 +49,8 @@ def fields_of() -> dict[str, list[dict[str, Any]]]:
     """Every section of a config with its settings; those outside any section stand under an empty name."""
     from holdfast.experiment.config import Config
 
-    nested = {name: field.annotation for name, field in Config.model_fields.items() if is_section(field.annotation)}
+    nested = {
+        name: field.annotation for name, field in Config.model_fields.items() if is_section(field.annotation)
+    }
     top = [card for card in settings_of(Config) if "." not in card["name"]]
     return {"": top, **{name: settings_of(section) for name, section in nested.items()}}

@@ -22,22 +22,32 @@ def list_parts(
 ) -> None:
     """What there is of a kind: name, summary, paper.
 
-    KIND is method, aggregator, wrapper, detector, attack, partition, source, model or loss; without it, all kinds are counted.
+    KIND is method, aggregator, wrapper, detector, attack, partition, source, model or loss; without it, all
+    kinds are counted.
 
     \b
     Examples:
       holdfast list
       holdfast list methods
+
     """
     from holdfast.core.registry import KINDS, describe, parts
 
     with only_json(as_json):
         load_plugins(plugin)
     if kind is None:
-        rows: list[dict[str, Any]] = [{"kind": k, "count": len(parts(k)), "names": list(parts(k))} for k in KINDS]
+        rows: list[dict[str, Any]] = [
+            {"kind": k, "count": len(parts(k)), "names": list(parts(k))} for k in KINDS
+        ]
         shown = [(row["kind"], str(row["count"]), ", ".join(row["names"])) for row in rows]
         return print_json(rows) if as_json else _print_rows(("kind", "", "names"), shown)
-    singular = kind if kind in KINDS else kind.removesuffix("es") if kind.removesuffix("es") in KINDS else kind.removesuffix("s")
+    singular = (
+        kind
+        if kind in KINDS
+        else kind.removesuffix("es")
+        if kind.removesuffix("es") in KINDS
+        else kind.removesuffix("s")
+    )
     if singular not in KINDS:
         raise ConfigError(f"unknown kind of part '{kind}'{suggest(singular, KINDS)}")
     found = [describe(part) for part in parts(singular).values()]
@@ -45,7 +55,9 @@ def list_parts(
         return print_json(found)
     if not found:
         return print(f"no {singular} is registered yet; a plug-in can add one (--plugin FILE)")
-    _print_rows(("name", "summary", "paper"), [(card["name"], card["summary"], card["paper"]) for card in found])
+    _print_rows(
+        ("name", "summary", "paper"), [(card["name"], card["summary"], card["paper"]) for card in found]
+    )
 
 
 @app.command()
@@ -95,7 +107,10 @@ def _print_card(card: dict[str, Any]) -> None:
     if card["settings"]:
         _print_settings(card["settings"])
     for place, (name, values) in enumerate(card["search"].items()):
-        console.print(f"{'' if place else chr(10)}`holdfast tune` tries {name} = {', '.join(map(str, values))}", markup=False)
+        console.print(
+            f"{'' if place else chr(10)}`holdfast tune` tries {name} = {', '.join(map(str, values))}",
+            markup=False,
+        )
     console.print("\n[bold]Example[/bold]")
     console.print(card["example"], markup=False, highlight=False, soft_wrap=True)  # to be copied
 
@@ -107,20 +122,36 @@ def _show_config(as_json: bool) -> None:
     if as_json:
         return print_json(sections)
     console = to_stdout()
-    console.print("Every setting of a config file, with its default; the same keys work behind --set and in Python.\n", markup=False)
+    console.print(
+        "Every setting of a config file, with its default; the same keys work behind --set and in Python.\n",
+        markup=False,
+    )
     for section, fields in sections.items():
         console.print(f"[{section}]" if section else "top level", style="bold", markup=False)
         _print_settings(fields)
         console.print()
     console.print("[sweep]", style="bold", markup=False)
-    console.print('Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0, 1, 2].', markup=False)
-    console.print("[[sweep.override]] with tables `when` and `set` changes settings of some of them.\n", markup=False)
+    console.print(
+        'Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0,'
+        " 1, 2].",
+        markup=False,
+    )
+    console.print(
+        "[[sweep.override]] with tables `when` and `set` changes settings of some of them.\n", markup=False
+    )
     console.print("[tune]", style="bold", markup=False)
-    console.print('What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method, under [tune.ditto] lam = [0.1, 1].', markup=False)
+    console.print(
+        'What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method, under [tune.ditto] lam ='
+        " [0.1, 1].",
+        markup=False,
+    )
 
 
 def _print_settings(settings: list[dict[str, Any]]) -> None:
-    rows = [(s["name"], "required" if s["required"] else _value(s["default"]), s["type"], s["help"]) for s in settings]
+    rows = [
+        (s["name"], "required" if s["required"] else _value(s["default"]), s["type"], s["help"])
+        for s in settings
+    ]
     _print_rows(("", "default", "type", "meaning"), rows)
 
 

@@ -25,7 +25,7 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
     to_stdout,
-)  # fmt: skip
+)
 from holdfast.cli.runs import engine_options, new_folder, read_cells
 from holdfast.cli.sweeps import read_shard
 
@@ -42,8 +42,13 @@ _SILENT = 2.0  # seconds
 def plan(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Where the run would be written; a few rounds are tried beside it.")] = None,
-    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Only one of N parts of a sweep, 1/N to N/N.")] = "1/1",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where the run would be written; a few rounds are tried beside it."),
+    ] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Only one of N parts of a sweep, 1/N to N/N.")
+    ] = "1/1",
     device: Device = None,
     way: PlanName = None,
     precision: PrecisionName = None,
@@ -69,10 +74,14 @@ def plan(
         from holdfast.forecast.measure import rehearse
 
         part = read_shard(shard)
-        cells = read_cells(config, changes or [], engine_options(device, way, precision, memory, workers, data_dir), plugin)
+        cells = read_cells(
+            config, changes or [], engine_options(device, way, precision, memory, workers, data_dir), plugin
+        )
         try:
             with _Follow() as follow:
-                found = rehearse(cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part)
+                found = rehearse(
+                    cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part
+                )
         except KeyboardInterrupt:
             to_stderr().print("interrupted; nothing was left behind")
             raise typer.Exit(130) from None
@@ -109,14 +118,16 @@ class _Follow:
             self.status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.status is not None:
             self.status.stop()
 
 
 def _groups(found: Prediction) -> Table:
-    """One line for each group of cells that are trained as one computation: models of a round, how many of them take a step together,
-    processes x threads."""
+    """One line for each group of cells that are trained as one computation: models of a round, how many of
+    them take a step together, processes x threads."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -127,9 +138,15 @@ def _groups(found: Prediction) -> Table:
         name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"
         micro = "-" if group.microseconds is None else f"{group.microseconds:,.0f}"
         table.add_row(
-            cell(name), str(len(group.cells)), f"{group.rows:,}", f"{group.stack:,}", f"{group.plan} {group.precision}",
-            f"{group.workers} x {group.threads}", f"{group.client_steps:,.0f}", micro,
-        )  # fmt: skip
+            cell(name),
+            str(len(group.cells)),
+            f"{group.rows:,}",
+            f"{group.stack:,}",
+            f"{group.plan} {group.precision}",
+            f"{group.workers} x {group.threads}",
+            f"{group.client_steps:,.0f}",
+            micro,
+        )
     return table
 
 
@@ -141,10 +158,19 @@ def _totals(found: Prediction) -> Table:
     table.add_column()
     table.add_column(style="dim")
     seconds, disk = found.seconds, found.disk
-    spent = {"start": seconds.start, "training": seconds.training, "evaluation": seconds.evaluation, "server and disk": seconds.server}
+    spent = {
+        "start": seconds.start,
+        "training": seconds.training,
+        "evaluation": seconds.evaluation,
+        "server and disk": seconds.server,
+    }
     groups = f"{len(found.groups)} group{'s' if len(found.groups) > 1 else ''}"
     table.add_row("cells", str(len(found.cells)), f"trained as {groups} on {found.device}")
-    table.add_row("time", duration(seconds.total), ", ".join(f"{name} {duration(value)}" for name, value in spent.items()))
+    table.add_row(
+        "time",
+        duration(seconds.total),
+        ", ".join(f"{name} {duration(value)}" for name, value in spent.items()),
+    )
     table.add_row("memory", amount(found.memory.host), "at its peak, with all that is imported")
     if found.memory.device is not None:
         table.add_row("GPU memory", amount(found.memory.device), "at its peak")

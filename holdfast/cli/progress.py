@@ -32,9 +32,14 @@ class Follow:
         self.tenth = 0
         self.bars: dict[int, TaskID] = {}
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("{task.fields[figure]}"),
-            TimeRemainingColumn(compact=True), console=console, disable=not self.live,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figure]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not self.live,
+        )
 
     def watch(self) -> Watch:
         from holdfast.experiment.runner import Watch
@@ -44,7 +49,9 @@ class Follow:
     def __enter__(self) -> Follow:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.progress.stop()
 
     def say(self, line: str) -> None:
@@ -56,9 +63,13 @@ class Follow:
         if len(experiments) <= MOST_BARS:
             for experiment in experiments:
                 name = experiment.label if len(experiments) > 1 else experiment.method.name
-                self.bars[id(experiment)] = self.progress.add_task(escape(in_print(name)), total=experiment.rounds, figure="")
+                self.bars[id(experiment)] = self.progress.add_task(
+                    escape(in_print(name)), total=experiment.rounds, figure=""
+                )
         else:
-            together = self.progress.add_task(f"{len(experiments)} experiments", total=sum(e.rounds for e in experiments), figure="")
+            together = self.progress.add_task(
+                f"{len(experiments)} experiments", total=sum(e.rounds for e in experiments), figure=""
+            )
             self.bars |= {id(e): together for e in experiments}
         self.progress.start()
 
@@ -75,15 +86,26 @@ class Follow:
             self.accuracy[id(experiment)] = accuracy
         if part.get("diverged") and id(experiment) not in self.diverged:
             self.diverged.add(id(experiment))
-            self.say(f"{experiment.label or experiment.method.name} diverged in round {committed}: {part['diverged']}")
+            self.say(
+                f"{experiment.label or experiment.method.name} diverged in round {committed}:"
+                f" {part['diverged']}"
+            )
         if self.live:
-            self.progress.update(self.bars[id(experiment)], advance=committed - before, figure=self._figure(experiment))
+            self.progress.update(
+                self.bars[id(experiment)], advance=committed - before, figure=self._figure(experiment)
+            )
         else:
             self._line()
 
     def _figure(self, experiment: Experiment) -> str:
         shared = len(set(self.bars.values())) < len(self.bars)
-        seen = self.accuracy.values() if shared else [self.accuracy[id(experiment)]] if id(experiment) in self.accuracy else []
+        seen = (
+            self.accuracy.values()
+            if shared
+            else [self.accuracy[id(experiment)]]
+            if id(experiment) in self.accuracy
+            else []
+        )
         return self._span(list(seen))
 
     def _line(self) -> None:
@@ -98,4 +120,6 @@ class Follow:
         if not accuracies:
             return ""
         low, high = min(accuracies), max(accuracies)
-        return f"{self.metric} {low:.3f}" if len(accuracies) == 1 else f"{self.metric} {low:.3f} to {high:.3f}"
+        return (
+            f"{self.metric} {low:.3f}" if len(accuracies) == 1 else f"{self.metric} {low:.3f} to {high:.3f}"
+        )

@@ -28,7 +28,7 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
     to_stdout,
-)  # fmt: skip
+)
 from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options
 
@@ -40,14 +40,33 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="fedcap, fedas, c-pfl, fedcom or fedcpa.", show_default=False)] = None,
-    what: Annotated[str | None, typer.Argument(help="A table or figure: table-1, I, fig-7. Default: all.", show_default=False)] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Seeds of every cell, from 0 on; default: what the study says.")] = None,
-    scale: Annotated[str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's setting).")] = "quick",
-    variant: Annotated[str, typer.Option("--variant", help="card (what the papers say), authors (their code) or both.")] = "card",
-    only: Annotated[list[str] | None, typer.Option("--only", metavar="AXIS=LABEL,...", help="Part of the table; repeatable.")] = None,
-    stand_ins: Annotated[bool, typer.Option("--stand-ins", help="Other data for what cannot be had, also at full scale.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory; default: reproductions/PAPER/TABLE-SCALE.")] = None,
+    paper: Annotated[
+        str | None, typer.Argument(help="fedcap, fedas, c-pfl, fedcom or fedcpa.", show_default=False)
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help="A table or figure: table-1, I, fig-7. Default: all.", show_default=False),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", help="Seeds of every cell, from 0 on; default: what the study says."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's setting).")
+    ] = "quick",
+    variant: Annotated[
+        str, typer.Option("--variant", help="card (what the papers say), authors (their code) or both.")
+    ] = "card",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="AXIS=LABEL,...", help="Part of the table; repeatable."),
+    ] = None,
+    stand_ins: Annotated[
+        bool, typer.Option("--stand-ins", help="Other data for what cannot be had, also at full scale.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory; default: reproductions/PAPER/TABLE-SCALE.")
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be played, and stop.")] = False,
     retry: Retry = False,
     changes: Changes = None,
@@ -64,8 +83,9 @@ def reproduce(
 ) -> int:
     """Play a paper's table or figure again and hold it against what is printed.
 
-    Without PAPER: what there is. The page says whether the paper's claims hold, shows our figures beside the printed ones, and what was
-    done differently. All cells of a table are one batched computation, except where seconds are the result.
+    Without PAPER: what there is. The page says whether the paper's claims hold, shows our figures beside the
+    printed ones, and what was done differently. All cells of a table are one batched computation, except
+    where seconds are the result.
 
     The same command goes on where it was stopped.
 
@@ -75,6 +95,7 @@ def reproduce(
       holdfast reproduce fedcap table-1 --scale quick --open
       holdfast reproduce fedcap I --scale full --seeds 3 --only dataset=CIFAR-10 --device cuda
       holdfast reproduce fedcom --scale smoke
+
     """
     if paper is None:
         return _list(as_json)
@@ -86,7 +107,9 @@ def reproduce(
 
         load_plugins(plugin)
         chosen(track or [])  # what is missing is said before anything is played
-        settings = dict(parse_changes(changes or [])) | _given(engine_options(device, plan, precision, memory, workers, data_dir))
+        settings = dict(parse_changes(changes or [])) | _given(
+            engine_options(device, plan, precision, memory, workers, data_dir)
+        )
         wanted = Wanted(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
         outcomes = []
@@ -110,7 +133,9 @@ def _folder(study: Study, wanted: Wanted, out: Path | None, several: bool) -> Pa
     return Path("reproductions") / paper / f"{what}-{wanted.scale}"
 
 
-def _play(study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]) -> Outcome:
+def _play(
+    study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]
+) -> Outcome:
     from holdfast.reproduction.experiments import Grid
     from holdfast.reproduction.outcome import reproduce as play
     from holdfast.reproduction.page import write_reproduction
@@ -155,7 +180,9 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
     for outcome in outcomes if not as_json else []:
         console.print()
         beside = " (printed)" if outcome.study.printed else ""
-        console.print(to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}"))
+        console.print(
+            to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}")
+        )
         for ours, _ in outcome.findings:
             console.print(f"  {ours.words:<32} {ours.claim.says}", markup=False, soft_wrap=True)
         console.print(f"page   {outcome.path / 'report.html'}", markup=False, soft_wrap=True)
@@ -171,13 +198,23 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 
     boxes = [box for row in sheet_of(outcome).boxes for box in row if box is not None]
     return {
-        "study": outcome.study.key, "folder": str(outcome.path), "missing": outcome.missing,
+        "study": outcome.study.key,
+        "folder": str(outcome.path),
+        "missing": outcome.missing,
         "cells": [
-            {**box.at, "metric": box.metric, "ours": list(box.ours.seeds) if box.ours else [],
-             "printed": box.printed.mean if box.printed else None} for box in boxes
+            {
+                **box.at,
+                "metric": box.metric,
+                "ours": list(box.ours.seeds) if box.ours else [],
+                "printed": box.printed.mean if box.printed else None,
+            }
+            for box in boxes
         ],
-        "claims": [{"says": ours.claim.says, "here": ours.words, "in print": said.words} for ours, said in outcome.findings],
-    }  # fmt: skip
+        "claims": [
+            {"says": ours.claim.says, "here": ours.words, "in print": said.words}
+            for ours, said in outcome.findings
+        ],
+    }
 
 
 def _list(as_json: bool) -> int:
@@ -187,9 +224,14 @@ def _list(as_json: bool) -> int:
     from holdfast.reproduction.study import keys, read
 
     studies = [read(key) for key in keys()]
-    many = {study.key: [len(Grid(study, Wanted(scale=scale)).to_play()) for scale in ("quick", "full")] for study in studies}
+    many = {
+        study.key: [len(Grid(study, Wanted(scale=scale)).to_play()) for scale in ("quick", "full")]
+        for study in studies
+    }
     if as_json:
-        print_json([{"study": s.key, "title": s.title, "claims": [c.says for c in s.claims]} for s in studies])
+        print_json(
+            [{"study": s.key, "title": s.title, "claims": [c.says for c in s.claims]} for s in studies]
+        )
         return 0
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("what", "", "quick", "full"):
@@ -198,7 +240,10 @@ def _list(as_json: bool) -> int:
         table.add_row(study.key.replace("/", " "), study.title, *map(str, many[study.key]))
     console = to_stdout()
     console.print(table)
-    console.print("\nThe numbers are experiments. `holdfast reproduce fedcap table-1` plays one, `... fedcap` all of a paper.")
+    console.print(
+        "\nThe numbers are experiments. `holdfast reproduce fedcap table-1` plays one, `... fedcap` all of a"
+        " paper."
+    )
     return 0
 
 
@@ -207,17 +252,34 @@ def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
 
     grids = [Grid(study, wanted) for study in studies]
     if as_json:
-        print_json([{"study": g.study.key, "cells": [label for label, _ in g.to_play()], "stand_ins": g.substitutes} for g in grids])
+        print_json(
+            [
+                {
+                    "study": g.study.key,
+                    "cells": [label for label, _ in g.to_play()],
+                    "stand_ins": g.substitutes,
+                }
+                for g in grids
+            ]
+        )
         return 0
     console = to_stdout()
     for grid in grids:
         cells = grid.to_play()
         rounds = sorted({config.train.rounds for _, config in cells})
         data = sorted({config.data.name for _, config in cells})
-        console.print(f"{grid.study.paper}, {grid.study.name}: {_experiments(grid)} of {' or '.join(map(str, rounds))} rounds "
-                      f"on {', '.join(data)}", markup=False, soft_wrap=True)  # fmt: skip
+        console.print(
+            f"{grid.study.paper}, {grid.study.name}: {_experiments(grid)} of {' or '.join(map(str, rounds))}"
+            f" rounds on {', '.join(data)}",
+            markup=False,
+            soft_wrap=True,
+        )
         for axis, labels in grid.labels.items():
-            console.print(f"  {axis:<10} {', '.join(label or '(nothing)' for label in labels)}", markup=False, soft_wrap=True)
+            console.print(
+                f"  {axis:<10} {', '.join(label or '(nothing)' for label in labels)}",
+                markup=False,
+                soft_wrap=True,
+            )
         if grid.substitutes:
             console.print(f"  stand-ins  {'; '.join(grid.substitutes)}", markup=False, soft_wrap=True)
     return 0

@@ -29,7 +29,7 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
     to_stdout,
-)  # fmt: skip
+)
 from holdfast.cli.live import Live, Port
 from holdfast.cli.live import check as check_live
 from holdfast.cli.live import follow as follow_live
@@ -42,14 +42,17 @@ if TYPE_CHECKING:
     from holdfast.report.table import Table
 
 DIVERGED = 3
-"""The exit code of a single run that diverged. In a sweep that is a finding: the table says it, and the exit code is 0."""
+"""The exit code of a single run that diverged. In a sweep that is a finding: the table says it, and the exit
+code is 0."""
 
 
 @app.command()
 def run(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")
+    ] = None,
     device: Device = None,
     plan: PlanName = None,
     precision: PrecisionName = None,
@@ -62,9 +65,11 @@ def run(
 ) -> int:
     """Play an experiment.
 
-    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as `holdfast sweep`.
+    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as
+    `holdfast sweep`.
 
-    The exit code is 3 if the run diverged: nothing that the benign clients sent in some round, or their loss, was finite.
+    The exit code is 3 if the run diverged: nothing that the benign clients sent in some round, or their loss,
+    was finite.
 
     \b
     Examples:
@@ -72,20 +77,31 @@ def run(
       holdfast run --set method.name=ditto --set train.rounds=20
       holdfast run config.toml --out runs/first --json
       holdfast run config.toml --track tensorboard
+
     """
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep, play_sweep
         from holdfast.sweeps.session import start
         from holdfast.tracking import tracked
 
-        cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
+        cells = read_cells(
+            config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
+        )
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
             standings = play_sweep(cells, folder, plugin, track=track)
         else:
-            with Follow(to_stderr()) as follow, resumable(folder, plugin), tracked(track or [], follow.watch()) as watch:
+            with (
+                Follow(to_stderr()) as follow,
+                resumable(folder, plugin),
+                tracked(track or [], follow.watch()) as watch,
+            ):
                 results = start(cells, folder, watch, plugins)
-    return finish_sweep(folder, standings, as_json, plugin) if is_grid(cells) else finish(folder, results[0], as_json, plugin)
+    return (
+        finish_sweep(folder, standings, as_json, plugin)
+        if is_grid(cells)
+        else finish(folder, results[0], as_json, plugin)
+    )
 
 
 @app.command()
@@ -99,7 +115,8 @@ def resume(
 ) -> int:
     """Continue a run or a sweep in DIR that was stopped.
 
-    The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded that is not asked for.
+    The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded
+    that is not asked for.
 
     Of a sweep, all cells of all shards are continued, and begun, that no other process has.
 
@@ -107,6 +124,7 @@ def resume(
     Examples:
       holdfast resume runs/20261115-093012
       holdfast resume runs/mine --plugin mine.py
+
     """
     with only_json(as_json):
         from holdfast.cli.sweeps import finish_sweep
@@ -116,29 +134,51 @@ def resume(
         from holdfast.tracking import tracked
 
         plugins = [str(p) for p in plugin or []]
-        with Follow(to_stderr()) as follow, resumable(folder, plugin), tracked(track or [], follow.watch()) as watch:
+        with (
+            Follow(to_stderr()) as follow,
+            resumable(folder, plugin),
+            tracked(track or [], follow.watch()) as watch,
+        ):
             if is_sweep(folder):
                 standings = resume_sweep(folder, watch, device, plugins, retry)
             else:
                 results = continue_run(folder, watch, device, plugins)
         many = is_sweep(folder)
-    return finish_sweep(folder, standings, as_json, plugin) if many else finish(folder, results[0], as_json, plugin)
+    return (
+        finish_sweep(folder, standings, as_json, plugin)
+        if many
+        else finish(folder, results[0], as_json, plugin)
+    )
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: report.html in DIR. Of --tables: their file.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")] = False,
-    tables: Annotated[str | None, typer.Option("--tables", metavar="FORMAT", help="Only the tables: md, latex (booktabs) or csv.")] = None,
-    figures: Annotated[Path | None, typer.Option("--figures", metavar="FOLDER", help="Only the charts, each a file in FOLDER.")] = None,
-    form: Annotated[str, typer.Option("--format", help="Of --figures: svg, or png (drawn by Chromium).")] = "svg",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The HTML file; default: report.html in DIR. Of --tables: their file."),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")
+    ] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option("--tables", metavar="FORMAT", help="Only the tables: md, latex (booktabs) or csv."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="FOLDER", help="Only the charts, each a file in FOLDER."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="Of --figures: svg, or png (drawn by Chromium).")
+    ] = "svg",
     live: Live = False,
     port: Port = None,
     plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
-    """Write one self-contained HTML page about the runs in DIR: a run, a sweep, a folder of runs, a reproduction or a federation.
+    """Write one self-contained HTML page about the runs in DIR: a run, a sweep, a folder of runs, a
+    reproduction or a federation.
 
     More than 12 runs get a page each too, in a folder beside it.
 
@@ -149,6 +189,7 @@ def report(
       holdfast report runs/sweep --markdown >> notes.md
       holdfast report runs/sweep --tables latex --out tables.tex
       holdfast report runs/sweep --figures figures --format png
+
     """
     check_live(live, port, out, markdown)
     from holdfast.report.figure_files import write_figures
@@ -163,7 +204,9 @@ def report(
         folder = folder / "server" / "run"
     if live:
         if tables is not None or figures is not None:
-            raise ConfigError("--live: a page that is followed has no --tables and no --figures; leave one of them out")
+            raise ConfigError(
+                "--live: a page that is followed has no --tables and no --figures; leave one of them out"
+            )
         return follow_live(folder, port, opened)
     if is_reproduction(folder):
         return _report_reproduction(folder, "md" if markdown else tables, figures, form, out, opened)
@@ -188,7 +231,9 @@ def report(
         open_page(page)
 
 
-def _report_reproduction(folder: Path, tables: str | None, figures: Path | None, form: str, out: Path | None, opened: bool) -> None:
+def _report_reproduction(
+    folder: Path, tables: str | None, figures: Path | None, form: str, out: Path | None, opened: bool
+) -> None:
     """The page of a paper's table that was played again; its tables stand beside it already."""
     from holdfast.report.figure_files import write_figures
     from holdfast.reproduction.outcome import read_outcome
@@ -209,8 +254,11 @@ def _report_reproduction(folder: Path, tables: str | None, figures: Path | None,
         open_page(page)
 
 
-def read_cells(config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None) -> list[tuple[str, Config]]:
-    """(label, config) of every experiment that the file, --set and the other options ask for; all of it checked."""
+def read_cells(
+    config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None
+) -> list[tuple[str, Config]]:
+    """(label, config) of every experiment that the file, --set and the other options ask for; all of it
+    checked."""
     from holdfast.experiment.config import assign, read_config
     from holdfast.sweeps.grid import configs
 
@@ -228,7 +276,12 @@ def is_grid(cells: list[tuple[str, Config]]) -> bool:
 
 
 def engine_options(
-    device: str | None, plan: str | None, precision: str | None, memory: str | None, workers: int | None, data_dir: Path | None
+    device: str | None,
+    plan: str | None,
+    precision: str | None,
+    memory: str | None,
+    workers: int | None,
+    data_dir: Path | None,
 ) -> dict[str, Any]:
     """Options that stand for settings; what was not given is None."""
     engine = {"device": device, "plan": plan, "precision": precision, "memory": memory, "workers": workers}
@@ -236,7 +289,8 @@ def engine_options(
 
 
 def absolute(data_dir: Path | None) -> str | None:
-    """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in --data-dir=~/sets."""
+    """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in
+    --data-dir=~/sets."""
     if data_dir is None:
         return None
     folder = expand(data_dir, "--data-dir").absolute()
@@ -253,7 +307,8 @@ def new_folder() -> Path:
 
 @contextmanager
 def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]:
-    """Ctrl-C between two rounds or inside one: the last committed round stays, and the user is told how to go on."""
+    """Ctrl-C between two rounds or inside one: the last committed round stays, and the user is told how to go
+    on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -261,7 +316,11 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         from holdfast.experiment.manifest import is_sweep, run_folders
 
         again = f"holdfast resume {folder}{plugin_options(plugins or [])}"
-        kept = f"`{again}` continues it" if run_folders(folder) or is_sweep(folder) else "it had not begun, and nothing was kept"
+        kept = (
+            f"`{again}` continues it"
+            if run_folders(folder) or is_sweep(folder)
+            else "it had not begun, and nothing was kept"
+        )
         to_stderr().print(f"interrupted; {kept}", markup=False)
         raise typer.Exit(130) from None
 
@@ -280,7 +339,8 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
 
 
 def diverged(folder: Path) -> int:
-    """The exit code of a run that has come to its end: a script is not to take a model that diverged for a good one."""
+    """The exit code of a run that has come to its end: a script is not to take a model that diverged for a
+    good one."""
     from holdfast.storage.status import standing
 
     stands = standing(folder, "")
@@ -298,8 +358,16 @@ def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> 
     console = to_stdout()
     for place, table in enumerate(tables):
         console.print()
-        console.print(to_rich(narrowed(table, console.width), "over seeds (mean ± standard deviation)" if place else None))
+        console.print(
+            to_rich(
+                narrowed(table, console.width), "over seeds (mean ± standard deviation)" if place else None
+            )
+        )
     console.print()
     console.print(f"run directory   {folder}", markup=False, soft_wrap=True)
-    console.print(f"page            holdfast report {folder}{plugin_options(plugins or [])}", markup=False, soft_wrap=True)
+    console.print(
+        f"page            holdfast report {folder}{plugin_options(plugins or [])}",
+        markup=False,
+        soft_wrap=True,
+    )
     console.print(f'in Python       holdfast.load("{folder}")', markup=False, soft_wrap=True)

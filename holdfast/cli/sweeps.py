@@ -23,7 +23,7 @@ from holdfast.cli.app import (
     only_json,
     print_json,
     to_stderr,
-)  # fmt: skip
+)
 from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, is_grid, read_cells, resumable, summarise
 from holdfast.core.errors import ConfigError
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
 @app.command()
 def sweep(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the sweep; default: a new one under runs/.")] = None,
-    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Play one of N parts of the sweep, 1/N to N/N.")] = "1/1",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory of the sweep; default: a new one under runs/.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Play one of N parts of the sweep, 1/N to N/N.")
+    ] = "1/1",
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -52,12 +56,14 @@ def sweep(
 ) -> int:
     """Play all cells of a sweep together; start, continue or complete it.
 
-    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a sweep was stopped.
+    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a
+    sweep was stopped.
 
-    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit code is then 1. A cell that
-    diverges is a result, which the table marks; the exit code stays 0.
+    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit
+    code is then 1. A cell that diverges is a result, which the table marks; the exit code stays 0.
 
-    With --shard, processes or machines that see the same --out share the cells; all are given the same CONFIG.
+    With --shard, processes or machines that see the same --out share the cells; all are given the same
+    CONFIG.
 
     In a Slurm job: #SBATCH --array=1-4 and the third example.
 
@@ -67,6 +73,7 @@ def sweep(
       holdfast sweep sweep.toml --out runs/table --shard 2/4
       holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
       holdfast sweep sweep.toml --out runs/table --retry
+
     """
     with only_json(as_json):
         from holdfast.api import fresh_folder
@@ -74,9 +81,14 @@ def sweep(
         part = read_shard(shard)
         if out is None and part[1] > 1:
             raise ConfigError("--shard: name the directory that all shards share with --out")
-        cells = read_cells(config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin)
+        cells = read_cells(
+            config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
+        )
         if not is_grid(cells):
-            raise ConfigError("sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays one experiment")
+            raise ConfigError(
+                "sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays"
+                " one experiment"
+            )
         folder = out or fresh_folder()
         standings = play_sweep(cells, folder, plugin, part, retry, track)
     return finish_sweep(folder, standings, as_json, plugin)
@@ -91,13 +103,21 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def play_sweep(
-    cells: list[tuple[str, Config]], folder: Path, plugins: list[Path] | None, shard: tuple[int, int] = (1, 1), retry: bool = False,
+    cells: list[tuple[str, Config]],
+    folder: Path,
+    plugins: list[Path] | None,
+    shard: tuple[int, int] = (1, 1),
+    retry: bool = False,
     track: list[str] | None = None,
-) -> list[Standing]:  # fmt: skip
+) -> list[Standing]:
     from holdfast.sweeps.runner import sweep as play
     from holdfast.tracking import tracked
 
-    with Follow(to_stderr()) as follow, resumable(folder, plugins), tracked(track or [], follow.watch()) as watch:
+    with (
+        Follow(to_stderr()) as follow,
+        resumable(folder, plugins),
+        tracked(track or [], follow.watch()) as watch,
+    ):
         return play(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
 
 
@@ -134,4 +154,6 @@ def say_failed(failed: list[Standing]) -> None:
     from holdfast.storage.status import TRACEBACK
 
     again = "--retry tries them again from their last committed round"
-    to_stderr().print(f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True)
+    to_stderr().print(
+        f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True
+    )

@@ -27,7 +27,7 @@ from holdfast.cli.app import (
     print_json,
     to_stderr,
     to_stdout,
-)  # fmt: skip
+)
 from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options, new_folder
 from holdfast.cli.sweeps import say_failed
@@ -39,9 +39,16 @@ if TYPE_CHECKING:
 @app.command()
 def tune(
     config: Annotated[Path, typer.Argument(show_default=False)],
-    budget: Annotated[int, typer.Option("--budget", metavar="N", help="Trials of every method.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the comparison; default: a new one under runs/.")] = None,
-    under_attack: Annotated[bool, typer.Option("--under-attack", help="Tune against each attack apart, not without any.")] = False,
+    budget: Annotated[
+        int, typer.Option("--budget", metavar="N", help="Trials of every method.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Directory of the comparison; default: a new one under runs/."),
+    ] = None,
+    under_attack: Annotated[
+        bool, typer.Option("--under-attack", help="Tune against each attack apart, not without any.")
+    ] = False,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -56,20 +63,24 @@ def tune(
 ) -> int:
     """Compare methods fairly: N trials each, chosen by validation data, reported on test data.
 
-    CONFIG is one experiment or a sweep over methods, attacks, seeds and settings. Every line of its table has N trials, drawn from the
-    ranges of the method (`holdfast show ditto`) and of the learning rate. A section \\[tune] names other ranges; where it leaves fewer
-    combinations, all of them are tried. Trials are played on a seed of their own and without an attack, unless --under-attack.
+    CONFIG is one experiment or a sweep over methods, attacks, seeds and settings. Every line of its table has
+    N trials, drawn from the ranges of the method (`holdfast show ditto`) and of the learning rate. A section
+    \\[tune] names other ranges; where it leaves fewer combinations, all of them are tried. Trials are played
+    on a seed of their own and without an attack, unless --under-attack.
 
-    data.split.validation must be above 0: what is chosen is chosen by the benign clients' validation data, never by test data. The choice
-    is then played under the seeds of the sweep (default: three) and its attacks; --track tells of these runs, not of the trials.
+    data.split.validation must be above 0: what is chosen is chosen by the benign clients' validation data,
+    never by test data. The choice is then played under the seeds of the sweep (default: three) and its
+    attacks; --track tells of these runs, not of the trials.
 
-    The same command goes on where it was stopped. Files: trials.csv, tuned.toml (a sweep that repeats the report), report/.
+    The same command goes on where it was stopped. Files: trials.csv, tuned.toml (a sweep that repeats the
+    report), report/.
 
     \b
     Examples:
       holdfast tune sweep.toml --budget 8 --out runs/fair
       holdfast tune sweep.toml --budget 8 --under-attack --device cuda
       holdfast tune config.toml --budget 4 --set data.split.train=0.65 --set data.split.validation=0.1
+
     """
     with only_json(as_json):
         from holdfast.experiment.config import assign, read_config
@@ -85,7 +96,9 @@ def tune(
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         tuning = Tuning(table, budget, folder, under_attack)
         with _continued(folder):
-            with Follow(to_stderr(), figure="validation/accuracy") as follow:  # nobody looks at a trial's test figures
+            with Follow(
+                to_stderr(), figure="validation/accuracy"
+            ) as follow:  # nobody looks at a trial's test figures
                 follow.say(f"{len(tuning.cells)} trials, at most {budget} for each line of the table")
                 choices = tuning.try_all(follow.watch(), plugins, retry)
             with Follow(to_stderr()) as follow, tracked(track or [], follow.watch()) as watch:

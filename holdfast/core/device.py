@@ -12,12 +12,14 @@ from torch import Tensor
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do without them
-# read when cuBLAS is first used, so it has to be set before anything is: with it, the same work has the same bits
+# read when cuBLAS is first used, so it has to be set before anything is: with it, the same work has the same
+# bits
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch up."""
+    """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch
+    up."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
@@ -29,32 +31,46 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def halved(device: torch.device, precision: Precision) -> torch.autocast:
-    """Where a model and its loss run: matrix products in bfloat16 if so asked; parameters, updates and sums keep their numbers."""
+    """Where a model and its loss run: matrix products in bfloat16 if so asked; parameters, updates and sums
+    keep their numbers."""
     # without a cache of cast weights: in a captured step it would outlive the weights it was made from
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 @contextmanager
 def counting(device: torch.device, precision: Precision) -> Iterator[None]:
-    """How a CUDA device multiplies (TF32 unless fp32 is asked for), and the same bits for the same work. A CPU does both anyway."""
+    """How a CUDA device multiplies (TF32 unless fp32 is asked for), and the same bits for the same work. A
+    CPU does both anyway."""
     if device.type != "cuda":
         yield
         return
     cudnn = torch.backends.cudnn
     before = (
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+        cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )  # fmt: skip
+    )
     try:
-        _count(True, False, precision != "fp32", "highest" if precision == "fp32" else "high", True, True, False)
+        _count(
+            True, False, precision != "fp32", "highest" if precision == "fp32" else "high", True, True, False
+        )
         yield
     finally:
         _count(*before)
 
 
 def _count(
-    deterministic: bool, benchmark: bool, tf32: bool, matmul: str, algorithms: bool, warn_only: bool, fill: bool
+    deterministic: bool,
+    benchmark: bool,
+    tf32: bool,
+    matmul: str,
+    algorithms: bool,
+    warn_only: bool,
+    fill: bool,
 ) -> None:
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
     torch.backends.cudnn.allow_tf32 = tf32

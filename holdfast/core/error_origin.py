@@ -11,7 +11,9 @@ from typing import NamedTuple
 from holdfast.core.registry import PLUGIN, registering_packages
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = tuple(
+    {sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 _NOTE = "__holdfast_place__"
 
 
@@ -31,7 +33,8 @@ class Place(NamedTuple):
 
 
 def place_of(error: BaseException) -> Place | None:
-    """The innermost line that is not Holdfast's through which an error came; of an error that was raised from another one, that one's."""
+    """The innermost line that is not Holdfast's through which an error came; of an error that was raised from
+    another one, that one's."""
     noted = getattr(error, _NOTE, None)
     if noted is not None:
         return Place(*noted)

@@ -1,4 +1,5 @@
-"""The errors a user is meant to read: one line that names the cause and what to do. The command line prints them and exits with 2."""
+"""The errors a user is meant to read: one line that names the cause and what to do. The command line prints
+them and exits with 2."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _LONGEST = 8000  # letters of an error; one word of it may have an eighth of them
-_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours and moves of the cursor; titles and links
+_SEQUENCE = re.compile(
+    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)"
+)  # colours and moves of the cursor; titles and links
 
 
 class HoldfastError(Exception):
-    """Something the user can mend; never shown as a traceback by the command line. Always one line that can be printed: it may repeat what
-    stands in a file, and that may be anything."""
+    """Something the user can mend; never shown as a traceback by the command line. Always one line that can
+    be printed: it may repeat what stands in a file, and that may be anything."""
 
     def __init__(self, said: object = ""):
         words = " ".join(_shortened(word, _LONGEST // 8) for word in str(said).split(" "))
@@ -36,7 +39,8 @@ class RunError(HoldfastError):
 
 
 class SettingError(RunError):
-    """A client half that reads a setting in a way that would be wrong where several experiments are trained together."""
+    """A client half that reads a setting in a way that would be wrong where several experiments are trained
+    together."""
 
 
 class InUse(RunError):
@@ -62,5 +66,6 @@ def _shortened(text: str, most: int) -> str:
 
 
 def in_print(said: str) -> str:
-    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and before the operator's eyes."""
+    """A sender's words on one line, without anything that a terminal would obey: they end up in logs and
+    before the operator's eyes."""
     return "".join(letter if letter.isprintable() else " " for letter in _SEQUENCE.sub("", said))

@@ -36,7 +36,10 @@ def expand(path: str | Path, setting: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{setting}: {path} begins with the home directory of somebody who has none here; write the path out") from None
+        raise ConfigError(
+            f"{setting}: {path} begins with the home directory of somebody who has none here; write the"
+            " path out"
+        ) from None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -49,7 +52,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_if_absent(path: Path, content: Mapping[str, Any]) -> None:
-    """The same, unless the file is there already: of several processes, also on several machines, one wins."""
+    """The same, unless the file is there already: of several processes, also on several machines, one
+    wins."""
     temporary = write_beside(path, as_json(content), durably=True)
     with readable(path):
         try:
@@ -124,8 +128,9 @@ def sync(path: Path) -> None:
 
 
 def sync_file_system(handle: int) -> bool:
-    """Wait until all that the file system of an open file holds is on the disk: one flush instead of one for each file. False where the
-    system has no such call. From Linux 5.8 on, a write that failed since the file was opened is an error here."""
+    """Wait until all that the file system of an open file holds is on the disk: one flush instead of one for
+    each file. False where the system has no such call. From Linux 5.8 on, a write that failed since the file
+    was opened is an error here."""
     if not hasattr(_LIBC, "syncfs"):
         return False
     if _LIBC.syncfs(handle) != 0:
@@ -155,7 +160,8 @@ def unlock(handle: int) -> None:
 
 
 def let_go_of_locks() -> None:
-    """In a child of the process that holds them: a lock is free only when all who inherited it have closed it."""
+    """In a child of the process that holds them: a lock is free only when all who inherited it have closed
+    it."""
     while _LOCKS:
         os.close(_LOCKS.pop())
 
@@ -177,17 +183,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file. What is wrong with it is a ValueError in one line, or an OSError where there is no such file."""
+    """The tables of a file. What is wrong with it is a ValueError in one line, or an OSError where there is
+    no such file."""
     text = read_whole(path, _TOML, pipe=True).decode()  # UnicodeDecodeError is a ValueError
     try:
         return shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid TOML: {_TOO_DEEP if isinstance(error, RecursionError) else in_print(str(error))[:200]}") from None
+        raise ValueError(
+            "not valid TOML:"
+            f" {_TOO_DEEP if isinstance(error, RecursionError) else in_print(str(error))[:200]}"
+        ) from None
 
 
 def read_whole(path: Path, most: int = _JSON, pipe: bool = False) -> bytes:
-    """A file's content, and never more than so many bytes. A pipe or a device in its place would be waited for or never end: only what
-    somebody names by hand may be one."""
+    """A file's content, and never more than so many bytes. A pipe or a device in its place would be waited
+    for or never end: only what somebody names by hand may be one."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK))
     with open(handle, "rb") as file:  # buffered: one bare read gives no more than 2 GB
         about = os.fstat(handle)
@@ -222,13 +232,15 @@ def last_lines(path: Path, lines: int) -> list[str]:
 
 
 def memory() -> int:
-    """Bytes that this machine has: the most that is read of a file of tensors, whatever length the file has."""
+    """Bytes that this machine has: the most that is read of a file of tensors, whatever length the file
+    has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def parse_json(text: bytes | str) -> Any:
-    """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError: what is nested deeper than
-    functions can follow, numbers that are infinite, none at all, or too large for a float."""
+    """As `as_json` writes it. All that would be an error only where it is used is one here, a ValueError:
+    what is nested deeper than functions can follow, numbers that are infinite, none at all, or too large for
+    a float."""
     try:
         return shallow(json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_float))
     except RecursionError:
@@ -236,13 +248,17 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def shallow(content: Any) -> Any:
-    """The same, unless it is nested deeper than anything that is written here, since later functions follow it level by level, or holds a
-    whole number that no float comes near."""
+    """The same, unless it is nested deeper than anything that is written here, since later functions follow
+    it level by level, or holds a whole number that no float comes near."""
     layer = [content]
     for _ in range(_DEPTH):
         if any(type(value) is int and abs(value) >= _LARGEST for value in layer):
             raise ValueError(f"a number has more than {_DIGITS} digits")
-        inner = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, (dict, list))]
+        inner = [
+            value.values() if isinstance(value, dict) else value
+            for value in layer
+            if isinstance(value, (dict, list))
+        ]
         layer = [value for values in inner for value in values if isinstance(value, (dict, list, int))]
         if not layer:
             return content

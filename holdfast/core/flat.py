@@ -1,4 +1,5 @@
-"""A model is one vector: its parameters first, then its buffers (BatchNorm's running statistics), each with a named place."""
+"""A model is one vector: its parameters first, then its buffers (BatchNorm's running statistics), each with a
+named place."""
 
 from __future__ import annotations
 
@@ -35,11 +36,23 @@ class Layout:
     def of(cls, module: nn.Module, head: str | None = None) -> Layout:
         slots, start = [], 0
         named: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
-        saved = module.state_dict().keys()  # what a module does not save is a constant of its own: it is neither trained nor sent
+        saved = (
+            module.state_dict().keys()
+        )  # what a module does not save is a constant of its own: it is neither trained nor sent
         named += [(name, b, True) for name, b in module.named_buffers() if name in saved]
         for name, tensor, buffer in named:
             stop = start + tensor.numel()
-            slots.append(Slot(name, tuple(tensor.shape), start, stop, tensor.dtype, buffer, not buffer and not tensor.requires_grad))
+            slots.append(
+                Slot(
+                    name,
+                    tuple(tensor.shape),
+                    start,
+                    stop,
+                    tensor.dtype,
+                    buffer,
+                    not buffer and not tensor.requires_grad,
+                )
+            )
             start = stop
         return cls(tuple(slots), head)
 
@@ -84,9 +97,13 @@ class Layout:
         return {s.name: vector[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
-        """The same as a module wants them: whole numbers (counters, tables of indices) in their own dtype, rounded after an average."""
+        """The same as a module wants them: whole numbers (counters, tables of indices) in their own dtype,
+        rounded after an average."""
         views = self.unflatten(vector)
-        return {s.name: views[s.name] if s.dtype.is_floating_point else views[s.name].round().to(s.dtype) for s in self.slots}
+        return {
+            s.name: views[s.name] if s.dtype.is_floating_point else views[s.name].round().to(s.dtype)
+            for s in self.slots
+        }
 
 
 @dataclass(frozen=True)
@@ -113,14 +130,17 @@ class Wire:
         return self.size - self.parameters
 
     def layout(self, whole: Layout) -> Layout:
-        """Where each tensor's travelling entries lie among the parameters that travel; for rules that go layer by layer."""
+        """Where each tensor's travelling entries lie among the parameters that travel; for rules that go
+        layer by layer."""
         shared = torch.zeros(whole.size, dtype=torch.bool)
         shared[self.index] = True
         slots, start = [], 0
         for slot in whole.slots:
             size = int(shared[slot.start : slot.stop].sum())
             if size and not slot.buffer:
-                shape = slot.shape if size == slot.stop - slot.start else (size, *(1 for _ in slot.shape[1:]))  # still a matrix, say
+                shape = (
+                    slot.shape if size == slot.stop - slot.start else (size, *(1 for _ in slot.shape[1:]))
+                )  # still a matrix, say
                 slots.append(replace(slot, shape=shape, start=start, stop=start + size))
                 start += size
         return replace(whole, slots=tuple(slots))

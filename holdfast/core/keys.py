@@ -1,8 +1,10 @@
-"""Randomness by name: a value depends on what it is for (seed, round, step, client, purpose), never on the order of calls.
+"""Randomness by name: a value depends on what it is for (seed, round, step, client, purpose), never on the
+order of calls.
 
-A key is one 64-bit number per row. Folding mixes more of the name in; drawing hashes the key with a counter. Everything is integer
-arithmetic on tensors (the finaliser of splitmix64), so a stack of a thousand clients draws at once, and one client alone, in another
-process, on another machine, draws the same numbers.
+A key is one 64-bit number per row. Folding mixes more of the name in; drawing hashes the key with a counter.
+Everything is integer arithmetic on tensors (the finaliser of splitmix64), so a stack of a thousand clients
+draws at once, and one client alone, in another process, on another machine, draws the same numbers.
+
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def combine(bits: Tensor, part: Tensor | int) -> Tensor:
     """Mix one more number into a key; the order of parts matters."""
     if not isinstance(part, Tensor):
         return mix(bits * 3 + mix_number(part + _GOLDEN))
-    # & -1 changes no bit, but tells Triton, which computes positions with 32 bits, that this one is a 64-bit number
+    # & -1 changes no bit, but tells Triton, which computes positions with 32 bits, that this one is a 64-bit
+    # number
     return mix(bits * 3 + mix((part & -1) + _GOLDEN))
 
 

@@ -8,7 +8,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def give_back_memory() -> None:
-    """glibc keeps what a stack has freed, in pieces that the next one's aligned tensors often do not fit: without this, a cohort of many
-    stacks grows as if nothing were ever freed."""
+    """glibc keeps what a stack has freed, in pieces that the next one's aligned tensors often do not fit:
+    without this, a cohort of many stacks grows as if nothing were ever freed."""
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)

@@ -14,7 +14,8 @@ def forget_peak() -> None:
 
 
 def peak(process: int | str = "self") -> int:
-    """Bytes of the largest resident set of a process of this machine that is alive; 0 where nobody can say."""
+    """Bytes of the largest resident set of a process of this machine that is alive; 0 where nobody can
+    say."""
     with suppress(OSError, StopIteration, ValueError):
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024

@@ -1,4 +1,5 @@
-"""A bar on stderr for work on data that takes more than two seconds; a plain line where stderr is no terminal."""
+"""A bar on stderr for work on data that takes more than two seconds; a plain line where stderr is no
+terminal."""
 
 from __future__ import annotations
 
@@ -44,8 +45,14 @@ class _Bar:
         from rich.errors import LiveError
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=32), MofNCompleteColumn())
-        bar = Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+        )
+        bar = Progress(
+            *columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True
+        )
         with suppress(LiveError):  # another display has the terminal: go without
             bar.start()
             task = bar.add_task(self.title, total=self.total, completed=self.done)

@@ -1,14 +1,16 @@
 """Every part that can be chosen by name: what it is called, what it can be set to, which paper it comes from.
 
-A part is a frozen pydantic model whose fields are its settings, so the same class is a config section, a documented
-command-line card and the object that does the work:
+A part is a frozen pydantic model whose fields are its settings, so the same class is a config section, a
+documented command-line card and the object that does the work:
 
     @register("aggregator", "mean")
     class Mean(Part):
         '''The weighted average.'''
         floor: float = setting(0.0, "smallest weight", ge=0)
 
-Plug-ins register the same way, from a file named by --plugin or from an entry point of the group `holdfast.plugins`.
+Plug-ins register the same way, from a file named by --plugin or from an entry point of the group
+`holdfast.plugins`.
+
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
 
 KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
 
-# Where the built-in parts of a kind live: imported when the kind is first asked for, so `import holdfast` stays quick.
+# Where the built-in parts of a kind live: imported when the kind is first asked for, so `import holdfast`
+# stays quick.
 _HOMES = {
     "method": "holdfast.methods",
     "aggregator": "holdfast.aggregators",
@@ -47,30 +50,38 @@ _PARTS: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _entry_points_loaded = False
 PLUGIN = "holdfast_plugin_"
 INVALID = (ValidationError, UnicodeEncodeError)
-"""What pydantic raises where values do not fit; the second where a complaint would repeat half a surrogate pair, which JSON can hold."""
+"""What pydantic raises where values do not fit; the second where a complaint would repeat half a surrogate
+pair, which JSON can hold."""
 _PLUGIN_BYTES = 1 << 24  # of a plug-in file: more is no Python code that anybody has written
 """How the modules of plug-in files are called."""
 
 
 class Part(BaseModel):
-    """One configured part. Subclasses declare settings as fields and say what they are in the docstring's first line."""
+    """One configured part. Subclasses declare settings as fields and say what they are in the docstring's
+    first line."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """What a named `variant` sets: an option that is given wins, the others take these values instead of their defaults."""
+    """What a named `variant` sets: an option that is given wins, the others take these values instead of
+    their defaults."""
     search: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where that says."""
+    """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where
+    that says."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        return {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, dict) else given
+        return (
+            {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, dict) else given
+        )
 
     def settings(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in self.__class__.model_fields}  # also where a view stands for it
+        return {
+            field: getattr(self, field) for field in self.__class__.model_fields
+        }  # also where a view stands for it
 
 
 P = TypeVar("P", bound=type[Part])
@@ -79,9 +90,10 @@ P = TypeVar("P", bound=type[Part])
 def setting(default: Any, help: str, *, static: bool = False, server: bool = False, **bounds: Any) -> Any:
     """A documented setting; bounds are pydantic's (ge, gt, le, lt).
 
-    Two words are for real numbers and others of a method. `static`: a real number that its client half reads as one number, because it
-    decides a shape, what travels or how often a loop runs; experiments that differ in it are trained apart. `server`: only the server half
-    reads it; experiments that differ in it are trained together, and the client half is refused it."""
+    Two words are for real numbers and others of a method. `static`: a real number that its client half reads
+    as one number, because it decides a shape, what travels or how often a loop runs; experiments that differ
+    in it are trained apart. `server`: only the server half reads it; experiments that differ in it are
+    trained together, and the client half is refused it."""
     told: dict[str, Any] = {"static": static, "server": server}
     return Field(default, description=help, json_schema_extra=told, **bounds)
 
@@ -92,7 +104,8 @@ def declared(field: FieldInfo, word: str) -> bool:
 
 
 def register(kind: str, name: str, paper: str = "") -> Callable[[P], P]:
-    """Make a part known under a name. Registering another class under a taken name is an error, the same file twice is not."""
+    """Make a part known under a name. Registering another class under a taken name is an error, the same file
+    twice is not."""
 
     def add(cls: P) -> P:
         if kind not in _PARTS:
@@ -134,11 +147,15 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
         return chosen
     if not isinstance(chosen, (str, Mapping)):
         shown = repr(chosen).splitlines()[0][:60]
-        raise ConfigError(f"{where}: give the {kind} by name, by a table with a name, or as an object, not {shown}")
+        raise ConfigError(
+            f"{where}: give the {kind} by name, by a table with a name, or as an object, not {shown}"
+        )
     table = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
     name = table.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"{where}: needs a name, for example {where}.name = \"{next(iter(parts(kind)), '...')}\"")
+        raise ConfigError(
+            f'{where}: needs a name, for example {where}.name = "{next(iter(parts(kind)), "...")}"'
+        )
     cls = find(kind, name)
     try:
         return cls(**table)
@@ -147,7 +164,8 @@ def build(kind: str, chosen: Any, where: str = "") -> Any:
 
 
 def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], where: str) -> str:
-    """pydantic's first complaint as one line with the full path, and the nearest known key when one was misspelt."""
+    """pydantic's first complaint as one line with the full path, and the nearest known key when one was
+    misspelt."""
     if isinstance(error, UnicodeEncodeError):
         return f"{where or 'config'}: holds text that is not Unicode"
     first = error.errors()[0]
@@ -162,13 +180,16 @@ def explain(error: ValidationError | UnicodeEncodeError, cls: type[BaseModel], w
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
     shown = f" (got {given!r})" if isinstance(given, (int, float, str, bool)) else ""
-    if len(steps) < len(first["loc"]) and field is not None and field.description:  # no branch of a union fits: say what does
+    if (
+        len(steps) < len(first["loc"]) and field is not None and field.description
+    ):  # no branch of a union fits: say what does
         return f"{path}: does not fit{shown}; it is {field.description}"
     return f"{path}: {message[0].lower()}{message[1:]}{shown}"
 
 
 def _plain_steps(cls: type[BaseModel], path: tuple[Any, ...]) -> tuple[tuple[Any, ...], FieldInfo | None]:
-    """A complaint's path as a user writes it, and the last field on it; pydantic adds the branches of a union, which nobody wrote."""
+    """A complaint's path as a user writes it, and the last field on it; pydantic adds the branches of a
+    union, which nobody wrote."""
     at: type[BaseModel] | None = cls
     field: FieldInfo | None = None
     for place, step in enumerate(path):
@@ -208,7 +229,8 @@ def describe(cls: type[Part]) -> dict[str, Any]:
 
 
 def settings_of(model: Any, prefix: str = "") -> list[dict[str, Any]]:
-    """The settings of a part or a section, their types in a reader's words; a table inside a section is spelt with dots."""
+    """The settings of a part or a section, their types in a reader's words; a table inside a section is spelt
+    with dots."""
     out: list[dict[str, Any]] = []
     for name, field in model.model_fields.items():
         if is_section(field.annotation):
@@ -250,7 +272,9 @@ def load_plugin(file: str | Path) -> None:
     name = f"{PLUGIN}{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location(name, path) if path.suffix == ".py" else None  # compiled code can end the process
+    spec = (
+        importlib.util.spec_from_file_location(name, path) if path.suffix == ".py" else None
+    )  # compiled code can end the process
     if spec is None or spec.loader is None or path.stat().st_size > _PLUGIN_BYTES:
         raise ConfigError(f"plugin is not a Python file: {file}")
     module = importlib.util.module_from_spec(spec)
@@ -262,9 +286,18 @@ def load_plugin(file: str | Path) -> None:
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+        line = next(
+            (
+                f.lineno
+                for f in reversed(traceback.extract_tb(error.__traceback__))
+                if f.filename == str(path)
+            ),
+            None,
+        )
         where = f" ({path.name}, line {line})" if line else ""
-        raise ConfigError(f"plugin {file} failed to load: {type(error).__name__}: {in_print(str(error))[:500]}{where}") from error
+        raise ConfigError(
+            f"plugin {file} failed to load: {type(error).__name__}: {in_print(str(error))[:500]}{where}"
+        ) from error
 
 
 def plugin_of(part: object) -> str | None:
@@ -275,7 +308,9 @@ def plugin_of(part: object) -> str | None:
 
 def registering_packages() -> set[str]:
     """Packages other than Holdfast that have registered parts: installed plug-ins."""
-    return {cls.__module__.partition(".")[0] for known in _PARTS.values() for cls in known.values()} - {"holdfast"}
+    return {cls.__module__.partition(".")[0] for known in _PARTS.values() for cls in known.values()} - {
+        "holdfast"
+    }
 
 
 def plugin_options(files: Iterable[str | Path]) -> str:

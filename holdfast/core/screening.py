@@ -12,13 +12,15 @@ from holdfast.core.types import Field, Schema, Uplink
 
 NOT_FINITE = "is not finite"
 FEDERATION_NORM_CAP = 1000.0
-"""What a federation refuses unless it is told otherwise. A sane round of training moves a network by a few units; this only keeps out what
-would end the run. Simulations have no cap, so that a magnitude attack is met by the rule under test."""
+"""What a federation refuses unless it is told otherwise. A sane round of training moves a network by a few
+units; this only keeps out what would end the run. Simulations have no cap, so that a magnitude attack is met
+by the rule under test."""
 
 
 def screen(up: Uplink, schema: Schema, norm_cap: float | None = None) -> Uplink:
-    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name, shape or type refuses every row,
-    because a stack of rows has one of each; a real federation checks them client by client before it stacks."""
+    """Drop the rows that are not finite, out of bounds or longer than the cap, and say why. A wrong name,
+    shape or type refuses every row, because a stack of rows has one of each; a real federation checks them
+    client by client before it stacks."""
     refused = dict(up.refused)
     problem = _misshapen(up, schema)
     if problem:
@@ -41,7 +43,10 @@ def _misshapen(up: Uplink, schema: Schema) -> str:
         if tuple(up[name].shape[1:]) != field.shape:
             return f"{name} has shape {tuple(up[name].shape[1:])}, expected {field.shape}"
         if not (up[name].dtype == field.dtype if field.dtype else up[name].is_floating_point()):
-            return f"{name} has type {_word(up[name].dtype)}, expected {_word(field.dtype) if field.dtype else 'floating point'}"
+            return (
+                f"{name} has type {_word(up[name].dtype)}, expected"
+                f" {_word(field.dtype) if field.dtype else 'floating point'}"
+            )
     return ""
 
 
@@ -53,7 +58,8 @@ def _faults(name: str, rows: Tensor, field: Field, norm_cap: float | None) -> di
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).cpu()  # also when there are no rows
     if not flat.shape[1]:
         return {}
-    # Extremes only (a NaN is both): a mask as large as what a whole cohort sent would not be within the memory bound.
+    # Extremes only (a NaN is both): a mask as large as what a whole cohort sent would not be within the
+    # memory bound.
     least, most = flat.amin(1), flat.amax(1)
     faults = {f"{name} {NOT_FINITE}": ~(torch.isfinite(least) & torch.isfinite(most))}
     if field.low is not None:

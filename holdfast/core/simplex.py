@@ -6,19 +6,20 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
-"""Smallest eigenvalue, as a share of the largest. What clients measure need not give a convex problem; with the floor it has one answer,
-which moves only a little when the numbers do."""
+"""Smallest eigenvalue, as a share of the largest. What clients measure need not give a convex problem; with
+the floor it has one answer, which moves only a little when the numbers do."""
 
 
 def least(matrix: Tensor) -> Tensor | None:
-    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it first. None where M is not
-    finite, or its entries are too far apart for numbers to hold.
+    """a >= 0 with sum 1 that minimises a^T M a, in float64; eigenvalues below the floor are lifted to it
+    first. None where M is not finite, or its entries are too far apart for numbers to hold.
 
-    Everybody is measured in units of his own diagonal entry before anything is lifted: else one client with absurd numbers would lift all
-    others to one height, and their differences would be gone.
+    Everybody is measured in units of his own diagonal entry before anything is lifted: else one client with
+    absurd numbers would lift all others to one height, and their differences would be gone.
 
-    Without the sum, min u^T M u + (sum u - 1)^2 over u >= 0 has its answer on the same ray: for a given sum s, the best u is s times the
-    answer. That is a least-squares problem in numbers that are not negative, which Lawson and Hanson's active sets solve in few steps."""
+    Without the sum, min u^T M u + (sum u - 1)^2 over u >= 0 has its answer on the same ray: for a given sum
+    s, the best u is s times the answer. That is a least-squares problem in numbers that are not negative,
+    which Lawson and Hanson's active sets solve in few steps."""
     m = (matrix.double() + matrix.double().T) / 2
     unit = _units(m)
     even = m * unit[:, None] * unit
@@ -50,7 +51,8 @@ def _units(m: Tensor) -> Tensor:
 
 
 def _lifted(m: Tensor) -> Tensor | None:
-    """M with no eigenvalue below the floor; None where none is above 0. Most are fine as they are, which is quickly seen."""
+    """M with no eigenvalue below the floor; None where none is above 0. Most are fine as they are, which is
+    quickly seen."""
     if not bool(m.any()):
         return None
     eye = torch.eye(len(m), dtype=m.dtype)
@@ -62,7 +64,8 @@ def _lifted(m: Tensor) -> Tensor | None:
 
 
 def _begun(q: Tensor, aim: Tensor) -> tuple[Tensor, Tensor]:
-    """A good set of entries to begin with: whoever would be negative leaves, all at once. There is always one who is not."""
+    """A good set of entries to begin with: whoever would be negative leaves, all at once. There is always one
+    who is not."""
     used = torch.ones_like(aim, dtype=torch.bool)
     while True:
         best = _best(q, aim, used)

@@ -9,7 +9,8 @@ from typing import Any
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Values first, then one [section] per table; tables inside a section are written inline. None has no TOML and is left out."""
+    """Values first, then one [section] per table; tables inside a section are written inline. None has no
+    TOML and is left out."""
     top = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
     out = "".join(f"{key(k)} = {value(v)}\n" for k, v in top.items() if v is not None)
     for name, section in table.items():
@@ -25,7 +26,9 @@ def key(name: str) -> str:
 
 
 def text(given: str) -> str:
-    return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows the delete character, TOML does not
+    return json.dumps(given, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # JSON allows the delete character, TOML does not
 
 
 def value(given: Any) -> str:

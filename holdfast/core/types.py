@@ -1,4 +1,5 @@
-"""The small frozen records that cross a boundary between server and clients. Rows are always sorted by client id."""
+"""The small frozen records that cross a boundary between server and clients. Rows are always sorted by client
+id."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""What a server or a stack of clients remembers: names to tensors; a client's tensors have one row per client."""
+"""What a server or a stack of clients remembers: names to tensors; a client's tensors have one row per
+client."""
 
 Kind = Literal["update", "model", "feature", "score", "scalar", "count", "buffer"]
 
@@ -18,20 +20,24 @@ ROOT = -1
 """The pseudo-client that trains on the server's own data, for rules that need a trusted update."""
 
 UNDEFINED = -1.0
-"""For a figure that a client does not have, such as the AUC of one class only: what clients send is refused where it is not finite."""
+"""For a figure that a client does not have, such as the AUC of one class only: what clients send is refused
+where it is not finite."""
 
 SCORE = "score"
-"""The task of a committee member, whatever the method: try the models one is sent on one's own validation samples."""
+"""The task of a committee member, whatever the method: try the models one is sent on one's own validation
+samples."""
 
 QUIET = frozenset({SCORE, "request", "notify"})
-"""Tasks after which a client's models are what they were: whoever did nothing else in a round did not take part in it."""
+"""Tasks after which a client's models are what they were: whoever did nothing else in a round did not take
+part in it."""
 
 
 @dataclass(frozen=True)
 class Field:
     """One thing a client sends: its shape, what it stands for, and the bounds a sane value keeps.
 
-    The kind drives screening, byte counting, the wire encoding, what an attack may poison and what an aggregator reduces."""
+    The kind drives screening, byte counting, the wire encoding, what an attack may poison and what an
+    aggregator reduces."""
 
     kind: Kind
     shape: tuple[int, ...] = ()
@@ -47,10 +53,11 @@ Schema = Mapping[str, Field]
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request to some clients: client `to[i]` receives the models `bank[pick[i]]` (-1: none), so a broadcast is a bank of one row.
+    """A request to some clients: client `to[i]` receives the models `bank[pick[i]]` (-1: none), so a
+    broadcast is a bank of one row.
 
-    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. In a `rehearsal`, which evaluation
-    may need, clients answer as always but keep nothing of it."""
+    `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. In a
+    `rehearsal`, which evaluation may need, clients answer as always but keep nothing of it."""
 
     task: str
     to: Tensor
@@ -63,9 +70,15 @@ class Exchange:
     def __post_init__(self) -> None:
         n = self.to.shape[0]
         if self.pick.shape[0] != n or self.pick.ndim != 2 or self.bank.ndim != 2:
-            raise ValueError(f"exchange '{self.task}': {n} clients, bank {tuple(self.bank.shape)}, pick {tuple(self.pick.shape)}")
+            raise ValueError(
+                f"exchange '{self.task}': {n} clients, bank {tuple(self.bank.shape)}, pick"
+                f" {tuple(self.pick.shape)}"
+            )
         if self.pick.numel() and not -1 <= int(self.pick.min()) <= int(self.pick.max()) < self.bank.shape[0]:
-            raise ValueError(f"exchange '{self.task}': picks {int(self.pick.min())}..{int(self.pick.max())} of {self.bank.shape[0]} models")
+            raise ValueError(
+                f"exchange '{self.task}': picks {int(self.pick.min())}..{int(self.pick.max())} of"
+                f" {self.bank.shape[0]} models"
+            )
         if n > 1 and not bool((self.to[1:] > self.to[:-1]).all()):
             raise ValueError(f"exchange '{self.task}': clients must be sorted by id, each once")
         if any(value.shape[0] != n for value in self.extra.values()):
@@ -73,7 +86,9 @@ class Exchange:
 
     def only(self, keep: Tensor) -> Exchange:
         """The same request to fewer clients; `keep` is a mask or positions."""
-        return replace(self, to=self.to[keep], pick=self.pick[keep], extra={k: v[keep] for k, v in self.extra.items()})
+        return replace(
+            self, to=self.to[keep], pick=self.pick[keep], extra={k: v[keep] for k, v in self.extra.items()}
+        )
 
     def bytes_down(self) -> Tensor:
         """Bytes each client receives: its models and its extra rows."""
@@ -84,7 +99,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Uplink:
-    """What came back: one row per client that answered and passed screening; `refused` says who did not and why."""
+    """What came back: one row per client that answered and passed screening; `refused` says who did not and
+    why."""
 
     ids: Tensor
     fields: Mapping[str, Tensor]
@@ -110,10 +126,12 @@ class Uplink:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the server thought of each client in one round. It is stored, so every rule can be judged as a detector.
+    """What the server thought of each client in one round. It is stored, so every rule can be judged as a
+    detector.
 
-    `scores` are suspicions, one per id: more is worse. `banned` is for good, `rejected` for this round. `tables` are any other tensors that
-    somebody may want to draw; `norms` is always there: the length of each client's update."""
+    `scores` are suspicions, one per id: more is worse. `banned` is for good, `rejected` for this round.
+    `tables` are any other tensors that somebody may want to draw; `norms` is always there: the length of each
+    client's update."""
 
     ids: Tensor
     weights: Tensor | None = None
@@ -132,4 +150,6 @@ def broadcast(task: str, model: Tensor, to: Tensor, **extra: Tensor) -> Exchange
 
 def nothing(task: str, to: Tensor, dtype: torch.dtype = torch.float32, **extra: Tensor) -> Exchange:
     """A request that carries no model."""
-    return Exchange(task, to, torch.zeros(0, 0, dtype=dtype), torch.zeros(len(to), 0, dtype=torch.int64), extra)
+    return Exchange(
+        task, to, torch.zeros(0, 0, dtype=dtype), torch.zeros(len(to), 0, dtype=torch.int64), extra
+    )

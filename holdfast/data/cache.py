@@ -1,7 +1,9 @@
 """Decoded arrays, kept as .npy files so that a dataset is decoded once and then mapped into memory.
 
-Arrays are decoded straight into the files and read from them page by page, so that a dataset may be larger than memory.
-The folder is ~/.cache/holdfast, or HOLDFAST_CACHE. It only saves time: where it cannot be written or is damaged, arrays are made again.
+Arrays are decoded straight into the files and read from them page by page, so that a dataset may be larger
+than memory. The folder is ~/.cache/holdfast, or HOLDFAST_CACHE. It only saves time: where it cannot be
+written or is damaged, arrays are made again.
+
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ class Entry:
 
 
 def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str, Any]]) -> Entry:
-    """What `make` makes of these files; made again when the name or a file's path, size or time of change differs.
+    """What `make` makes of these files; made again when the name or a file's path, size or time of change
+    differs.
 
-    `make(new)` fills arrays that it gets from new(array_name, shape, dtype), and returns the small things. The name begins with the
-    dataset's and goes on with every setting that matters to what is made.
+    `make(new)` fills arrays that it gets from new(array_name, shape, dtype), and returns the small things.
+    The name begins with the dataset's and goes on with every setting that matters to what is made.
+
     """
     folder = _folder(name, inputs)
     found = _read(folder) if folder else None
@@ -82,7 +86,10 @@ class _Maker:
                 array = np.empty(shape, dtype)
             except MemoryError:
                 why = self.refused or "there is no home directory"
-                raise DataError(f"{name} does not fit into memory, and the cache cannot hold it ({why}); set {ENVIRONMENT}") from None
+                raise DataError(
+                    f"{name} does not fit into memory, and the cache cannot hold it ({why}); set"
+                    f" {ENVIRONMENT}"
+                ) from None
         self.arrays[name] = array
         return array
 
@@ -92,7 +99,9 @@ class _Maker:
         path = self.place / f"{name}.npy"
         try:
             array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-            with open(path, "r+b") as file:  # a full disk must be an error here, not a SIGBUS when a page is written
+            with open(
+                path, "r+b"
+            ) as file:  # a full disk must be an error here, not a SIGBUS when a page is written
                 os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
         except OSError as error:
             self.refused = error.strerror or str(error)
@@ -127,7 +136,8 @@ def _read(folder: Path) -> Entry | None:
 
 
 def _about(array: np.ndarray, mapped: bool) -> dict[str, Any]:
-    """What an array must be when it is read again. The values of large ones are not looked at, which would take as long as to read them."""
+    """What an array must be when it is read again. The values of large ones are not looked at, which would
+    take as long as to read them."""
     values = zlib.crc32(np.ascontiguousarray(array).data) if array.nbytes <= _SUMMED else None
     return {"mapped": mapped, "shape": list(array.shape), "dtype": array.dtype.str, "values": values}
 
@@ -137,20 +147,24 @@ def _sum(facts: Mapping[str, Any], about: Mapping[str, Any]) -> int:
 
 
 def _load(path: Path, about: Mapping[str, Any]) -> np.ndarray:
-    """Small arrays as private pages: what a plug-in writes there by mistake can be noticed, and never reaches the file. Large ones to be
-    read only, where such a mistake ends the process: the system refuses private pages for more than memory holds."""
+    """Small arrays as private pages: what a plug-in writes there by mistake can be noticed, and never reaches
+    the file. Large ones to be read only, where such a mistake ends the process: the system refuses private
+    pages for more than memory holds."""
     if not path.is_file():  # a pipe would be waited for
         raise ValueError(f"{path} is no file")
     if about["mapped"]:
         return np.load(path, mmap_mode="r" if path.stat().st_size > _PRIVATE else "c", allow_pickle=False)
-    if 0 not in about["shape"]:  # only what is empty is not mapped; to read it would ask for as much memory as the file claims
+    if (
+        0 not in about["shape"]
+    ):  # only what is empty is not mapped; to read it would ask for as much memory as the file claims
         raise ValueError(f"{path} is not empty")
     return np.empty(about["shape"], about["dtype"])
 
 
 @contextlib.contextmanager
 def _making(folder: Path | None) -> Iterator[Path | None]:
-    """A folder beside the entry that takes its place when complete; None where none can be made. What is left of it goes away."""
+    """A folder beside the entry that takes its place when complete; None where none can be made. What is left
+    of it goes away."""
     place = None
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -1,6 +1,9 @@
-"""Columns of a table as numbers a network can take: each is fitted to the train split and then turns values into float32 [rows, width].
+"""Columns of a table as numbers a network can take: each is fitted to the train split and then turns values
+into float32 [rows, width].
 
-What is missing says nothing: a number becomes the mean, which is 0 after standardising, and a category sets none of its columns.
+What is missing says nothing: a number becomes the mean, which is 0 after standardising, and a category sets
+none of its columns.
+
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ def kind_of(type: pa.DataType) -> Kind:
 
 
 class Number:
-    """Standardised by the train split's mean and deviation. A column that is constant there says nothing and becomes 0."""
+    """Standardised by the train split's mean and deviation. A column that is constant there says nothing and
+    becomes 0."""
 
     width = 1
 
@@ -43,7 +47,9 @@ class Number:
         self.name = name
         known = train[~np.isnan(train)]
         self.low, self.high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        self.reach = self.high / 2 - self.low / 2  # halves: the distance itself may be more than a float holds
+        self.reach = (
+            self.high / 2 - self.low / 2
+        )  # halves: the distance itself may be more than a float holds
         if self.reach:
             scaled = self._scaled(known)
             self.mean, self.std = float(scaled.mean()), float(scaled.std())
@@ -52,14 +58,20 @@ class Number:
         if not self.reach:
             return np.zeros((len(values), 1), dtype=np.float32)
         with np.errstate(over="ignore"):
-            out = np.nan_to_num((self._scaled(values) - self.mean) / self.std, nan=0.0, posinf=np.inf, neginf=-np.inf).astype(np.float32)
+            out = np.nan_to_num(
+                (self._scaled(values) - self.mean) / self.std, nan=0.0, posinf=np.inf, neginf=-np.inf
+            ).astype(np.float32)
         if not np.isfinite(out).all():
             row = int(np.isinf(out).argmax())
-            raise DataError(f"{place(row)} has {values[row]:g} in '{self.name}', too far from {self.low:g}..{self.high:g} of training")
+            raise DataError(
+                f"{place(row)} has {values[row]:g} in '{self.name}', too far from {self.low:g}..{self.high:g}"
+                " of training"
+            )
         return out[:, None]
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """0..1 in the train split, which keeps small differences of large numbers and lets no square overflow or vanish."""
+        """0..1 in the train split, which keeps small differences of large numbers and lets no square overflow
+        or vanish."""
         out = values / 2
         out -= self.low / 2
         out /= self.reach
@@ -67,7 +79,8 @@ class Number:
 
 
 class Category:
-    """One column for each value of the train split, 1 where a row has it; for more than `buckets` values, that many columns, by hash."""
+    """One column for each value of the train split, 1 where a row has it; for more than `buckets` values,
+    that many columns, by hash."""
 
     def __init__(self, train: pa.ChunkedArray, buckets: int):
         import pyarrow.compute as pc
@@ -90,7 +103,9 @@ class Category:
         import pyarrow.compute as pc
 
         distinct = pc.unique(words).drop_null()
-        plain = distinct.cast(pa.large_binary()).to_pylist()  # bytes, which need not be UTF-8 to name something
+        plain = distinct.cast(
+            pa.large_binary()
+        ).to_pylist()  # bytes, which need not be UTF-8 to name something
         bucket = np.array([hash_word(word) % self.width for word in plain] + [-1])  # the last: missing
         return bucket[_index(words, distinct)]
 
@@ -99,9 +114,14 @@ def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: Place) -> np.n
     """float64, NaN where a value is missing."""
     import pyarrow as pa
 
-    plain = np.asarray(_plain(values).cast(pa.float64(), safe=False))  # not safe: whole numbers beyond 2^53 are rounded
+    plain = np.asarray(
+        _plain(values).cast(pa.float64(), safe=False)
+    )  # not safe: whole numbers beyond 2^53 are rounded
     if np.isinf(plain).any():
-        raise DataError(f"{place(int(np.isinf(plain).argmax()))} has an infinite number in '{name}'; mend it, or make it a missing one")
+        raise DataError(
+            f"{place(int(np.isinf(plain).argmax()))} has an infinite number in '{name}'; mend it, or make it"
+            " a missing one"
+        )
     return plain
 
 

@@ -21,7 +21,16 @@ from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
 from holdfast.data.table import Padded, Table
 
-__all__ = ["DataSettings", "Federation", "Padded", "Samples", "Split", "Table", "build_federation", "load_samples"]
+__all__ = [
+    "DataSettings",
+    "Federation",
+    "Padded",
+    "Samples",
+    "Split",
+    "Table",
+    "build_federation",
+    "load_samples",
+]
 
 _CLIENTS = 20  # where nothing else is said
 
@@ -31,21 +40,33 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     name: str = Field(default="digits", description="the dataset, a source by name")
-    options: dict[str, Any] = Field(default={}, description="settings of the source itself, such as normalise")
-    dir: str | None = Field(default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA")
-    clients: int | None = Field(default=None, ge=1, description="how many the samples are dealt to; none: 20, or one per user (by-user)")
+    options: dict[str, Any] = Field(
+        default={}, description="settings of the source itself, such as normalise"
+    )
+    dir: str | None = Field(
+        default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA"
+    )
+    clients: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many the samples are dealt to; none: 20, or one per user (by-user)",
+    )
     partition: str | dict[str, Any] | InstanceOf[Part] = Field(
         default={"name": "pathological", "classes_per_client": 2},
         description="how samples are dealt: a name, a table with a name, or a part",
     )
     split: Split = Field(default=Split(), description="shares of a client's samples")
-    pool: Literal["train+test", "train"] = Field(default="train+test", description="what clients' samples are drawn from")
+    pool: Literal["train+test", "train"] = Field(
+        default="train+test", description="what clients' samples are drawn from"
+    )
     root: int = Field(default=0, ge=0, description="samples the server holds itself")
     held_out: int = Field(default=0, ge=0, description="clients that never train and join late")
 
     @model_validator(mode="after")
     def _sound(self) -> DataSettings:
-        clients = self.known_clients  # a misspelt setting of the partition is an error now, not when the data is there
+        clients = (
+            self.known_clients
+        )  # a misspelt setting of the partition is an error now, not when the data is there
         if clients is not None and self.held_out >= clients:
             raise ValueError(_nobody(self.held_out, clients))
         self.source()
@@ -86,17 +107,26 @@ class Federation:
     validation: Table
     test: Table
     global_test: Table  # the dataset's whole test split; with pool "train+test" clients train on parts of it
-    root: Table  # the server's own samples, from the train split, class by class, in no client's hands; may be empty
+    # the server's own samples, from the train split, class by class, in no client's hands; may be empty
+    root: Table
     digest: str  # names the partition in a manifest
-    held_out: tuple[int, ...] = ()  # clients that never train and join late; their tables are filled like the others'
-    facts: Mapping[str, Tensor] = field(default_factory=dict)  # [K] int64 each: what the partition knows of its clients, such as `group`
+    held_out: tuple[
+        int, ...
+    ] = ()  # clients that never train and join late; their tables are filled like the others'
+    facts: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # [K] int64 each: what the partition knows of its clients, such as `group`
 
     @property
     def clients(self) -> int:
         return self.train.clients
 
     def to(self, device: torch.device | str) -> Federation:
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), (Samples, Table))}
+        moved = {
+            f.name: getattr(self, f.name).to(device)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), (Samples, Table))
+        }
         return replace(self, **moved)
 
 
@@ -126,8 +156,16 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
         raise DataError(f"data: {_nobody(settings.held_out, clients)}")
     drawn = key.fold("held_out").numpy().permutation(clients)[clients - settings.held_out :]
     held_out = tuple(sorted(int(client) for client in drawn))
-    facts = {name: torch.from_numpy(np.asarray(values, dtype=np.int64)) for name, values in dealt.facts.items()}
-    return Federation(samples, **tables, digest=_digest(samples.name, tables, held_out, facts), held_out=held_out, facts=facts)
+    facts = {
+        name: torch.from_numpy(np.asarray(values, dtype=np.int64)) for name, values in dealt.facts.items()
+    }
+    return Federation(
+        samples,
+        **tables,
+        digest=_digest(samples.name, tables, held_out, facts),
+        held_out=held_out,
+        facts=facts,
+    )
 
 
 def _nobody(held_out: int, clients: int) -> str:
@@ -137,12 +175,18 @@ def _nobody(held_out: int, clients: int) -> str:
 def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
     """Sorted positions, as many of each class as of any other while a class lasts."""
     if wanted > len(labels):
-        raise DataError(f"data.root: {wanted} samples asked for but the train split has {len(labels)}; lower data.root")
+        raise DataError(
+            f"data.root: {wanted} samples asked for but the train split has {len(labels)}; lower data.root"
+        )
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     classes, sizes = np.unique(labels, return_counts=True)
-    turn = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # the first of every class, then the second, ...
-    place = np.repeat(rng.permutation(len(classes)), sizes)  # which classes are favoured when it does not come out even
+    turn = np.arange(len(order)) - np.repeat(
+        np.cumsum(sizes) - sizes, sizes
+    )  # the first of every class, then the second, ...
+    place = np.repeat(
+        rng.permutation(len(classes)), sizes
+    )  # which classes are favoured when it does not come out even
     return np.sort(order[np.lexsort((place, turn))[:wanted]])
 
 
@@ -156,7 +200,9 @@ def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) 
         raise DataError("data.root: the server's samples leave none for the clients; lower data.root")
     clients = settings.known_clients
     if clients is None:
-        clients = 1 if users is None else len(np.unique(users))  # without users, the partition says what is wrong
+        clients = (
+            1 if users is None else len(np.unique(users))
+        )  # without users, the partition says what is wrong
     answer = partition(samples.y.cpu().numpy()[pool], clients, key.fold("partition").numpy(), users)
     dealt = answer if isinstance(answer, Dealt) else Dealt(answer)
     problem = _problem(dealt, clients, len(pool))
@@ -190,7 +236,9 @@ def _problem(dealt: Dealt, clients: int, samples: int) -> str:
     return f"a fact '{odd[0]}' that is not one number for each client" if odd else ""
 
 
-def _digest(name: str, tables: dict[str, Table], held_out: tuple[int, ...], facts: Mapping[str, Tensor]) -> str:
+def _digest(
+    name: str, tables: dict[str, Table], held_out: tuple[int, ...], facts: Mapping[str, Tensor]
+) -> str:
     sha = hashlib.sha256(f"{name} {held_out}".encode())
     for title, table in tables.items():
         sha.update(f"{title} {table.clients} {len(table.row)}".encode())

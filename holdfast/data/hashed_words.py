@@ -1,7 +1,9 @@
 """Texts as rows of hashed words, so that no vocabulary is made, kept, or sent to anybody.
 
-A word becomes a number from 1 to 2^31 - 1 that depends on its letters alone, the same in every process and on every machine; 0 stands where
-a text has ended. A model takes the numbers modulo the rows of its embedding, so its size is the model's affair and not the data's.
+A word becomes a number from 1 to 2^31 - 1 that depends on its letters alone, the same in every process and on
+every machine; 0 stands where a text has ended. A model takes the numbers modulo the rows of its embedding, so
+its size is the model's affair and not the data's.
+
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ MOST_KNOWN = 2**20  # distinct words remembered; beyond it they are hashed again
 
 _TAG = re.compile(r"</?[a-z]+\s*/?>")  # <br /> and its like; a lone < or > is punctuation as any other
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")  # neither Latin letters nor typographic punctuation
+_MAY_HAVE_MARKS = re.compile(
+    "[\u0300-\u1fff\u20d0-\U0010ffff]"
+)  # neither Latin letters nor typographic punctuation
 
 
 class Words:
-    """Turns texts into rows of `length` hashes. Of a longer text the first words are kept (head), or the last (tail)."""
+    """Turns texts into rows of `length` hashes. Of a longer text the first words are kept (head), or the last
+    (tail)."""
 
     def __init__(self, length: int, keep: Literal["head", "tail"] = "head"):
         self.length, self.keep = length, keep
@@ -52,20 +57,27 @@ class _Known(dict[str, int]):
 
 def hash_word(word: str | bytes) -> int:
     """1..2^31 - 1 from the eight-byte blake2b of the word's UTF-8 bytes, read as a little-endian number."""
-    digest = blake2b(word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word, digest_size=8).digest()
+    digest = blake2b(
+        word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word, digest_size=8
+    ).digest()
     return 1 + int.from_bytes(digest, "little") % HASHES
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits of any script, with apostrophes inside them; everything else only separates.
+    """Lower-case runs of letters and digits of any script, with apostrophes inside them; everything else only
+    separates.
 
-    Scripts that write no spaces (Chinese, Japanese, Thai) come out as long runs: separate their words beforehand.
+    Scripts that write no spaces (Chinese, Japanese, Thai) come out as long runs: separate their words
+    beforehand.
+
     """
     text = text.lower()
     if "<" in text:
         text = _TAG.sub(" ", text)
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text).replace("’", "'")  # one spelling of an accented letter, one of the apostrophe
+        text = unicodedata.normalize("NFC", text).replace(
+            "’", "'"
+        )  # one spelling of an accented letter, one of the apostrophe
         if _MAY_HAVE_MARKS.search(text):
             return _word_with_marks().findall(text.replace("_", " "))
     return _WORD.findall(text)
@@ -73,6 +85,9 @@ def split_words(text: str) -> list[str]:
 
 @cache
 def _word_with_marks() -> re.Pattern[str]:
-    """Vowel signs and lone accents are no letters to Python's \\w and would cut their word in two. Slow, so only where needed."""
-    marks = "".join(char for char in map(chr, range(0x300, 0x20000)) if unicodedata.category(char).startswith("M"))
+    """Vowel signs and lone accents are no letters to Python's \\w and would cut their word in two. Slow, so
+    only where needed."""
+    marks = "".join(
+        char for char in map(chr, range(0x300, 0x20000)) if unicodedata.category(char).startswith("M")
+    )
     return re.compile(rf"[\w{marks}]+(?:'[\w{marks}]+)*")

@@ -1,7 +1,8 @@
 """The Hugging Face Hub: a dataset's Parquet files, fetched once into the cache.
 
-Only the files of the train and test splits of one subset are fetched, with huggingface_hub's progress bar. What it reads from the
-environment holds here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+Only the files of the train and test splits of one subset are fetched, with huggingface_hub's progress bar.
+What it reads from the environment holds here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Repository:
 
 
 def fetch(repository: Repository, downloads: Path | None) -> Path:
-    """The folder that the Parquet files lie in; fetched unless that was done before. A download that was cut short goes on."""
+    """The folder that the Parquet files lie in; fetched unless that was done before. A download that was cut
+    short goes on."""
     if repository.id is None:
         raise Unreachable("data.options.repo is not set")
     if downloads is None:
@@ -72,19 +74,34 @@ def _download(library: Any, repository: Repository, target: Path) -> None:
     api = library.HfApi(endpoint=endpoint, library_name="holdfast")
     revision, files = _listed(api, repository)
     size = sum(files.values())
-    print(f"fetching {repository.id} from the Hub: {len(files)} files, {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+    print(
+        f"fetching {repository.id} from the Hub: {len(files)} files, {size / 1e6:,.1f} MB",
+        file=sys.stderr,
+        flush=True,
+    )
     library.snapshot_download(
-        repository.id, repo_type="dataset", revision=revision, local_dir=target, allow_patterns=[glob.escape(name) for name in files],
-        etag_timeout=PATIENCE, endpoint=endpoint, library_name="holdfast",
-    )  # fmt: skip
-    short = [name for name, size in files.items() if not (target / name).is_file() or (target / name).stat().st_size < size]
+        repository.id,
+        repo_type="dataset",
+        revision=revision,
+        local_dir=target,
+        allow_patterns=[glob.escape(name) for name in files],
+        etag_timeout=PATIENCE,
+        endpoint=endpoint,
+        library_name="holdfast",
+    )
+    short = [
+        name
+        for name, size in files.items()
+        if not (target / name).is_file() or (target / name).stat().st_size < size
+    ]
     if short:
         raise Unreachable(f"{short[0]} was cut short, start again to go on")
     write_json(target / WHOLE, {"repo": repository.id, "revision": revision, "files": sorted(files)})
 
 
 def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
-    """The commit and the files wanted of it, with sizes: of the revision asked for, or of main, or else of the Hub's conversion."""
+    """The commit and the files wanted of it, with sizes: of the revision asked for, or of main, or else of
+    the Hub's conversion."""
     tries = [repository.revision] if repository.revision else [None, CONVERTED]
     for revision in tries:
         try:

@@ -1,6 +1,8 @@
 """Encoded images in a column, as the Hugging Face Hub stores them, to one array of bytes.
 
-Files come from strangers: only formats that Pillow decodes itself are opened (for an EPS it would start Ghostscript), and no giants.
+Files come from strangers: only formats that Pillow decodes itself are opened (for an EPS it would start
+Ghostscript), and no giants.
+
 """
 
 from __future__ import annotations
@@ -37,17 +39,24 @@ _PILLOW = {"grey": "L", "colour": "RGB"}
 class Pictures:
     """What images are to become."""
 
-    mode: Mode = "auto"  # auto: grey where the first images are, whatever they are stored as, and then all must be
+    mode: Mode = (
+        "auto"  # auto: grey where the first images are, whatever they are stored as, and then all must be
+    )
     side: int | None = None  # they are brought to a square of this side; else they must agree
     shape: tuple[int, int] | None = None  # height and width that they are known to have
     transposed: bool = False  # they were stored with rows and columns exchanged
 
 
-def decode_images(order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None) -> None:
-    """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over the train rows."""
+def decode_images(
+    order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None
+) -> None:
+    """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over
+    the train rows."""
     begin, x = 0, None
     with progress(f"decoding {title}", order.count) as advance, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Image size \(")  # Pillow's own, of a giant: it becomes an error here
+        warnings.filterwarnings(
+            "ignore", r"Image size \("
+        )  # Pillow's own, of a giant: it becomes an error here
         decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
         for rows in order.parts:
             at = 0  # in this split
@@ -74,13 +83,21 @@ class _Decoder:
     def __call__(self, item: Any, rows: Rows, row: int) -> np.ndarray:
         image = _open(item, rows, row)
         if self.strict and not _is_grey(image):
-            raise DataError(f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode")
+            raise DataError(
+                f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode"
+            )
         image = image if image.mode == self.mode else image.convert(self.mode)
         if self.how.side and image.size != self.size:
             image = image.resize(self.size, resample=2)  # bilinear, over all pixels that one stands for
         if (image.height, image.width) != self.size:
-            wanted = "expected" if self.how.shape else "set data.options.size to the side all shall have, the first is"
-            raise DataError(f"{rows.place(row)} is {_by((image.height, image.width))}; {wanted} {_by(self.size)}")
+            wanted = (
+                "expected"
+                if self.how.shape
+                else "set data.options.size to the side all shall have, the first is"
+            )
+            raise DataError(
+                f"{rows.place(row)} is {_by((image.height, image.width))}; {wanted} {_by(self.size)}"
+            )
         pixels = np.asarray(image, dtype=np.uint8)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         return pixels.swapaxes(1, 2) if self.how.transposed else pixels
@@ -117,11 +134,16 @@ def _open(encoded: Any, rows: Rows, row: int) -> Image:
     except ImportError:
         raise DataError("image datasets need Pillow: pip install pillow") from None
     if encoded is None:
-        raise DataError(f"{rows.place(row)} holds no image bytes (only files with embedded images can be read)")
+        raise DataError(
+            f"{rows.place(row)} holds no image bytes (only files with embedded images can be read)"
+        )
     try:
         image: Image.Image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         if image.width * image.height > PIXELS:
-            raise DataError(f"{_by((image.height, image.width))} pixels are more than the {PIXELS:,} that are read; make it smaller")
+            raise DataError(
+                f"{_by((image.height, image.width))} pixels are more than the {PIXELS:,} that are read; make"
+                " it smaller"
+            )
         image.load()
         return _plain(image)
     except UnidentifiedImageError:
@@ -132,15 +154,23 @@ def _open(encoded: Any, rows: Rows, row: int) -> Image:
 
 
 def _plain(image: Image) -> Image:
-    """With 8 bits for a channel and nothing transparent: 16 bits are scaled down, what is transparent is laid on white."""
+    """With 8 bits for a channel and nothing transparent: 16 bits are scaled down, what is transparent is laid
+    on white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))  # 65535 is 257 * 255
+        return Image.fromarray(
+            ((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)
+        )  # 65535 is 257 * 255
     if image.mode in ("I", "F"):
-        raise DataError(f"pixels of mode {image.mode} have no scale of their own, expected 8 or 16 bits for a channel; convert it")
+        raise DataError(
+            f"pixels of mode {image.mode} have no scale of their own, expected 8 or 16 bits for a channel;"
+            " convert it"
+        )
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert(
+            "RGB"
+        )
     return image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB")
 
 

@@ -1,4 +1,5 @@
-"""Labels from a column: class numbers as they are, words and truth values as the numbers of their sorted names."""
+"""Labels from a column: class numbers as they are, words and truth values as the numbers of their sorted
+names."""
 
 from __future__ import annotations
 
@@ -19,11 +20,15 @@ _UNLABELLED = "set data.options.test_split to a split with labels, or to none"
 Labels = tuple[np.ndarray, int, tuple[str, ...]]
 
 
-def read_labels(rows: Rows | Sequence[Rows], column: str, classes: int | None = None, names: Sequence[str] = ()) -> Labels:
+def read_labels(
+    rows: Rows | Sequence[Rows], column: str, classes: int | None = None, names: Sequence[str] = ()
+) -> Labels:
     """int64 labels 0..classes-1, how many classes there are, and their names where they are known.
 
-    Give all splits at once: the labels come end to end, and the list of classes is made over all of them, so that a class that
-    only the test split has is one too. `classes` and `names` are what a known dataset has; else the files say it.
+    Give all splits at once: the labels come end to end, and the list of classes is made over all of them, so
+    that a class that only the test split has is one too. `classes` and `names` are what a known dataset has;
+    else the files say it.
+
     """
     splits, columns = _columns(rows, column)
     if _is_number(columns[0].type):
@@ -32,21 +37,31 @@ def read_labels(rows: Rows | Sequence[Rows], column: str, classes: int | None = 
 
 
 def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
-    """int64: who each row comes from, as 0, 1, 2 and so on in ascending order of the numbers or words that the column has."""
+    """int64: who each row comes from, as 0, 1, 2 and so on in ascending order of the numbers or words that
+    the column has."""
     splits, columns = _columns(rows, column)
     if not _is_number(columns[0].type):
         return _words(splits, column, columns, None, ())[0]
-    distinct = []  # a split may store them in another type: they meet as Python's integers, which lose nothing
+    # a split may store them in another type: they meet as Python's integers, which lose nothing
+    distinct = []
     for split, one in zip(splits, columns, strict=True):
         values = np.asarray(one.to_numpy())
         wrong = ~_is_whole(values)
         if wrong.any():
             row = int(wrong.argmax())
-            raise DataError(f"{split.place(row)} has {values[row]!s} in '{column}', users are whole numbers or words")
-        found = np.unique(values)  # its own return_inverse would sort places too, which takes several times the memory
+            raise DataError(
+                f"{split.place(row)} has {values[row]!s} in '{column}', users are whole numbers or words"
+            )
+        found = np.unique(
+            values
+        )  # its own return_inverse would sort places too, which takes several times the memory
         distinct.append(([int(value) for value in found], np.searchsorted(found, values)))
-    number = {user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))}
-    return np.concatenate([np.array([number[user] for user in found], dtype=np.int64)[where] for found, where in distinct])
+    number = {
+        user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))
+    }
+    return np.concatenate(
+        [np.array([number[user] for user in found], dtype=np.int64)[where] for found, where in distinct]
+    )
 
 
 def _columns(rows: Rows | Sequence[Rows], column: str) -> tuple[list[Rows], list[pa.ChunkedArray]]:
@@ -58,7 +73,10 @@ def _columns(rows: Rows | Sequence[Rows], column: str) -> tuple[list[Rows], list
     for split, one in zip(splits, columns, strict=True):
         if _is_number(one.type) != _is_number(columns[0].type):
             first = f"{splits[0].paths[0].name} {columns[0].type}"
-            raise DataError(f"{split.paths[0]}: column '{column}' holds {one.type} but in {first}; store it alike in all splits")
+            raise DataError(
+                f"{split.paths[0]}: column '{column}' holds {one.type} but in {first}; store it alike in all"
+                " splits"
+            )
     return splits, columns
 
 
@@ -74,14 +92,24 @@ def _sound(rows: Rows, column: str) -> pa.ChunkedArray:
         row = int(pc.index(pc.is_null(values), True).as_py())
         raise DataError(f"{rows.place(row)} has nothing in '{column}'; every row needs a value")
     kind = values.type
-    if not (_is_number(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)):
-        raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values")
+    if not (
+        _is_number(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_boolean(kind)
+    ):
+        raise DataError(
+            f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values"
+        )
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
         words = values.cast(pa.large_binary()).to_pylist()
         row = next((row for row, word in enumerate(words) if "\ufffd" in word.decode(errors="replace")), 0)
-        raise DataError(f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again with readable words") from None
+        raise DataError(
+            f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again with"
+            " readable words"
+        ) from None
     return values
 
 
@@ -92,10 +120,20 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_whole(values: np.ndarray) -> np.ndarray:
-    return np.isfinite(values) & (values == np.floor(values)) if values.dtype.kind == "f" else np.ones(len(values), bool)
+    return (
+        np.isfinite(values) & (values == np.floor(values))
+        if values.dtype.kind == "f"
+        else np.ones(len(values), bool)
+    )
 
 
-def _numbers(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], classes: int | None, names: tuple[str, ...]) -> Labels:
+def _numbers(
+    splits: list[Rows],
+    column: str,
+    columns: list[pa.ChunkedArray],
+    classes: int | None,
+    names: tuple[str, ...],
+) -> Labels:
     raw = [np.asarray(one.to_numpy()) for one in columns]
     named = [split.class_names(column) for split in splits]
     common = next(filter(None, named), ())
@@ -103,26 +141,38 @@ def _numbers(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], cl
     if classes is None:
         classes = len(names) or None
     if names and classes is not None and len(names) != classes:
-        raise DataError(f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes}; is it the right dataset?")
+        raise DataError(
+            f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes}; is it"
+            " the right dataset?"
+        )
     total = sum(map(len, raw))
     for rows, values in zip(splits, raw, strict=True):
         wrong = ~(_is_whole(values) & (values >= 0) & (values < (total if classes is None else classes)))
         if wrong.any():
             row = int(wrong.argmax())
-            none = "which stands for none on the Hub; " + (_UNLABELLED if rows is not splits[0] else "leave such rows away")
+            none = "which stands for none on the Hub; " + (
+                _UNLABELLED if rows is not splits[0] else "leave such rows away"
+            )
             expected = none if values[row] == -1 else _expected(classes, total)
             raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {expected}")
     numbers = [values.astype(np.int64) for values in raw]
-    labels = np.concatenate([_renamed(*one, common, column) for one in zip(splits, numbers, named, strict=True)])
+    labels = np.concatenate(
+        [_renamed(*one, common, column) for one in zip(splits, numbers, named, strict=True)]
+    )
     return labels, classes if classes is not None else int(labels.max()) + 1, names
 
 
-def _renamed(rows: Rows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str) -> np.ndarray:
+def _renamed(
+    rows: Rows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str
+) -> np.ndarray:
     """Splits may list the same classes in another order: a class is what its name says."""
     if not names or names == common:
         return labels
     if sorted(names) != sorted(common) or len(set(names)) < len(names):
-        raise DataError(f"{rows.paths[0]}: column '{column}' names other classes than the train split; are they of one dataset?")
+        raise DataError(
+            f"{rows.paths[0]}: column '{column}' names other classes than the train split; are they of one"
+            " dataset?"
+        )
     return np.array([common.index(name) for name in names], dtype=np.int64)[labels]
 
 
@@ -132,7 +182,13 @@ def _expected(classes: int | None, total: int) -> str:
     return f"expected whole numbers from 0 on, fewer than the {total} rows there are"
 
 
-def _words(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], classes: int | None, names: tuple[str, ...]) -> Labels:
+def _words(
+    splits: list[Rows],
+    column: str,
+    columns: list[pa.ChunkedArray],
+    classes: int | None,
+    names: tuple[str, ...],
+) -> Labels:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -140,7 +196,9 @@ def _words(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], clas
     present = sorted(set().union(*(pc.unique(one).to_pylist() for one in texts)))
     known = names or tuple(present)
     if classes is not None and len(known) != classes:
-        raise DataError(f"{splits[0].paths[0]}: column '{column}' has {len(known)} different labels, expected {classes}")
+        raise DataError(
+            f"{splits[0].paths[0]}: column '{column}' has {len(known)} different labels, expected {classes}"
+        )
     number = pa.array(known, pa.large_string())
     out = []
     for rows, one in zip(splits, texts, strict=True):
@@ -148,6 +206,9 @@ def _words(splits: list[Rows], column: str, columns: list[pa.ChunkedArray], clas
         if found.null_count:
             row = int(pc.index(pc.is_null(found), True).as_py())
             word = one[row].as_py()
-            raise DataError(f"{rows.place(row)} has label '{word}' in '{column}', which is no class of it{suggest(word, known)}")
+            raise DataError(
+                f"{rows.place(row)} has label '{word}' in '{column}', which is no class of"
+                f" it{suggest(word, known)}"
+            )
         out.append(np.asarray(found.to_numpy()).astype(np.int64))
     return np.concatenate(out), len(known), known

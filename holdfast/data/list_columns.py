@@ -21,10 +21,14 @@ def first_shape(rows: Rows, column: str) -> tuple[int, ...]:
 
 
 def read_lists(values: pa.Array, shape: tuple[int, ...], column: str, rows: Rows, before: int) -> np.ndarray:
-    """float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must have the lengths of the shape."""
+    """float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must have the
+    lengths of the shape."""
     flat, levels = _flat(values, rows, column)
     if len(levels) != len(shape):
-        raise DataError(f"{rows.paths[0]}: column '{column}' holds {values.type}, in the train split lists of {len(shape)} levels")
+        raise DataError(
+            f"{rows.paths[0]}: column '{column}' holds {values.type}, in the train split lists of"
+            f" {len(shape)} levels"
+        )
     lists = 1  # of a row, at the level that is looked at
     for wanted, lengths in zip(shape, levels, strict=True):
         if (lengths != wanted).any():
@@ -35,7 +39,9 @@ def read_lists(values: pa.Array, shape: tuple[int, ...], column: str, rows: Rows
     out = np.asarray(flat).astype(np.float32).reshape(len(values), lists)
     if not np.isfinite(out).all():
         row = int((~np.isfinite(out)).any(1).argmax())
-        raise DataError(f"{rows.place(before + row)} has a missing or infinite number in '{column}'; leave such rows away")
+        raise DataError(
+            f"{rows.place(before + row)} has a missing or infinite number in '{column}'; leave such rows away"
+        )
     return out
 
 
@@ -45,7 +51,11 @@ def _flat(values: pa.Array, rows: Rows, column: str) -> tuple[pa.Array, list[np.
     import pyarrow.compute as pc
 
     flat, levels = values, []
-    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+    while (
+        pa.types.is_list(flat.type)
+        or pa.types.is_large_list(flat.type)
+        or pa.types.is_fixed_size_list(flat.type)
+    ):
         levels.append(np.asarray(pc.fill_null(pc.list_value_length(flat), 0)))
         flat = flat.flatten()
     if not levels or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):

@@ -1,4 +1,5 @@
-"""Where a dataset's files are: data.dir first, then the environment's HOLDFAST_DATA, then the local cache, then the Hub."""
+"""Where a dataset's files are: data.dir first, then the environment's HOLDFAST_DATA, then the local cache,
+then the Hub."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ ENVIRONMENT = "HOLDFAST_DATA"
 Files = dict[str, list[Path]]
 
 
-def find_files(names: Sequence[str], dir: Path | None, repository: Repository, instead: str | None = None) -> Files:
-    """The Parquet files of each split, from the first place that has them. The names are those a folder may have, the usual one first;
-    a name that is a path is looked at where it points to, and nowhere else. A folder may have a file `instead` of Parquet, which is then
-    all that is found, under that name."""
+def find_files(
+    names: Sequence[str], dir: Path | None, repository: Repository, instead: str | None = None
+) -> Files:
+    """The Parquet files of each split, from the first place that has them. The names are those a folder may
+    have, the usual one first; a name that is a path is looked at where it points to, and nowhere else. A
+    folder may have a file `instead` of Parquet, which is then all that is found, under that name."""
     expected = EXPECTED + (f", or with {instead}" if instead else "")
     own = expand(names[0], "data.options.folder")
     if own.is_absolute() or names[0].startswith("."):
@@ -43,7 +46,9 @@ def find_files(names: Sequence[str], dir: Path | None, repository: Repository, i
         tried.append(f"the Hub ({error})")
     usual = names[0].replace("-", "_")
     hint = "point data.dir (--data-dir) or HOLDFAST_DATA at the folder that holds"
-    raise DataError(f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {expected}")
+    raise DataError(
+        f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {expected}"
+    )
 
 
 def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
@@ -54,14 +59,16 @@ def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
 
 
 def _check_there(title: str, place: Path) -> None:
-    """A place that was asked for is not passed over in silence. A run that is resumed on another machine has the data.dir of the first;
-    there the samples are compared with those it began with."""
+    """A place that was asked for is not passed over in silence. A run that is resumed on another machine has
+    the data.dir of the first; there the samples are compared with those it began with."""
     if os.path.isdir(place):
         return
     if title == ENVIRONMENT:
         raise DataError(f"{title}: there is no folder {place}; correct it or unset it")
     if title == "data.dir":
-        warnings.warn(f"data.dir: there is no folder {place}; other places are searched", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"data.dir: there is no folder {place}; other places are searched", UserWarning, stacklevel=3
+        )
 
 
 def _downloads() -> Path | None:
@@ -70,8 +77,13 @@ def _downloads() -> Path | None:
 
 
 def _spelt(place: Path, names: Sequence[str]) -> list[Path]:
-    """The folders it may be in; the place itself where it was pointed at the dataset instead of at what holds it."""
-    spellings = list(dict.fromkeys(spelling for name in names for spelling in (name, name.replace("-", "_"), name.replace("_", "-"))))
+    """The folders it may be in; the place itself where it was pointed at the dataset instead of at what holds
+    it."""
+    spellings = list(
+        dict.fromkeys(
+            spelling for name in names for spelling in (name, name.replace("-", "_"), name.replace("_", "-"))
+        )
+    )
     return [place / spelling for spelling in spellings] + ([place] if place.name in spellings else [])
 
 

@@ -37,8 +37,9 @@ class Moments:
 
     @property
     def std(self) -> tuple[float, ...]:
-        """A channel that never changes has deviation 1: there is nothing to scale. So has one that changes by less than float32 can
-        tell at the size of its mean, which normalising would make large noise; however small a channel is as a whole, it is scaled."""
+        """A channel that never changes has deviation 1: there is nothing to scale. So has one that changes by
+        less than float32 can tell at the size of its mean, which normalising would make large noise; however
+        small a channel is as a whole, it is scaled."""
         spread = np.sqrt(self._squares / max(self.count, 1))
         told = np.maximum(_FINEST.eps * np.abs(self._mean), _FINEST.tiny)
         return tuple(map(float, np.where((self._low < self._high) & (spread > told), spread, 1.0)))

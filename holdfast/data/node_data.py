@@ -1,7 +1,10 @@
-"""What one client of a federation brings itself, from a folder of Parquet files or a user's function, held to what was declared.
+"""What one client of a federation brings itself, from a folder of Parquet files or a user's function, held to
+what was declared.
 
-A folder with a train and a test split keeps them; of any other, and of a function's samples, data.split says what is for what. A row's
-place decides where it goes, so the same rows in the same order are divided the same way after every restart.
+A folder with a train and a test split keeps them; of any other, and of a function's samples, data.split says
+what is for what. A row's place decides where it goes, so the same rows in the same order are divided the same
+way after every restart.
+
 """
 
 from __future__ import annotations
@@ -37,8 +40,11 @@ from holdfast.data.split import Split, split_clients
 _AT_ONCE = 1 << 22  # numbers
 
 
-def holding(federation: Federation, own: Samples, client: int, split: Split, declared: Declared, key: Key) -> Federation:
-    """The same federation, seen by one client: all of its own samples are its, and nobody else has any here. `key` is the data's."""
+def holding(
+    federation: Federation, own: Samples, client: int, split: Split, declared: Declared, key: Key
+) -> Federation:
+    """The same federation, seen by one client: all of its own samples are its, and nobody else has any here.
+    `key` is the data's."""
     mine, test = np.arange(own.train_rows), np.arange(own.train_rows, len(own))
 
     def alone(rows: np.ndarray) -> list[np.ndarray]:
@@ -48,10 +54,15 @@ def holding(federation: Federation, own: Samples, client: int, split: Split, dec
     tables = split_clients(alone(mine), y, split, key.fold("split"), alone(test) if len(test) else None)
     count = int(tables[0].counts[client])
     if not declared.least <= count <= declared.most:
-        raise DataError(f"client {client} has {count} training samples, declared are {declared.least} to {declared.most}")
+        raise DataError(
+            f"client {client} has {count} training samples, declared are {declared.least} to {declared.most}"
+        )
     for name, table in (("validation", tables[1]), ("test", tables[2])):
         if int(table.counts[client]) > declared.most:
-            raise DataError(f"client {client} has {int(table.counts[client])} {name} samples, declared are {declared.most} at most")
+            raise DataError(
+                f"client {client} has {int(table.counts[client])} {name} samples, declared are"
+                f" {declared.most} at most"
+            )
     return replace(federation, samples=own, train=tables[0], validation=tables[1], test=tables[2])
 
 
@@ -72,19 +83,34 @@ def from_folder(folder: Path, declared: Declared) -> Samples:
     """All rows of a folder, those for testing last, where some are."""
     splits = find_splits(folder) if folder.is_dir() else {}
     if "train" not in splits:
-        there = "it has no train split" if splits else "it has no Parquet files" if folder.is_dir() else "there is no such folder"
+        there = (
+            "it has no train split"
+            if splits
+            else "it has no Parquet files"
+            if folder.is_dir()
+            else "there is no such folder"
+        )
         raise DataError(f"data {folder}: {there}; expected {EXPECTED}")
     test = choose_test(splits, None, f"data {folder}")
     parts = tuple(Rows(splits[name]) for name in ("train", *([test] if test else [])))
-    matters = {name: value for name, value in declared.settings().items() if name not in ("mean", "std", "least", "most")}
-    entry = cached(f"own {matters}", [path for rows in parts for path in rows.paths], lambda new: _make(parts, declared, new))
+    matters = {
+        name: value
+        for name, value in declared.settings().items()
+        if name not in ("mean", "std", "least", "most")
+    }
+    entry = cached(
+        f"own {matters}",
+        [path for rows in parts for path in rows.paths],
+        lambda new: _make(parts, declared, new),
+    )
     x, y = (tensor_of(entry.arrays[name]) for name in ("x", "y"))
     found = Samples(x, y, declared.classes, entry.facts["train_rows"], name=str(folder))
     return declared.accept(found, f"data {folder}")
 
 
 def _make(parts: tuple[Rows, ...], declared: Declared, new: New) -> dict[str, Any]:
-    """Samples that depend on the rows and on what was declared alone: nothing is fitted to what one client happens to have."""
+    """Samples that depend on the rows and on what was declared alone: nothing is fitted to what one client
+    happens to have."""
     order = Order(parts, np.arange(sum(rows.count for rows in parts)), parts[0].count)
     labels = _labels(parts, declared)  # first: quickly found to be wrong
     order.arranged(labels, new("y", (order.count,), np.int64))
@@ -109,8 +135,14 @@ def _labels(parts: tuple[Rows, ...], declared: Declared) -> np.ndarray:
         if named and declared.class_names and named != declared.class_names:
             names = f"'{declared.label}' names {_few(named)}, declared {_few(declared.class_names)}"
             raise DataError(f"{rows.paths[0]}: another label map: {names}")
-    if not declared.class_names and str(parts[0].type_of(declared.label)) in ("string", "large_string", "bool"):
-        raise DataError(f"{parts[0].paths[0]}: labels are words; say which number each has, in data.options.class_names")
+    if not declared.class_names and str(parts[0].type_of(declared.label)) in (
+        "string",
+        "large_string",
+        "bool",
+    ):
+        raise DataError(
+            f"{parts[0].paths[0]}: labels are words; say which number each has, in data.options.class_names"
+        )
     return read_labels(parts, declared.label, declared.classes, declared.class_names)[0]
 
 
@@ -118,7 +150,9 @@ def _lists(rows: Rows, declared: Declared) -> Any:
     column, at = rows.need(declared.column or "x"), 0
     shape, width = first_shape(rows, column), math.prod(declared.shape)
     if math.prod(shape) != width or len(shape) > 1 and shape != declared.shape:
-        raise DataError(f"{rows.place(0)} has shape {list(shape)} in '{column}', declared is {list(declared.shape)}")
+        raise DataError(
+            f"{rows.place(0)} has shape {list(shape)} in '{column}', declared is {list(declared.shape)}"
+        )
     for batch in rows.batches([column], max(1, min(1024, _AT_ONCE // width))):
         flat = read_lists(batch.column(0), shape, column, rows, at)
         at += len(flat)
@@ -129,7 +163,10 @@ def _table(rows: Rows, declared: Declared) -> Any:
     at = 0
     for name in declared.columns:
         if kind_of(rows.type_of(name)) != "number":
-            raise DataError(f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, not numbers; encode it, the same way everywhere")
+            raise DataError(
+                f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, not numbers; encode it, the"
+                " same way everywhere"
+            )
     for batch in rows.batches(declared.columns, 4096):
         begin = at
 
@@ -162,7 +199,9 @@ def _function(file: Path, function: str, name: str) -> Callable[[], Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise DataError(f"function {name}: {file.name} failed to load: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"function {name}: {file.name} failed to load: {type(error).__name__}: {error}"
+        ) from error
     load = getattr(module, function, None)
     if not callable(load):
         raise DataError(f"function {name}: {file.name} has no function '{function}'")
@@ -174,17 +213,30 @@ def _samples(found: Any, declared: Declared, name: str) -> Samples:
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise DataError(f"function {name}: gave a {type(found).__name__}, expected (x, y) or Samples")
     try:
-        x, y = (torch.as_tensor(np.asarray(part) if not isinstance(part, torch.Tensor) else part).cpu() for part in found)
+        x, y = (
+            torch.as_tensor(np.asarray(part) if not isinstance(part, torch.Tensor) else part).cpu()
+            for part in found
+        )
     except (TypeError, ValueError) as error:
         raise DataError(f"function {name}: x and y must be arrays of numbers ({error})") from None
     if y.is_floating_point() or y.ndim != 1 or x.shape[:1] != y.shape:
-        raise DataError(f"function {name}: x {list(x.shape)} and y {list(y.shape)} of {y.dtype}; y must be a whole number for each sample")
+        raise DataError(
+            f"function {name}: x {list(x.shape)} and y {list(y.shape)} of {y.dtype}; y must be a whole number"
+            " for each sample"
+        )
     y, x = y.to(torch.int64), x.float() if x.is_floating_point() else x
     if x.dtype not in (torch.uint8, torch.float32, torch.int32):
-        raise DataError(f"function {name}: x is {x.dtype}; bytes (uint8), numbers (float32) or words (int32) can be used")
-    classes = max(declared.classes, int(y.max()) + 1 if len(y) else 0)  # what is too large is said where all else is
+        raise DataError(
+            f"function {name}: x is {x.dtype}; bytes (uint8), numbers (float32) or words (int32) can be used"
+        )
+    classes = max(
+        declared.classes, int(y.max()) + 1 if len(y) else 0
+    )  # what is too large is said where all else is
     if len(y) and int(y.min()) < 0:
-        raise DataError(f"function {name}: labels are {int(y.min())}..{int(y.max())}, declared are 0..{declared.classes - 1}")
+        raise DataError(
+            f"function {name}: labels are {int(y.min())}..{int(y.max())}, declared are"
+            f" 0..{declared.classes - 1}"
+        )
     return Samples(x, y, classes, len(x), name=name)
 
 

@@ -1,4 +1,5 @@
-"""One split of a dataset: several Parquet files read as one. Whatever is wrong with a file is said in one line that names it."""
+"""One split of a dataset: several Parquet files read as one. Whatever is wrong with a file is said in one
+line that names it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ BUFFER = 1 << 20  # read ahead this much of a column, not a whole row group, whi
 
 
 class Rows:
-    """The rows of some files, end to end. Nothing is opened before it is asked for, so that what is cached needs no Parquet."""
+    """The rows of some files, end to end. Nothing is opened before it is asked for, so that what is cached
+    needs no Parquet."""
 
     def __init__(self, paths: Sequence[Path]):
         if not paths:
@@ -46,19 +48,28 @@ class Rows:
         wanted = (column,) if isinstance(column, str) else tuple(column)
         found = next((name for name in wanted if name in self.names), None)
         if found is None:
-            raise DataError(f"{self.paths[0]}: no column {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}")
+            raise DataError(
+                f"{self.paths[0]}: no column {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}"
+            )
         return found
 
     def type_of(self, column: str) -> pa.DataType:
         return self._files[0].schema_arrow.field(self.need(column)).type
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """What the Hub's description of the columns, kept in the files, calls the classes; () where it does not say."""
-        said = {_class_names(file.schema_arrow, column): path for path, file in zip(self.paths, self._files, strict=True)}
+        """What the Hub's description of the columns, kept in the files, calls the classes; () where it does
+        not say."""
+        said = {
+            _class_names(file.schema_arrow, column): path
+            for path, file in zip(self.paths, self._files, strict=True)
+        }
         said.pop((), None)
         if len(said) > 1:
             first, other = list(said.values())[:2]
-            raise DataError(f"{other} names other classes of '{column}' than {first.name}, or in another order; fetch them again")
+            raise DataError(
+                f"{other} names other classes of '{column}' than {first.name}, or in another order; fetch"
+                " them again"
+            )
         return next(iter(said), ())
 
     def batches(self, columns: Sequence[str], size: int = 1024) -> Iterator[pa.RecordBatch]:
@@ -141,12 +152,16 @@ def _check_count(path: Path, about: pq.FileMetaData) -> None:
     size = path.stat().st_size
     if about.num_rows > DENSEST * size:
         raise DataError(f"{path} claims to hold {about.num_rows:,} rows in {size:,} bytes; fetch it again")
-    _check_rows(path, sum(about.row_group(group).num_rows for group in range(about.num_row_groups)), about.num_rows)
+    _check_rows(
+        path, sum(about.row_group(group).num_rows for group in range(about.num_row_groups)), about.num_rows
+    )
 
 
 def _check_rows(path: Path, found: int, claimed: int) -> None:
     if found != claimed:
-        raise DataError(f"{path} is damaged: it claims to hold {claimed:,} rows and has {found:,}; fetch it again")
+        raise DataError(
+            f"{path} is damaged: it claims to hold {claimed:,} rows and has {found:,}; fetch it again"
+        )
 
 
 def _check_indices(arrays: Sequence[pa.Array]) -> None:
@@ -171,5 +186,12 @@ def _check_same(first: Path, wanted: pa.Schema, path: Path, schema: pa.Schema) -
     if wanted.equals(schema, check_metadata=False):
         return
     missing = sorted(set(wanted.names) ^ set(schema.names))
-    differs: Any = missing or [name for name in wanted.names if wanted.field(name).type != schema.field(name).type] or ["their order"]
-    raise DataError(f"{path} has other columns than {first.name} ({', '.join(differs)}); keep files of one dataset in a folder")
+    differs: Any = (
+        missing
+        or [name for name in wanted.names if wanted.field(name).type != schema.field(name).type]
+        or ["their order"]
+    )
+    raise DataError(
+        f"{path} has other columns than {first.name} ({', '.join(differs)}); keep files of one dataset in a"
+        " folder"
+    )

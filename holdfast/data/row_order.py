@@ -31,10 +31,13 @@ class Order:
 
 
 def set_aside(count: int, share: float) -> tuple[np.ndarray, int]:
-    """Where each of `count` rows goes when a share of them, always the same, is moved behind the others for testing; and how many stay."""
+    """Where each of `count` rows goes when a share of them, always the same, is moved behind the others for
+    testing; and how many stay."""
     tested = round(count * share)
     if count and tested == count:
-        raise DataError(f"data.options.test: a share of {share:g} of {count} rows leaves none to train on; lower it")
+        raise DataError(
+            f"data.options.test: a share of {share:g} of {count} rows leaves none to train on; lower it"
+        )
     chosen = np.zeros(count, dtype=bool)
     chosen[Key(0).fold("set aside").numpy().permutation(count)[:tested]] = True
     place = np.empty(count, dtype=np.int64)

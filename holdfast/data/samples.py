@@ -18,18 +18,24 @@ _HASHED_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes stay bytes: they are normalised when gathered."""
+    """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes stay bytes: they are
+    normalised when gathered."""
 
     x: Tensor  # [N, ...] uint8 or float32; or int32: words as hashes >= 1, with 0 where a text has ended
     y: Tensor  # [N] int64
     classes: int
     train_rows: int
-    mean: tuple[float, ...] = (0.0,)  # one number for all channels, or one per channel, on the scale 0..1 for bytes
+    mean: tuple[float, ...] = (
+        0.0,
+    )  # one number for all channels, or one per channel, on the scale 0..1 for bytes
     std: tuple[float, ...] = (1.0,)
     name: str = ""
-    user: Tensor | None = None  # [N] int64: who recorded the row, 0, 1, 2 and so on, where the dataset says so
+    user: Tensor | None = (
+        None  # [N] int64: who recorded the row, 0, 1, 2 and so on, where the dataset says so
+    )
     class_names: tuple[str, ...] = ()  # one per class, where the dataset says so
-    # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
+    # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being
+    # captured.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
     _moved: dict[torch.device, Samples] = field(init=False, repr=False, default_factory=dict)
@@ -53,7 +59,8 @@ class Samples:
         return self.x.dtype == torch.int32
 
     def batch(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The normalised samples of these rows: [*rows.shape, *sample_shape]; words come as int64, as they are."""
+        """The normalised samples of these rows: [*rows.shape, *sample_shape]; words come as int64, as they
+        are."""
         flat = self.x.index_select(0, rows.reshape(-1))
         if self.words:
             flat = flat.to(torch.int64)
@@ -63,7 +70,9 @@ class Samples:
 
     def blank(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """A sample of zeros, as a network is given it; there is one also where there are no samples."""
-        return torch.zeros(self.sample_shape, dtype=torch.int64 if self.words else dtype, device=self.x.device)
+        return torch.zeros(
+            self.sample_shape, dtype=torch.int64 if self.words else dtype, device=self.x.device
+        )
 
     def on(self, device: torch.device) -> Samples:
         """The store on a device: moved once, so that all who ask share one copy."""
@@ -79,7 +88,8 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """Names what is in the store, so that a run does not go on with other samples under the same labels."""
+        """Names what is in the store, so that a run does not go on with other samples under the same
+        labels."""
         x = self.x.cpu()
         if x.numel() * x.element_size() > _HASHED_WHOLE:
             x = x[torch.linspace(0, len(x) - 1, min(len(x), _HASHED_ROWS), dtype=torch.float64).long()]
@@ -100,11 +110,16 @@ def _check(samples: Samples) -> None:
     if samples.x.dtype not in (torch.uint8, torch.float32, torch.int32):
         raise DataError(f"{name}: x must be uint8, float32 or (words) int32, not {samples.x.dtype}")
     if samples.y.dtype != torch.int64 or samples.y.shape != (rows,):
-        raise DataError(f"{name}: y must be {rows} int64 labels, not {tuple(samples.y.shape)} of {samples.y.dtype}")
+        raise DataError(
+            f"{name}: y must be {rows} int64 labels, not {tuple(samples.y.shape)} of {samples.y.dtype}"
+        )
     if samples.user is not None and samples.user.shape != (rows,):
         raise DataError(f"{name}: user must have {rows} entries, not {tuple(samples.user.shape)}")
     if rows and not (0 <= int(samples.y.min()) and int(samples.y.max()) < samples.classes):
-        raise DataError(f"{name}: labels must be 0..{samples.classes - 1}, found {int(samples.y.min())}..{int(samples.y.max())}")
+        raise DataError(
+            f"{name}: labels must be 0..{samples.classes - 1}, found"
+            f" {int(samples.y.min())}..{int(samples.y.max())}"
+        )
     if samples.class_names and len(samples.class_names) != samples.classes:
         raise DataError(f"{name}: {len(samples.class_names)} class names for {samples.classes} classes")
     if not 0 <= samples.train_rows <= rows:
@@ -112,5 +127,7 @@ def _check(samples: Samples) -> None:
     channels = samples.sample_shape[0] if samples.sample_shape else 1
     if len(samples.mean) not in (1, channels) or len(samples.std) not in (1, channels):
         raise DataError(f"{name}: mean and std need 1 or {channels} numbers, one per channel")
-    if not all(math.isfinite(m) for m in samples.mean) or not all(math.isfinite(s) and s > 0 for s in samples.std):
+    if not all(math.isfinite(m) for m in samples.mean) or not all(
+        math.isfinite(s) and s > 0 for s in samples.std
+    ):
         raise DataError(f"{name}: mean must be finite and std positive")

@@ -17,7 +17,9 @@ class Split(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     train: float = Field(default=0.75, gt=0, le=1, description="share of a client's samples for training")
-    validation: float = Field(default=0.0, ge=0, le=1, description="share of a client's samples for validation")
+    validation: float = Field(
+        default=0.0, ge=0, le=1, description="share of a client's samples for validation"
+    )
     test: float = Field(default=0.25, ge=0, le=1, description="share of a client's samples for testing")
 
     @model_validator(mode="after")
@@ -28,7 +30,8 @@ class Split(BaseModel):
         return self
 
     def sizes(self, count: np.ndarray) -> np.ndarray:
-        """[3, K] samples for train, validation, test. Train comes first when there are too few, then test, then validation."""
+        """[3, K] samples for train, validation, test. Train comes first when there are too few, then test,
+        then validation."""
         tested = int(self.test > 0)
         validation = np.zeros_like(count)
         if self.validation > 0:
@@ -42,11 +45,15 @@ class Split(BaseModel):
 
 
 def split_clients(
-    lists: Sequence[np.ndarray], y: np.ndarray, split: Split, key: Key, tests: Sequence[np.ndarray] | None = None
+    lists: Sequence[np.ndarray],
+    y: np.ndarray,
+    split: Split,
+    key: Key,
+    tests: Sequence[np.ndarray] | None = None,
 ) -> tuple[Table, Table, Table]:
-    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's rows alone. Where clients have
-    test sets of their own, only the validation part is taken out of their rows. A row that several clients hold is for training: what one
-    is validated on, no other trains on."""
+    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's
+    rows alone. Where clients have test sets of their own, only the validation part is taken out of their
+    rows. A row that several clients hold is for training: what one is validated on, no other trains on."""
     if tests is not None:
         split = Split(train=1 - split.validation, validation=split.validation, test=0.0)
     count = np.array([len(rows) for rows in lists], dtype=np.int64)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """The lists of some clients side by side. Beyond a client's count stand row 0 and label 0, which are not its own: use the mask."""
+    """The lists of some clients side by side. Beyond a client's count stand row 0 and label 0, which are not
+    its own: use the mask."""
 
     rows: Tensor  # [n, m]
     labels: Tensor  # [n, m]
@@ -21,20 +22,29 @@ class Padded:
     @property
     def mask(self) -> Tensor:
         """[n, m]: which places hold a sample."""
-        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.count.to(self.rows.device)[:, None]
+        return (
+            torch.arange(self.rows.shape[1], device=self.rows.device)
+            < self.count.to(self.rows.device)[:, None]
+        )
 
     def drawn(self, luck: Tensor, first: Tensor, count: Tensor) -> Padded:
-        """A part of each client's samples: those from the first-th on, `count` of them, when they are sorted by `luck` [n, m]."""
+        """A part of each client's samples: those from the first-th on, `count` of them, when they are sorted
+        by `luck` [n, m]."""
         luck = torch.where(self.mask, luck.to(self.rows.device), torch.iinfo(torch.int64).max)
         place = first[:, None] + torch.arange(max(1, int(count.max()) if len(count) else 0))
-        order = luck.argsort(dim=1, stable=True).gather(1, place.clamp(max=self.rows.shape[1] - 1).to(luck.device))
+        order = luck.argsort(dim=1, stable=True).gather(
+            1, place.clamp(max=self.rows.shape[1] - 1).to(luck.device)
+        )
         return Padded(self.rows.gather(1, order), self.labels.gather(1, order), count)
 
 
 def either(first: Padded, second: Padded) -> Padded:
     """The first table's samples of each client, or the second's where it has none."""
     width = max(first.rows.shape[1], second.rows.shape[1])
-    wide = [[torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)] for p in (first, second)]
+    wide = [
+        [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)]
+        for p in (first, second)
+    ]
     has = first.count > 0
     mask = has.to(first.rows.device)[:, None]
     rows, labels = (torch.where(mask, a, b) for a, b in zip(*wide, strict=True))
@@ -43,7 +53,8 @@ def either(first: Padded, second: Padded) -> Padded:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One list of (row, label) pairs per client; client i's are [start[i], start[i + 1]). A list may be empty."""
+    """One list of (row, label) pairs per client; client i's are [start[i], start[i + 1]). A list may be
+    empty."""
 
     row: Tensor  # [total] int64
     label: Tensor  # [total] int64
@@ -52,7 +63,11 @@ class Table:
     @staticmethod
     def from_lists(lists: Sequence[np.ndarray], y: Tensor | np.ndarray) -> Table:
         """Rows of each client, labelled as in the dataset (y holds a label for every row)."""
-        rows = np.concatenate([np.asarray(rows, dtype=np.int64).reshape(-1) for rows in lists]) if lists else np.zeros(0, np.int64)
+        rows = (
+            np.concatenate([np.asarray(rows, dtype=np.int64).reshape(-1) for rows in lists])
+            if lists
+            else np.zeros(0, np.int64)
+        )
         return Table.from_counts(rows, np.array([len(rows) for rows in lists], dtype=np.int64), y)
 
     @staticmethod
@@ -73,7 +88,9 @@ class Table:
     def by_class(self, classes: int) -> Tensor:
         """[K, classes]: how many of each label a client has."""
         owner = torch.repeat_interleave(torch.arange(self.clients, device=self.label.device), self.counts)
-        return torch.bincount(owner * classes + self.label, minlength=self.clients * classes).view(self.clients, classes)
+        return torch.bincount(owner * classes + self.label, minlength=self.clients * classes).view(
+            self.clients, classes
+        )
 
     def client(self, index: int) -> tuple[Tensor, Tensor]:
         """Rows and labels of one client."""
@@ -83,9 +100,12 @@ class Table:
         return self.row[begin:end], self.label[begin:end]
 
     def take(self, ids: Tensor, at_least: int = 1) -> Padded:
-        """The lists of these clients, padded to the longest of them, or wider when a fixed width is wanted."""
+        """The lists of these clients, padded to the longest of them, or wider when a fixed width is
+        wanted."""
         ids = ids.to(self.start.device)
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.clients):  # -1 would wrap around silently
+        if ids.numel() and not (
+            0 <= int(ids.min()) and int(ids.max()) < self.clients
+        ):  # -1 would wrap around silently
             raise IndexError(f"client ids {int(ids.min())}..{int(ids.max())} of a table of {self.clients}")
         count = self.counts[ids]
         width = max(at_least, int(count.max()) if ids.numel() else 0)

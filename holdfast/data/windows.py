@@ -1,8 +1,10 @@
 """Rows of a sensor, one after the other as they were recorded, cut into windows of equal length.
 
-A window never reaches over the end of a recording: where the next row has another user or another label, or its time goes back or jumps.
-Windows are named by their first and last row, so that users and labels are looked up by row and only the values are copied; they may come
-piece by piece, so that no more of them need be in memory than the next windows hold.
+A window never reaches over the end of a recording: where the next row has another user or another label, or
+its time goes back or jumps. Windows are named by their first and last row, so that users and labels are
+looked up by row and only the values are copied; they may come piece by piece, so that no more of them need be
+in memory than the next windows hold.
+
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import numpy as np
 
 
 def recordings(ids: Sequence[np.ndarray], seconds: np.ndarray | None = None, gap: float = 1.0) -> np.ndarray:
-    """Where recordings begin, followed by the number of rows. `ids` are [rows] arrays (users, labels) that do not change within one."""
+    """Where recordings begin, followed by the number of rows. `ids` are [rows] arrays (users, labels) that do
+    not change within one."""
     rows = len(ids[0])
     if not rows:
         return np.zeros(1, dtype=np.int64)
@@ -27,11 +30,15 @@ def recordings(ids: Sequence[np.ndarray], seconds: np.ndarray | None = None, gap
     return np.append(np.flatnonzero(begins), rows)
 
 
-def place_windows(bounds: np.ndarray, length: int, overlap: float = 0.0, minimum: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def place_windows(
+    bounds: np.ndarray, length: int, overlap: float = 0.0, minimum: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """First and last row of every window, in the order of the rows; `bounds` is what recordings() gives.
 
-    Neighbours share the part `overlap` of their rows. What remains at the end of a recording, from where its next window would begin,
-    is kept when it has `minimum` rows (default: length, so nothing) and some of them are in no window yet; it ends early, at its last row.
+    Neighbours share the part `overlap` of their rows. What remains at the end of a recording, from where its
+    next window would begin, is kept when it has `minimum` rows (default: length, so nothing) and some of them
+    are in no window yet; it ends early, at its last row.
+
     """
     step = max(1, round(length * (1 - overlap)))
     minimum = length if minimum is None else minimum
@@ -46,17 +53,24 @@ def place_windows(bounds: np.ndarray, length: int, overlap: float = 0.0, minimum
 
 
 def take_windows(values: np.ndarray, first: np.ndarray, last: np.ndarray, length: int) -> np.ndarray:
-    """[windows, channels, length] of the [rows, channels] values; a window that ends early repeats its last row."""
+    """[windows, channels, length] of the [rows, channels] values; a window that ends early repeats its last
+    row."""
     rows = np.minimum(first[:, None] + np.arange(length), last[:, None])
     return np.ascontiguousarray(values[rows].transpose(0, 2, 1))
 
 
-def cut_windows(pieces: Iterable[np.ndarray], first: np.ndarray, last: np.ndarray, length: int, numbers: int) -> Iterator[np.ndarray]:
-    """The windows of values that come in pieces [some rows, channels], in order, about so many numbers at a time."""
+def cut_windows(
+    pieces: Iterable[np.ndarray], first: np.ndarray, last: np.ndarray, length: int, numbers: int
+) -> Iterator[np.ndarray]:
+    """The windows of values that come in pieces [some rows, channels], in order, about so many numbers at a
+    time."""
     held, begin, done = None, 0, 0  # the rows from `begin` on, and how many windows are cut
     for piece in pieces:
         held = piece if held is None or not len(held) else np.concatenate([held, piece])
-        ready, at_once = int(np.searchsorted(last, begin + len(held))), max(1, numbers // (held.shape[1] * length))
+        ready, at_once = (
+            int(np.searchsorted(last, begin + len(held))),
+            max(1, numbers // (held.shape[1] * length)),
+        )
         for at in range(done, ready, at_once):
             now = slice(at, min(at + at_once, ready))
             yield take_windows(held, first[now] - begin, last[now] - begin, length)

@@ -1,5 +1,5 @@
-"""The demonstration: `local`, `fedavg`, `ditto` and `fedcap` on unlike clients, all honest and with liars among them, played as one sweep;
-demo.toml holds its settings."""
+"""The demonstration: `local`, `fedavg`, `ditto` and `fedcap` on unlike clients, all honest and with liars
+among them, played as one sweep; demo.toml holds its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ times the opposite of what the others learned, three seeds each, all 24 runs at 
   local    every client alone
   fedavg   one model for all
   ditto    a model for each client, pulled towards a shared one
-  fedcap   a model for each client, made of those of clients like it; whoever is too far off is banned"""
+  fedcap   a model for each client, made of those of clients like it; whoever is too far off is banned"""  # noqa: E501
 
 
 def cells() -> list[tuple[str, Config]]:

@@ -1,4 +1,5 @@
-"""The second world: the same experiment on Flower, with real clients. Nothing outside this folder imports flwr."""
+"""The second world: the same experiment on Flower, with real clients. Nothing outside this folder imports
+flwr."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,5 @@
-"""Which node is which client, and who is let in. A trial on one machine believes what a node says; a real federation goes by keys."""
+"""Which node is which client, and who is let in. A trial on one machine believes what a node says; a real
+federation goes by keys."""
 
 from __future__ import annotations
 
@@ -58,13 +59,15 @@ class Door(Protocol):
 
 @dataclass
 class OpenDoor:
-    """Everybody is who he says he is, asked for when a node is first seen. Of several nodes that claim to be one client the first counts,
-    as long as it is connected."""
+    """Everybody is who he says he is, asked for when a node is first seen. Of several nodes that claim to be
+    one client the first counts, as long as it is connected."""
 
     post: Post
     clients: int
     deadline: float
-    claims: dict[int, int | None] = field(default_factory=dict)  # every node that was ever asked, and which client it says it is
+    claims: dict[int, int | None] = field(
+        default_factory=dict
+    )  # every node that was ever asked, and which client it says it is
     hint: str = "start SuperNodes with --node-config 'client-id=0 state-dir=...'"
 
     def meet(self) -> Mapping[int, int]:
@@ -109,8 +112,9 @@ class OpenDoor:
 
 @dataclass
 class KeyedDoor:
-    """A client is whoever has its key: the SuperLink has checked that the node holds the private half. Strangers and banned clients are
-    sent nothing. What is wrong with a reply is a strike, and so many strikes are a ban."""
+    """A client is whoever has its key: the SuperLink has checked that the node holds the private half.
+    Strangers and banned clients are sent nothing. What is wrong with a reply is a strike, and so many strikes
+    are a ban."""
 
     post: Post
     clients: int
@@ -130,7 +134,10 @@ class KeyedDoor:
             client = self.who.client_of(node.public_key)
             if client is None:
                 owner = self.who.replaced(node.public_key)
-                self._turn_away(int(node.node_id), "its key is not enrolled" if owner is None else f"client {owner} has another key now")
+                self._turn_away(
+                    int(node.node_id),
+                    "its key is not enrolled" if owner is None else f"client {owner} has another key now",
+                )
             elif client < self.clients and client in self.who.welcome:
                 here.setdefault(client, int(node.node_id))
         return here
@@ -145,13 +152,19 @@ class KeyedDoor:
     def note(self, header: Header, refused: Mapping[int, str], missing: Mapping[int, str]) -> None:
         """A round that is played again after a stop finds the same faults again: they count once."""
         where = {"run": header.run, "task": header.task, "step": header.step}
-        seen = {e.client for e in self.ledger.of("strike") if e.round == header.round and where.items() <= e.what.items()}
+        seen = {
+            e.client
+            for e in self.ledger.of("strike")
+            if e.round == header.round and where.items() <= e.what.items()
+        }
         for client, reason in sorted(refused.items()):
             if client not in seen:
                 self.ledger.append("strike", client, header.round, reason=reason, **where)
         if missing:
             said = {str(client): reason for client, reason in sorted(missing.items())}
-            self.ledger.append("missing", None, header.round, clients=said, task=header.task, step=header.step)
+            self.ledger.append(
+                "missing", None, header.round, clients=said, task=header.task, step=header.step
+            )
         self._look()
         for member in list(self.who.members.values()):
             if self.strikes and member.banned is None and len(member.strikes) >= self.strikes:
@@ -162,11 +175,18 @@ class KeyedDoor:
 
     def waits(self, header: Header, answered: int, missing: Mapping[int, str], seconds: float) -> None:
         said = {str(client): reason for client, reason in sorted(missing.items())}
-        self.ledger.append("wait", None, header.round, clients=said, task=header.task, answered=answered, seconds=seconds)
+        self.ledger.append(
+            "wait", None, header.round, clients=said, task=header.task, answered=answered, seconds=seconds
+        )
 
     def pause(self, header: Header, client: int, until: int, pauses: int) -> None:
         self.ledger.append("pause", client, header.round, until=until, pauses=pauses, run=header.run)
-        log(WARNING, "client %d has not answered again and again and is not asked before round %d", client, until)
+        log(
+            WARNING,
+            "client %d has not answered again and again and is not asked before round %d",
+            client,
+            until,
+        )
 
     def key_of(self, client: int) -> str:
         member = self.who.members.get(client)

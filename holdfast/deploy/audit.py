@@ -1,8 +1,9 @@
 """Every decision of a run, written into the federation's ledger; and the ledger's bans, brought into the run.
 
-A round is told once it is committed, with the SHA-256 of its state file. A server that was killed in between tells it when it starts again,
-so that no round is missing and none is told twice. In the other direction the run's head file names the ledger as of each commit, so that
-run and ledger prove each other (ledger_check.py); after every exchange that has added entries, the head of the ledger is signed."""
+A round is told once it is committed, with the SHA-256 of its state file. A server that was killed in between
+tells it when it starts again, so that no round is missing and none is told twice. In the other direction the
+run's head file names the ledger as of each commit, so that run and ledger prove each other (ledger_check.py);
+after every exchange that has added entries, the head of the ledger is signed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Chronicle:
         self.run, self.told = "", 0
 
     def begin(self, experiments: list[Experiment]) -> None:
-        """Before the first exchange: what the last server left untold, and who the operator has pardoned or banned since."""
+        """Before the first exchange: what the last server left untold, and who the operator has pardoned or
+        banned since."""
         if self.ledger is None:
             return
         LedgerCheck(self.ledger.path, self.store.path).require()
@@ -46,7 +48,9 @@ class Chronicle:
             self._judge(experiment)
 
     def finish(self, result: dict[str, Any]) -> None:
-        if self.ledger is not None and not any(entry.what.get("run") == self.run for entry in self.ledger.of("finish")):
+        if self.ledger is not None and not any(
+            entry.what.get("run") == self.run for entry in self.ledger.of("finish")
+        ):
             self._tell(self._committed())
             self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
             self.ledger.sign()
@@ -65,7 +69,9 @@ class Chronicle:
         assert self.ledger is not None
         self.ledger.refresh()
         who = Enrolment.of(self.ledger.entries)
-        pardoned = {entry.client for entry in self.ledger.of("unban") if entry.client is not None} - set(who.banned)
+        pardoned = {entry.client for entry in self.ledger.of("unban") if entry.client is not None} - set(
+            who.banned
+        )
         experiment.roster.pardon(pardoned)
         experiment.roster.ban(dict(who.banned))
 
@@ -73,13 +79,22 @@ class Chronicle:
         assert self.ledger is not None
         for round in range(self.told + 1, committed + 1):
             part, arrays = self.store.part(round), self.store.arrays(round)
-            if part is None:  # what a head says alone may be a billion rounds, and each would become a line for good
-                raise RunError(f"{self.store.path} is damaged: parts/{round:06d}.json is missing, of a round that is committed")
-            told = {e.client for e in self.ledger.of("ban") if e.round == round and e.what.get("run") == self.run}  # and then it was killed
+            if (
+                part is None
+            ):  # what a head says alone may be a billion rounds, and each would become a line for good
+                raise RunError(
+                    f"{self.store.path} is damaged: parts/{round:06d}.json is missing, of a round that is"
+                    " committed"
+                )
+            told = {
+                e.client for e in self.ledger.of("ban") if e.round == round and e.what.get("run") == self.run
+            }  # and then it was killed
             for client, reason in part.get("banned", {}).items():
                 if int(client) not in told:
                     self.ledger.append("ban", int(client), round, reason=reason, by="method", run=self.run)
-            digest = self.store.digest(round)  # of the last round at least: the next is committed only after this one was told
+            digest = self.store.digest(
+                round
+            )  # of the last round at least: the next is committed only after this one was told
             model = {} if digest is None else {"model": digest}
             self.ledger.append("round", None, round, run=self.run, **model, **_decisions(part, arrays))
         self.told = max(self.told, committed)
@@ -87,12 +102,22 @@ class Chronicle:
 
 
 def _decisions(part: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """Who took part, with which weight, scores, votes and thresholds, who was rejected or refused and why, and how it came out."""
-    said = {name: part.get(name) for name in ("rejected", "refused", "notes", "fallback", "diverged") if part.get(name)}
-    tables = {name.removeprefix("verdict/"): value for name, value in arrays.items() if name.startswith("verdict/")}
+    """Who took part, with which weight, scores, votes and thresholds, who was rejected or refused and why,
+    and how it came out."""
+    said = {
+        name: part.get(name)
+        for name in ("rejected", "refused", "notes", "fallback", "diverged")
+        if part.get(name)
+    }
+    tables = {
+        name.removeprefix("verdict/"): value for name, value in arrays.items() if name.startswith("verdict/")
+    }
     metrics = part.get("metrics", {})
     return {
-        **said, "took_part": arrays["took_part"].tolist() if "took_part" in arrays else [],
+        **said,
+        "took_part": arrays["took_part"].tolist() if "took_part" in arrays else [],
         **{name: value.tolist() for name, value in tables.items() if value.numel() <= _MOST},
-        "accuracy": metrics.get("accuracy"), "bytes/up": metrics.get("bytes/up"), "bytes/down": metrics.get("bytes/down"),
-    }  # fmt: skip
+        "accuracy": metrics.get("accuracy"),
+        "bytes/up": metrics.get("bytes/up"),
+        "bytes/down": metrics.get("bytes/down"),
+    }

@@ -1,7 +1,8 @@
 """The Flower ClientApp: hands a request to whoever carries it out on this node, and sends the reply.
 
-Flower starts a new process for every message, and its own `Context.state` dies with the SuperNode. So this process is thin: where the node
-has a resident trainer it passes the request on and imports no torch, and private state is kept on the node's disk. A node is configured by
+Flower starts a new process for every message, and its own `Context.state` dies with the SuperNode. So this
+process is thin: where the node has a resident trainer it passes the request on and imports no torch, and
+private state is kept on the node's disk. A node is configured by
 
     client-id   which client of the federation it is; in a federation with keys the server goes by the key
     state-dir   where its private state lies
@@ -32,7 +33,8 @@ def enrol(message: Message, context: Context) -> Message:
 @app.train()
 @app.evaluate()
 def work(message: Message, context: Context) -> Message:
-    """Carry out one task of the method, or measure. Where there are keys, only what the server has signed; and the reply is signed."""
+    """Carry out one task of the method, or measure. Where there are keys, only what the server has signed;
+    and the reply is signed."""
     from holdfast.deploy.envelope import NodeSigner, Subject
     from holdfast.deploy.messaging import answer, config_record
     from holdfast.deploy.trainer import ask

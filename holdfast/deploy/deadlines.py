@@ -1,10 +1,11 @@
-"""How long each client is waited for. A client that announces an answer and never sends it would cost the whole deadline in every
-exchange, for ever.
+"""How long each client is waited for. A client that announces an answer and never sends it would cost the
+whole deadline in every exchange, for ever.
 
-Whoever has not failed yet has the whole deadline. After a miss a client has a few times what it, or else the slowest of the others, has
-needed for such a task. After several misses in a row it is paused: it is not asked for a round, then for two, four and so on, each time
-with the whole deadline again, and its first answer ends that. Only waiting counts as a miss: who is not connected, or answers with an
-error, costs nothing. Who answers at the last moment, or every second time, cannot be told from a slow machine: `deadline` bounds it."""
+Whoever has not failed yet has the whole deadline. After a miss a client has a few times what it, or else the
+slowest of the others, has needed for such a task. After several misses in a row it is paused: it is not asked
+for a round, then for two, four and so on, each time with the whole deadline again, and its first answer ends
+that. Only waiting counts as a miss: who is not connected, or answers with an error, costs nothing. Who
+answers at the last moment, or every second time, cannot be told from a slow machine: `deadline` bounds it."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class Deadlines:
     def missed(self, client: int, round: int) -> int | None:
         """One more miss; the round in which it is asked again, when it is paused for it."""
         self.misses[client] += 1
-        if self.misses[client] < _MISSES or self.is_paused(client, round):  # asked again in the same round, for the quorum
+        if self.misses[client] < _MISSES or self.is_paused(
+            client, round
+        ):  # asked again in the same round, for the quorum
             return None
         self.pauses[client] += 1
         self.until[client] = round + 1 + min(_LONGEST, 2 ** (self.pauses[client] - 1))

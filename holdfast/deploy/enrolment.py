@@ -1,12 +1,14 @@
-"""Who is who in a federation: client numbers bound to public keys, and who is banned or has left. All of it is read off the ledger, so
-that there is one truth and it outlives everything.
+"""Who is who in a federation: client numbers bound to public keys, and who is banned or has left. All of it
+is read off the ledger, so that there is one truth and it outlives everything.
 
-    enrol, rotate      client, what.key      the key (an OpenSSH or PEM public key) that this client has from now on
+    enrol, rotate      client, what.key      the key (an OpenSSH or PEM public key) that this client has from
+                       now on
     leave              client                it may come back, with a new key
     ban, unban         client, what.reason, what.by (method, strikes, operator)
     strike             client, round, what.reason
 
-Of the ledger itself: `server-key` (what.key signs its heads from now on) and `reset` (the operator has accepted that entries are lost)."""
+Of the ledger itself: `server-key` (what.key signs its heads from now on) and `reset` (the operator has
+accepted that entries are lost)."""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from holdfast.deploy.ledger import Entry
 
 def fingerprint_of(key: bytes | str) -> str:
     """The name of a public key, however it is written."""
-    return hashlib.sha256(read_public(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+    return hashlib.sha256(
+        read_public(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()
 
 
 @dataclass
@@ -41,7 +45,8 @@ class Member:
 class Enrolment:
     members: dict[int, Member] = field(default_factory=dict)
     former: dict[str, int] = field(default_factory=dict)
-    """Fingerprints that were replaced, and whose they were: nobody gets in with one, and nobody else may enrol with one."""
+    """Fingerprints that were replaced, and whose they were: nobody gets in with one, and nobody else may
+    enrol with one."""
 
     @staticmethod
     def of(entries: Iterable[Entry]) -> Enrolment:
@@ -76,13 +81,18 @@ class Enrolment:
         before = self.members.get(client)
         if before is not None and before.fingerprint != fingerprint:
             self.former[before.fingerprint] = client
-        banned, strikes = (before.banned, before.strikes) if before is not None else (None, [])  # a new key is no new start
+        banned, strikes = (
+            (before.banned, before.strikes) if before is not None else (None, [])
+        )  # a new key is no new start
         self.members[client] = Member(client, key, fingerprint, banned, False, strikes)
 
     def check_new(self, client: int, key: str) -> str:
         """The fingerprint of a key that may be bound to this client; an error where it may not."""
         fingerprint = fingerprint_of(key)
-        owner = next((m.client for m in self.members.values() if m.fingerprint == fingerprint), self.former.get(fingerprint))
+        owner = next(
+            (m.client for m in self.members.values() if m.fingerprint == fingerprint),
+            self.former.get(fingerprint),
+        )
         if owner is not None and (owner != client or fingerprint in self.former):
             raise ConfigError(f"client {client}: this key is or was that of client {owner}; make a new one")
         return fingerprint

@@ -1,4 +1,5 @@
-"""Models of a federation as safetensors files: the server has the global and the customised ones, a node its own."""
+"""Models of a federation as safetensors files: the server has the global and the customised ones, a node its
+own."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from holdfast.deploy.project import Project, open_node
 from holdfast.storage.store import read_tensors
 
 
-def export_model(project: Project | None, out: Path, client: int | None, model: str | None, node: Path | None) -> str:
+def export_model(
+    project: Project | None, out: Path, client: int | None, model: str | None, node: Path | None
+) -> str:
     """Write the file; gives what was written, in words."""
     if out.suffix != ".safetensors":
         raise ConfigError(f"{out} must end in .safetensors")
@@ -31,12 +34,18 @@ def export_model(project: Project | None, out: Path, client: int | None, model: 
         raise ConfigError("model: a personal model never left its node; export it there, with --node NODE")
     module = run.model(client, kind)
     save_file({name: value.contiguous() for name, value in module.state_dict().items()}, out)
-    return f"{out}: {'the global model' if client is None else f'the model of client {client}'} after round {run.round}"
+    return (
+        f"{out}: {'the global model' if client is None else f'the model of client {client}'} after round"
+        f" {run.round}"
+    )
 
 
 def _from_node(node: Path, out: Path) -> str:
     settings = open_node(node)
-    found = sorted((node / settings.state).glob(f"*/{settings.client}/model.safetensors"), key=lambda file: file.stat().st_mtime)
+    found = sorted(
+        (node / settings.state).glob(f"*/{settings.client}/model.safetensors"),
+        key=lambda file: file.stat().st_mtime,
+    )
     if not found:
         raise ConfigError(f"{node} has no model yet: it is kept whenever the node is evaluated")
     read_tensors(found[-1])  # what is damaged is not handed on

@@ -1,11 +1,13 @@
 """What a node may ask of the SuperLink's fleet interface, and what its requests may say.
 
-Flower checks that the sender has a key, and little else: it takes messages that answer nothing, from a source that the sender writes
-himself (also the server's own), and as many objects as are announced, each of which costs a few statements in the database. So every
-request is read before it is forwarded, within bounds that are checked before it is read.
+Flower checks that the sender has a key, and little else: it takes messages that answer nothing, from a source
+that the sender writes himself (also the server's own), and as many objects as are announced, each of which
+costs a few statements in the database. So every request is read before it is forwarded, within bounds that
+are checked before it is read.
 
-Not checked, because nothing can be gained: which node pulls or confirms an object or a message. Their ids are digests of contents with a
-random number inside, so who knows one was given it. A pushed object must name its session, whose id is random too."""
+Not checked, because nothing can be gained: which node pulls or confirms an object or a message. Their ids are
+digests of contents with a random number inside, so who knows one was given it. A pushed object must name its
+session, whose id is random too."""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import DecodeError
 
@@ -48,10 +55,13 @@ CALLS: dict[str, Any] = {
 }
 """All that a SuperNode with a key ever calls: not register-node, and not unregister-node."""
 LARGEST_OBJECT = 16_000_000
-"""Bytes of a pushed object with its envelope: Flower cuts arrays into pieces of 5 MB, and nothing else of a reply is large."""
+"""Bytes of a pushed object with its envelope: Flower cuts arrays into pieces of 5 MB, and nothing else of a
+reply is large."""
 _PLAIN = 16_000  # bytes of a request that carries nothing: ids and numbers
 _ANNOUNCED = 96  # bytes that an object takes in an announcement, at most: its id has 64
-_ENVELOPE = 256_000  # bytes of an announcement besides: an error is reported in it, in the words of whatever failed
+_ENVELOPE = (
+    256_000  # bytes of an announcement besides: an error is reported in it, in the words of whatever failed
+)
 _DEPTH = 10  # of a tree of objects: message, records, record, array, piece
 _ID = re.compile("[0-9a-f]{64}")
 _SESSION = re.compile("[0-9a-f-]{36}")
@@ -65,8 +75,9 @@ _OFFENCES = ("name", "order", "objects", "object", "path")
 
 
 class Refused(Exception):
-    """A request that is not forwarded. An offence is what no honest node does, whichever Flower it has and however slow or broken it is:
-    what another Flower might write in another form is refused, and no offence."""
+    """A request that is not forwarded. An offence is what no honest node does, whichever Flower it has and
+    however slow or broken it is: what another Flower might write in another form is refused, and no
+    offence."""
 
     def __init__(self, words: str, kind: str, status: int = 403):
         super().__init__(words)
@@ -102,13 +113,23 @@ class Rules:
         """Before anything of the body is read."""
         if path == ANNOUNCE and size > self.objects * _ANNOUNCED + _ENVELOPE:
             kind = "objects" if size > _FAR_TOO_MANY * self.objects * _ANNOUNCED else "many"
-            raise Refused(f"announced a reply in {size} bytes, more than {self.objects} objects need", kind, 413)
+            raise Refused(
+                f"announced a reply in {size} bytes, more than {self.objects} objects need", kind, 413
+            )
         if path == PUSH and size > LARGEST_OBJECT:
-            raise Refused(f"sent an object of {size} bytes, and {LARGEST_OBJECT} are the most that one may have", "object", 413)
+            raise Refused(
+                f"sent an object of {size} bytes, and {LARGEST_OBJECT} are the most that one may have",
+                "object",
+                413,
+            )
         if path not in (PUSH, ANNOUNCE) and size > _PLAIN:
             raise Refused(f"sent {size} bytes in a request that needs few", "form", 413)
-        if path in (PUSH, ANNOUNCE) and size > self.largest:  # the operator's choice, which may be too small for an honest node
-            raise Refused(f"sent {size} bytes in one request, and federation.largest is {self.largest}", "largest", 413)
+        if (
+            path in (PUSH, ANNOUNCE) and size > self.largest
+        ):  # the operator's choice, which may be too small for an honest node
+            raise Refused(
+                f"sent {size} bytes in one request, and federation.largest is {self.largest}", "largest", 413
+            )
 
     def check(self, path: str, body: bytes, node: Node) -> Any:
         """The request, read."""
@@ -119,25 +140,39 @@ class Rules:
         if path == FLEET + "activate-node":
             if request.public_key != node.key:
                 raise Refused("activated another node's key", "name")
-        elif (sender := request.node_id if path == FLEET + "deactivate-node" else request.node.node_id) != node.number:
+        elif (
+            sender := request.node_id if path == FLEET + "deactivate-node" else request.node.node_id
+        ) != node.number:
             raise Refused(f"sent a request in the name of node {sender}", self._kind_of(sender))
         if path == ANNOUNCE:
             self._check_reply(request, node)
-        elif path == PUSH and not (_ID.fullmatch(request.object_id) and _SESSION.fullmatch(request.session_id)):
+        elif path == PUSH and not (
+            _ID.fullmatch(request.object_id) and _SESSION.fullmatch(request.session_id)
+        ):
             raise Refused("sent an object without its id or its session", "form", 400)
         return request
 
     def _check_reply(self, request: PushMessagesRequest, node: Node) -> None:
-        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1 or len(request.clientapp_runtime_list) > 1:
+        if (
+            len(request.messages_list) != 1
+            or len(request.message_object_trees) != 1
+            or len(request.clientapp_runtime_list) > 1
+        ):
             raise Refused(f"announced {len(request.messages_list)} messages at once", "form", 400)
         message, tree = request.messages_list[0], request.message_object_trees[0]
         about = message.metadata
         if about.src_node_id != node.number:
-            raise Refused(f"sent a message in the name of node {about.src_node_id}", self._kind_of(about.src_node_id))
+            raise Refused(
+                f"sent a message in the name of node {about.src_node_id}", self._kind_of(about.src_node_id)
+            )
         if not about.reply_to_message_id or about.dst_node_id != SUPERLINK_NODE_ID:
             raise Refused("sent a message that is no reply to the server", "order")
         numbers = (about.ttl, about.created_at, *request.clientapp_runtime_list)
-        if not _ID.fullmatch(about.reply_to_message_id) or not all(map(math.isfinite, numbers)) or message.content.ByteSize() > 0:
+        if (
+            not _ID.fullmatch(about.reply_to_message_id)
+            or not all(map(math.isfinite, numbers))
+            or message.content.ByteSize() > 0
+        ):
             raise Refused("announced a message that is not as Flower writes it", "form", 400)
         _check_tree(tree, self.objects)
         if about.message_id != tree.object_id:
@@ -145,11 +180,13 @@ class Rules:
         self._check_letter(about, node)
 
     def _kind_of(self, sender: int) -> str:
-        """In another's name is an offence. A number that nobody has may be the node's own from before the SuperLink's database was lost."""
+        """In another's name is an offence. A number that nobody has may be the node's own from before the
+        SuperLink's database was lost."""
         return "name" if sender in (SUPERLINK_NODE_ID, *self.numbers()) else "form"
 
     def _check_letter(self, about: Any, node: Node) -> None:
-        """A node answers what it was sent, once. Otherwise is no offence: a task that was given up may still end with a reply."""
+        """A node answers what it was sent, once. Otherwise is no offence: a task that was given up may still
+        end with a reply."""
         letters = self.letters[node.fingerprint]
         letter = letters.get(about.reply_to_message_id)
         if letter is None:
@@ -191,7 +228,9 @@ def _check_tree(tree: ObjectTree, most: int) -> None:
         count += sum(len(one.children) for one in layer)
         if count > most:
             kind = "objects" if count > _FAR_TOO_MANY * most else "many"
-            raise Refused(f"announced more than {most} objects in one reply, which federation.objects allows", kind, 413)
+            raise Refused(
+                f"announced more than {most} objects in one reply, which federation.objects allows", kind, 413
+            )
         if any(len({child.object_id for child in one.children}) < len(one.children) for one in layer):
             raise Refused("announced one object twice", "form", 400)
         layer = [child for one in layer for child in one.children]

@@ -1,4 +1,5 @@
-"""Flower's SuperLink, SuperNode and SuperExec, made to bear a busy machine, a broken line and strangers on the same machine.
+"""Flower's SuperLink, SuperNode and SuperExec, made to bear a busy machine, a broken line and strangers on
+the same machine.
 
     python -m holdfast.deploy.flower superlink ...        the options of flower-superlink
     python -m holdfast.deploy.flower supernode ...        the options of flower-supernode
@@ -6,10 +7,13 @@
 
 What goes wrong without this:
 - a reply that finds the database locked for 5 seconds is lost;
-- what is sent again because its receipt was lost is refused, since it is there already, and that ended a whole run;
-- receipts are lost more often than need be: server and sender both drop a connection that has been idle for 5 seconds, so that a request
+- what is sent again because its receipt was lost is refused, since it is there already, and that ended a
+  whole run;
+- receipts are lost more often than need be: server and sender both drop a connection that has been idle for 5
+  seconds, so that a request
   may meet a closing one;
-- a SuperNode whose TLS connection breaks for seconds gives up, and its process stays without doing anything; so it does when its heartbeat
+- a SuperNode whose TLS connection breaks for seconds gives up, and its process stays without doing anything;
+  so it does when its heartbeat
   alone has died;
 - the token of a task, which is all that one needs to read a model and to answer, stands in the process list;
 - a ClientApp whose SuperNode and SuperExec were killed tries to reach them for ever.
@@ -65,21 +69,24 @@ def keep_connections() -> None:
 
 
 def accept_twice(states: type) -> None:
-    """What is in the store already is a success to whoever sends it again. Its id is the digest of its content, so nothing else can be
-    meant, and who has not the content learns nothing."""
+    """What is in the store already is a success to whoever sends it again. Its id is the digest of its
+    content, so nothing else can be meant, and who has not the content learns nothing."""
     usual = states.store_object  # type: ignore[attr-defined]
 
     def store_object(self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         if usual(self, run_id, session_id, object_id, object_content):
             return True
-        return get_object_id(object_content) == object_id and self.object_store.get(object_id) == object_content
+        return (
+            get_object_id(object_content) == object_id and self.object_store.get(object_id) == object_content
+        )
 
     states.store_object = store_object  # type: ignore[attr-defined]
 
 
 def retry_for_ever(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
-    """A server that was reached once is tried again whatever the line does, also in the TLS handshake, where Flower gives up at once. One
-    that was never reached may be the wrong one: that is said, and whoever keeps the node up tries again."""
+    """A server that was reached once is tried again whatever the line does, also in the TLS handshake, where
+    Flower gives up at once. One that was never reached may be the wrong one: that is said, and whoever keeps
+    the node up tries again."""
 
     def made() -> RetryInvoker:
         invoker, reached = make(), False
@@ -99,7 +106,11 @@ def retry_for_ever(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoke
                 backoff(state)
 
         def should_giveup(error: Exception) -> bool:
-            return not (reached and isinstance(error, httpx.TransportError)) and giveup is not None and giveup(error)
+            return (
+                not (reached and isinstance(error, httpx.TransportError))
+                and giveup is not None
+                and giveup(error)
+            )
 
         invoker.on_success, invoker.on_backoff, invoker.should_giveup = on_success, on_backoff, should_giveup
         return invoker
@@ -108,15 +119,18 @@ def retry_for_ever(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoke
 
 
 class Heartbeat(HeartbeatSender):
-    """A server in trouble (500 and above) is tried again. What else ends the heartbeat ends the process, since the server would take the
-    node for gone while it goes on asking for messages."""
+    """A server in trouble (500 and above) is tried again. What else ends the heartbeat ends the process,
+    since the server would take the node for gone while it goes on asking for messages."""
 
     def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
         def beat() -> bool:
             try:
                 return heartbeat_fn()
             except httpx.HTTPStatusError as error:
-                if error.response.status_code >= 500 or error.response.status_code == httpx.codes.UNAUTHORIZED:  # 401: it is stopping
+                if (
+                    error.response.status_code >= 500
+                    or error.response.status_code == httpx.codes.UNAUTHORIZED
+                ):  # 401: it is stopping
                     return False
                 raise
 
@@ -137,29 +151,39 @@ def _leave(code: int, said: str) -> None:
 
 
 def _end_with_superexec() -> None:
-    """A ClientApp whose SuperNode is gone tries to reach it for ever, and a node is not started again while a process of it lives. It may
-    end at any moment: what it keeps is written by atomic renames. A ServerApp goes on without its SuperExec, so it is left alone."""
+    """A ClientApp whose SuperNode is gone tries to reach it for ever, and a node is not started again while a
+    process of it lives. It may end at any moment: what it keeps is written by atomic renames. A ServerApp
+    goes on without its SuperExec, so it is left alone."""
     signal_at_parents_death(signal.SIGKILL)
 
 
 def start_apps_safely() -> None:
-    """The token of a task goes to its process by a file without a name, as its standard input, and not by the process list, which every
-    user of the machine can read; and a ClientApp ends with the SuperExec that started it."""
+    """The token of a task goes to its process by a file without a name, as its standard input, and not by the
+    process list, which every user of the machine can read; and a ClientApp ends with the SuperExec that
+    started it."""
     from flwr.supercore.superexec.executor import subprocess_executor
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         place = command.index("--token")
-        with open(os.memfd_create("token"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile() as file:
+        with (
+            open(os.memfd_create("token"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+        ) as file:
             file.write(command[place + 1].encode())
             file.flush()
             unseen = [*command[:place], "--token-file", "/dev/stdin", *command[place + 2 :]]
-            return subprocess.Popen(unseen, stdin=file, preexec_fn=_end_with_superexec if unseen[0] == CLIENT_APP else None, **options)
+            return subprocess.Popen(
+                unseen,
+                stdin=file,
+                preexec_fn=_end_with_superexec if unseen[0] == CLIENT_APP else None,
+                **options,
+            )
 
     vars(subprocess_executor)["subprocess"] = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
 
 
 def wait_for_listener(arguments: list[str], seconds: float = 60.0) -> None:
-    """Until somebody listens at --runtime-api-address: Flower waits longer after every try, which would delay the first task."""
+    """Until somebody listens at --runtime-api-address: Flower waits longer after every try, which would delay
+    the first task."""
     host, _, port = arguments[arguments.index("--runtime-api-address") + 1].rpartition(":")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -190,7 +214,9 @@ def supernode() -> None:
     from flwr.supernode import cli, fleet_http_connection
 
     accept_twice(InMemoryCoreState)
-    changed = {"make_simple_http_retry_invoker": retry_for_ever(fleet_http_connection.make_simple_http_retry_invoker)}
+    changed = {
+        "make_simple_http_retry_invoker": retry_for_ever(fleet_http_connection.make_simple_http_retry_invoker)
+    }
     vars(fleet_http_connection).update(changed, HeartbeatSender=Heartbeat)
     try:
         cli.flower_supernode()

@@ -1,7 +1,9 @@
-"""The engine whose clients are Flower nodes: every exchange becomes one letter to each client, every reply a row.
+"""The engine whose clients are Flower nodes: every exchange becomes one letter to each client, every reply a
+row.
 
-A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the quorum, those that are missing are
-asked again as they come back, until patience is over: then the run stops with nothing lost, and is continued by starting it again."""
+A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the
+quorum, those that are missing are asked again as they come back, until patience is over: then the run stops
+with nothing lost, and is continued by starting it again."""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Fleet:
         self.deadlines.remember(door.told())
 
     def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
-        """The session's way to make an engine: the plan and the device are the server's own, for the root pseudo-client."""
+        """The session's way to make an engine: the plan and the device are the server's own, for the root
+        pseudo-client."""
         self.simulator = Simulator(plans, device)
         end = time.monotonic() + self.patience.join
         here = self.door.meet()
@@ -86,26 +89,45 @@ class Fleet:
     def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
         """Ask until a quorum has answered, or patience is over."""
         if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
-            raise RunError(f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody")
-        exchange = exchange.only(torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool))
-        schema, dtype = self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell), cell.network.dtype
-        header, places = self._header(cell, exchange), {c: place for place, c in enumerate(exchange.to.tolist())}
+            raise RunError(
+                f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody"
+            )
+        exchange = exchange.only(
+            torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool)
+        )
+        schema, dtype = (
+            self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell),
+            cell.network.dtype,
+        )
+        header, places = (
+            self._header(cell, exchange),
+            {c: place for place, c in enumerate(exchange.to.tolist())},
+        )
         rows: dict[int, Uplink] = {}
         refused: dict[int, str] = {}
         end: float | None = None  # of waiting, which begins when it is clear that too few have answered
         while True:
             here = self.door.meet()
-            wanted = [c for c in places if self.door.admits(c)]  # nobody waits for one who has left or was banned meanwhile
+            wanted = [
+                c for c in places if self.door.admits(c)
+            ]  # nobody waits for one who has left or was banned meanwhile
             open_ones = [c for c in wanted if c not in rows and c not in refused]
-            resting = self._resting(open_ones, len(wanted), header.round) if end is None else {}  # who waits for a quorum asks everybody
+            resting = (
+                self._resting(open_ones, len(wanted), header.round) if end is None else {}
+            )  # who waits for a quorum asks everybody
             asked = {here[c]: c for c in open_ones if c in here and c not in resting}
             missing = {c: "not connected" for c in open_ones if c not in here} | resting
-            letters = {node: self._letter(exchange, places[c], header, schema, dtype) for node, c in asked.items()}
+            letters = {
+                node: self._letter(exchange, places[c], header, schema, dtype) for node, c in asked.items()
+            }
             mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters)
             self._time(asked, mail, header)
             missing |= {asked[node]: reason for node, reason in mail.missing.items()}
             refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
-            rows |= {asked[node]: Uplink(torch.tensor([asked[node]]), fields) for node, fields in mail.answers.items()}
+            rows |= {
+                asked[node]: Uplink(torch.tensor([asked[node]]), fields)
+                for node, fields in mail.answers.items()
+            }
             missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
             answered = len([c for c in wanted if c in rows or c in refused])
             if self._enough(header, len(wanted), answered, missing):
@@ -115,12 +137,20 @@ class Fleet:
             if time.monotonic() >= end:
                 self._give_up(header, len(wanted), answered, missing)
             if not waits:
-                log(WARNING, "round %d, %s: waiting for a quorum; %d of %d have answered", header.round, header.task, answered,
-                    len(wanted))  # fmt: skip
+                log(
+                    WARNING,
+                    "round %d, %s: waiting for a quorum; %d of %d have answered",
+                    header.round,
+                    header.task,
+                    answered,
+                    len(wanted),
+                )
                 self.door.waits(header, answered, missing, self.patience.wait)
             time.sleep(max(1.0, self.post.poll))
         cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
-        in_order = [rows[c] for c in sorted(rows) if self.door.admits(c)]  # somebody may have been banned while we waited
+        in_order = [
+            rows[c] for c in sorted(rows) if self.door.admits(c)
+        ]  # somebody may have been banned while we waited
         up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
         if exchange.task == EVALUATE:
             endless = _endless(up)
@@ -128,17 +158,27 @@ class Fleet:
         self._tell(header, up, missing)
         return up
 
-    def _letter(self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype) -> Letter:
+    def _letter(
+        self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype
+    ) -> Letter:
         client = int(exchange.to[place])
         return Letter(
-            wire.pack_exchange(exchange, place, header), lambda content: wire.read_fields(content, schema, dtype),
-            wire.limits_of(schema, dtype), self.deadlines.of(client, header.task),
-            Subject(header.run, header.round, header.step, header.task, client), self.door.key_of(client),
-        )  # fmt: skip
+            wire.pack_exchange(exchange, place, header),
+            lambda content: wire.read_fields(content, schema, dtype),
+            wire.limits_of(schema, dtype),
+            self.deadlines.of(client, header.task),
+            Subject(header.run, header.round, header.step, header.task, client),
+            self.door.key_of(client),
+        )
 
     def _resting(self, clients: Sequence[int], wanted: int, round: int) -> dict[int, str]:
-        """Who is not asked because it has missed so much. Where the quorum cannot be reached without them, everybody is asked."""
-        resting = {c: f"paused until round {self.deadlines.until[c]}" for c in clients if self.deadlines.is_paused(c, round)}
+        """Who is not asked because it has missed so much. Where the quorum cannot be reached without them,
+        everybody is asked."""
+        resting = {
+            c: f"paused until round {self.deadlines.until[c]}"
+            for c in clients
+            if self.deadlines.is_paused(c, round)
+        }
         return resting if wanted - len(resting) >= max(1, math.ceil(self.patience.quorum * wanted)) else {}
 
     def _time(self, asked: Mapping[int, int], mail: Mail, header: wire.Header) -> None:
@@ -152,20 +192,36 @@ class Fleet:
                     self.door.pause(header, client, until, self.deadlines.pauses[client])
 
     def _counted(self, schema: Schema, cell: Cell) -> Schema:
-        """How many samples one says it has is its weight, in the model and in what is measured: nobody can have more than was declared, or
-        than the largest share dealt. The usual loss, with what our methods add to it, is never below 0; one of somebody's own may be."""
+        """How many samples one says it has is its weight, in the model and in what is measured: nobody can
+        have more than was declared, or than the largest share dealt. The usual loss, with what our methods
+        add to it, is never below 0; one of somebody's own may be."""
         dealt, common = cell.federation, cell.measure.test == "global"
         if self.declared is None:
-            least, shares = 0, {"train": dealt.train, "validation": dealt.validation, "test": dealt.global_test if common else dealt.test}
+            least, shares = (
+                0,
+                {
+                    "train": dealt.train,
+                    "validation": dealt.validation,
+                    "test": dealt.global_test if common else dealt.test,
+                },
+            )
             most = {split: int(table.counts.max()) for split, table in shares.items()}
         else:
-            least, most = self.declared.least, dict.fromkeys(("train", "validation", "test"), self.declared.most)
+            least, most = (
+                self.declared.least,
+                dict.fromkeys(("train", "validation", "test"), self.declared.most),
+            )
         bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
         bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
         counted = {
-            name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field for name, field in schema.items()
+            name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field
+            for name, field in schema.items()
         }
-        if "loss" in schema and isinstance(cell.recipe.loss, CrossEntropy) and type(cell.method).__module__.startswith("holdfast."):
+        if (
+            "loss" in schema
+            and isinstance(cell.recipe.loss, CrossEntropy)
+            and type(cell.method).__module__.startswith("holdfast.")
+        ):
             counted["loss"] = replace(schema["loss"], low=0)
         return counted
 
@@ -179,16 +235,26 @@ class Fleet:
         first = min(missing)
         why = f"client {first}: {missing[first]}"
         waited = f", and {self.patience.wait:g} s of waiting are over" if self.patience.wait else ""
-        few = "no client answered" if not answered else f"{answered} of {wanted} clients answered, fewer than the quorum"
+        few = (
+            "no client answered"
+            if not answered
+            else f"{answered} of {wanted} clients answered, fewer than the quorum"
+        )
         raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
 
     def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
-        """Rounds are committed one by one, so while a round is played the one before it is the committed one."""
+        """Rounds are committed one by one, so while a round is played the one before it is the committed
+        one."""
         return wire.Header(
-            run=cell.label, task=exchange.task, round=cell.round, step=exchange.step, rehearsal=exchange.rehearsal,
-            committed=cell.round - 1, threads=torch.get_num_threads(),
+            run=cell.label,
+            task=exchange.task,
+            round=cell.round,
+            step=exchange.step,
+            rehearsal=exchange.rehearsal,
+            committed=cell.round - 1,
+            threads=torch.get_num_threads(),
             world=fingerprint(self.config, cell.federation.digest, cell.initial),
-        )  # fmt: skip
+        )
 
     def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:
         where = f"round {header.round}, {header.task}"
@@ -199,10 +265,12 @@ class Fleet:
         log(INFO, "%s: %d answered, %d refused, %d missing", where, len(up), len(up.refused), len(missing))
 
 
-def _screened(up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None) -> Uplink:
-    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is screened, counts and metrics,
-    which enter means; and what contradicts itself. That a count is whole is checked here and not in `screen`, since in a simulation an
-    attack or a plug-in may say what it likes."""
+def _screened(
+    up: Uplink, schema: Schema, refused: Mapping[int, str], task: str, norm_cap: float | None
+) -> Uplink:
+    """The value checks. A measured loss may honestly be infinite, so of a measurement only what has bounds is
+    screened, counts and metrics, which enter means; and what contradicts itself. That a count is whole is
+    checked here and not in `screen`, since in a simulation an attack or a plug-in may say what it likes."""
     if task != EVALUATE:
         checked = screen(up, schema, norm_cap)
         parts = _parts_of_samples(checked, schema)
@@ -222,15 +290,18 @@ def _parts_of_samples(up: Uplink, schema: Schema) -> dict[int, str]:
     """A count is a weight, of whole things."""
     out: dict[int, str] = {}
     for name in (name for name, field in schema.items() if field.kind == "count"):
-        bad = (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)  # also when there are no rows
+        bad = (
+            (up[name] % 1 != 0).reshape(len(up), math.prod(schema[name].shape)).any(1)
+        )  # also when there are no rows
         out |= {client: f"{name} is no whole number" for client in up.ids[bad].tolist()}
     return out
 
 
 def _endless(up: Uplink) -> dict[int, str]:
-    """Measured losses that are infinite, or so large that their sum may be. Such a loss may be honest (a logit of -inf), so it is no fault;
-    but as long as fewer than half of the clients say so, it is left out, with all that its client has measured: one client must not
-    blank the loss of a round. If more say so, it is the model, and then the round has diverged."""
+    """Measured losses that are infinite, or so large that their sum may be. Such a loss may be honest (a
+    logit of -inf), so it is no fault; but as long as fewer than half of the clients say so, it is left out,
+    with all that its client has measured: one client must not blank the loss of a round. If more say so, it
+    is the model, and then the round has diverged."""
     out: dict[int, str] = {}
     for name in (name for name in up.fields if name.endswith("/loss")):
         total = up[f"{name.partition('/')[0]}/total"]
@@ -241,7 +312,8 @@ def _endless(up: Uplink) -> dict[int, str]:
 
 
 def _contradictions(up: Uplink) -> dict[int, str]:
-    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or NaN."""
+    """Measurements that cannot be: more right answers than samples, parts of samples, a loss below 0 or
+    NaN."""
     out: dict[int, str] = {}
     for name, value in up.fields.items():
         split, _, figure = name.partition("/")
@@ -260,4 +332,8 @@ def _contradictions(up: Uplink) -> dict[int, str]:
 def _joined(parts: list[Uplink]) -> Uplink:
     """Rows one below the other; the parts stand in the order of their ids."""
     fields = {name: torch.cat([part[name] for part in parts]) for name in parts[0].fields}
-    return Uplink(torch.cat([part.ids for part in parts]), fields, {c: why for part in parts for c, why in part.refused.items()})
+    return Uplink(
+        torch.cat([part.ids for part in parts]),
+        fields,
+        {c: why for part in parts for c, why in part.refused.items()},
+    )

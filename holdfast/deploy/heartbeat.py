@@ -1,5 +1,5 @@
-"""Signs of life, between a process and whoever keeps it up: a process that hangs does not end, and a node that cannot reach its server
-would say so in its own log only.
+"""Signs of life, between a process and whoever keeps it up: a process that hangs does not end, and a node
+that cannot reach its server would say so in its own log only.
 
     ALIVE            is touched every few seconds by a thread of the process
     ALIVE.away       is there while the process tries to reach its server in vain
@@ -18,7 +18,8 @@ ENVIRONMENT = "HOLDFAST_ALIVE"
 EVERY = 5.0
 """Seconds between two signs."""
 FROZEN = 120.0
-"""Seconds without a sign after which a process counts as frozen: a machine that swaps may need many for one."""
+"""Seconds without a sign after which a process counts as frozen: a machine that swaps may need many for
+one."""
 _AWAY = 10.0  # seconds after which it is said: a SuperLink that is started again is away for less
 
 
@@ -32,7 +33,9 @@ def _show(path: Path) -> None:
     while True:
         try:
             path.touch()
-        except OSError:  # a full disk, or the folder is gone: whoever looks has not seen a sign yet, and does not judge
+        except (
+            OSError
+        ):  # a full disk, or the folder is gone: whoever looks has not seen a sign yet, and does not judge
             pass
         time.sleep(EVERY)
 
@@ -64,7 +67,10 @@ class ServerContact:
         """By the signs of all processes that run."""
         away = {name: _age(away_file(sign)) for name, sign in signs.items()}
         for words, names in (
-            ("cannot reach the server and will retry", {name for name, age in away.items() if age > _AWAY} - self.said),
+            (
+                "cannot reach the server and will retry",
+                {name for name, age in away.items() if age > _AWAY} - self.said,
+            ),
             ("can reach the server again", {name for name, age in away.items() if age < 0} & self.said),
         ):
             if names:

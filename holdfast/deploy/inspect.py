@@ -1,4 +1,5 @@
-"""What an operator wants to know of a federation, from its folder alone: how it stands, who is there, whether it could start."""
+"""What an operator wants to know of a federation, from its folder alone: how it stands, who is there, whether
+it could start."""
 
 from __future__ import annotations
 
@@ -29,11 +30,20 @@ def standing(project: Project) -> dict[str, Any]:
     last = rounds[-1] if rounds else None
     who = Enrolment.of(ledger.entries)
     return {
-        "name": project.settings.name, "up": bool(running), "processes": len(running), "address": project.settings.address,
-        "round": last.round if last else 0, "accuracy": last.what.get("accuracy") if last else None,
-        "finished": result is not None, "clients": len(who.members), "banned": dict(who.banned), "paused": paused(ledger.entries),
-        "entries": len(ledger.entries), "head": ledger.head, "run": str(project.run),
-    }  # fmt: skip
+        "name": project.settings.name,
+        "up": bool(running),
+        "processes": len(running),
+        "address": project.settings.address,
+        "round": last.round if last else 0,
+        "accuracy": last.what.get("accuracy") if last else None,
+        "finished": result is not None,
+        "clients": len(who.members),
+        "banned": dict(who.banned),
+        "paused": paused(ledger.entries),
+        "entries": len(ledger.entries),
+        "head": ledger.head,
+        "run": str(project.run),
+    }
 
 
 def examined(project: Project) -> LedgerCheck:
@@ -42,16 +52,20 @@ def examined(project: Project) -> LedgerCheck:
 
 
 def paused(entries: Sequence[Entry]) -> dict[int, int]:
-    """Clients that are not asked because they have missed too much, each with the round in which it is asked again."""
+    """Clients that are not asked because they have missed too much, each with the round in which it is asked
+    again."""
     times = Deadlines(0.0)
     times.remember(entries)
     begun = max((entry.number for entry in entries if entry.kind == "start"), default=-1)
-    done = max((entry.round or 0 for entry in entries if entry.kind == "round" and entry.number > begun), default=0)
+    done = max(
+        (entry.round or 0 for entry in entries if entry.kind == "round" and entry.number > begun), default=0
+    )
     return {client: until for client, until in times.until.items() if until > done + 1}
 
 
 def clients(project: Project) -> list[dict[str, Any]]:
-    """Everybody who was ever enrolled: whether it is welcome, when it last took part, what it weighed and scored, strikes and bans."""
+    """Everybody who was ever enrolled: whether it is welcome, when it last took part, what it weighed and
+    scored, strikes and bans."""
     ledger = project.ledger()
     who, rounds = Enrolment.of(ledger.entries), ledger.of("round")
     missing = [entry for entry in ledger.of("missing") if rounds and entry.round == rounds[-1].round]
@@ -60,13 +74,40 @@ def clients(project: Project) -> list[dict[str, Any]]:
     out = []
     for member in sorted(who.members.values(), key=lambda m: m.client):
         took_part = [entry.round for entry in rounds if member.client in entry.what.get("took_part", [])]
-        said = next((entry.what["clients"][str(member.client)] for entry in missing if str(member.client) in entry.what["clients"]), "")
-        state = "banned" if member.banned is not None else "left" if member.left else "paused" if member.client in resting else "welcome"
-        out.append({
-            "client": member.client, "state": state, "key": member.fingerprint[:16], "last round": took_part[-1] if took_part else None,
-            "rounds": len(took_part), **_decided(rounds, member.client), "strikes": len(member.strikes),
-            "why": member.banned or said or (member.strikes[-1] if member.strikes else "") or suspects.get(member.client, ""),
-        })  # fmt: skip
+        said = next(
+            (
+                entry.what["clients"][str(member.client)]
+                for entry in missing
+                if str(member.client) in entry.what["clients"]
+            ),
+            "",
+        )
+        state = (
+            "banned"
+            if member.banned is not None
+            else "left"
+            if member.left
+            else "paused"
+            if member.client in resting
+            else "welcome"
+        )
+        out.append(
+            {
+                "client": member.client,
+                "state": state,
+                "key": member.fingerprint[:16],
+                "last round": took_part[-1] if took_part else None,
+                "rounds": len(took_part),
+                **_decided(rounds, member.client),
+                "strikes": len(member.strikes),
+                "why": (
+                    member.banned
+                    or said
+                    or (member.strikes[-1] if member.strikes else "")
+                    or suspects.get(member.client, "")
+                ),
+            }
+        )
     return out
 
 
@@ -77,9 +118,20 @@ def _decided(rounds: list[Entry], client: int) -> dict[str, float | None]:
         ids = entry.what.get("ids", [])
         if client in ids:
             place = ids.index(client)
-            scores = [value for name, value in entry.what.items() if name.startswith("scores/") and isinstance(value, list)]
-            for name, values in (("weight", entry.what.get("weights")), ("score", scores[0] if scores else None)):
-                if isinstance(values, list) and place < len(values) and isinstance(values[place], (int, float)):
+            scores = [
+                value
+                for name, value in entry.what.items()
+                if name.startswith("scores/") and isinstance(value, list)
+            ]
+            for name, values in (
+                ("weight", entry.what.get("weights")),
+                ("score", scores[0] if scores else None),
+            ):
+                if (
+                    isinstance(values, list)
+                    and place < len(values)
+                    and isinstance(values[place], (int, float))
+                ):
                     found[name] = float(values[place])
             break
     return found
@@ -108,8 +160,15 @@ def _config(project: Project) -> Check:
 
     config = project.check_experiment()
     many, enrolled = expected(config), len(Enrolment.of(project.ledger().entries).members)
-    said = f"{config.parts().method.name} for {many} clients, {config.train.rounds} rounds; {enrolled} are enrolled"
-    said += "" if enrolled >= many else f": `holdfast federation enrol {project.path} CLIENT --key FILE.pub` for the others"
+    said = (
+        f"{config.parts().method.name} for {many} clients, {config.train.rounds} rounds; {enrolled} are"
+        " enrolled"
+    )
+    said += (
+        ""
+        if enrolled >= many
+        else f": `holdfast federation enrol {project.path} CLIENT --key FILE.pub` for the others"
+    )
     return Check("experiment", enrolled >= many, said)
 
 
@@ -124,7 +183,11 @@ def _certificate(project: Project) -> Check:
 def _secrets(project: Project) -> Check:
     secret = [project.server / name for name in ("ca.key", "server.key", "superexec.secret", "orders.key")]
     secret += [file for file in (project.path / "nodes").glob("*/key")]
-    open_ones = [str(file.relative_to(project.path)) for file in secret if file.exists() and file.stat().st_mode & 0o077]
+    open_ones = [
+        str(file.relative_to(project.path))
+        for file in secret
+        if file.exists() and file.stat().st_mode & 0o077
+    ]
     said = f"{open_ones[0]} can be read by others: chmod 600" if open_ones else "readable by their owner only"
     return Check("secrets", not open_ones, said)
 
@@ -137,8 +200,8 @@ def _ports(project: Project) -> Check:
 
 
 def _nodes(project: Project) -> Check:
-    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins. A private key may be here, or on the
-    node only."""
+    """Of the nodes whose folders are here: the key that is enrolled, the same experiment and plug-ins. A
+    private key may be here, or on the node only."""
     who, wrong, keyless = Enrolment.of(project.ledger().entries), [], 0
     folders = sorted((project.path / "nodes").glob("*/node.toml"))
     for file in folders:
@@ -147,24 +210,39 @@ def _nodes(project: Project) -> Check:
         public = public_of(folder / "key") if (folder / "key").exists() else (folder / "key.pub").read_text()
         if client in who.members and fingerprint_of(public) != who.members[client].fingerprint:
             wrong.append(f"client {client}: its key is not the one that is enrolled")
-        for ours, name in [*((file, file.name) for file in (project.experiment, *project.plugins)), (project.server_public, "server.pub")]:
+        for ours, name in [
+            *((file, file.name) for file in (project.experiment, *project.plugins)),
+            (project.server_public, "server.pub"),
+        ]:
             theirs = folder / name
             if ours.exists() and (not theirs.exists() or theirs.read_bytes() != ours.read_bytes()):
                 wrong.append(f"client {client}: its {name} is not the server's")
     elsewhere = f"; of {keyless} of them the private key is on the node only" if keyless else ""
-    return Check("nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit{elsewhere}")
+    return Check(
+        "nodes", not wrong, wrong[0] if wrong else f"{len(folders)} node folders are here and fit{elsewhere}"
+    )
 
 
 def _clock(project: Project) -> Check:
-    """Flower refuses signatures that are seconds old; a clock before the authority's birth is certainly wrong."""
+    """Flower refuses signatures that are seconds old; a clock before the authority's birth is certainly
+    wrong."""
     now, born = datetime.datetime.now(datetime.UTC).timestamp(), (project.server / "ca.pem").stat().st_mtime
-    last = max((datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().entries), default=0.0)
-    return Check("clock", now >= max(born, last) - 5, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    last = max(
+        (datetime.datetime.fromisoformat(entry.at).timestamp() for entry in project.ledger().entries),
+        default=0.0,
+    )
+    return Check(
+        "clock", now >= max(born, last) - 5, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    )
 
 
 def _disk(project: Project) -> Check:
     gigabytes = shutil.disk_usage(project.path).free / 1e9
-    return Check("disk", gigabytes > 1, f"{gigabytes:.1f} GB free" + ("" if gigabytes > 1 else "; a federation should have more than 1"))
+    return Check(
+        "disk",
+        gigabytes > 1,
+        f"{gigabytes:.1f} GB free" + ("" if gigabytes > 1 else "; a federation should have more than 1"),
+    )
 
 
 def logs(project: Project) -> dict[str, Path]:

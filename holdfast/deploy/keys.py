@@ -1,5 +1,6 @@
-"""Certificates and keys of a federation: its own authority, the server's certificate, the server's key for signatures, a key for every
-node. Private parts are readable by their owner only, from the moment they exist."""
+"""Certificates and keys of a federation: its own authority, the server's certificate, the server's key for
+signatures, a key for every node. Private parts are readable by their owner only, from the moment they
+exist."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def write_secret(path: Path, content: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path} is there already, and a key is never overwritten; remove it first if it is no longer needed") from None
+        raise ConfigError(
+            f"{path} is there already, and a key is never overwritten; remove it first if it is no longer"
+            " needed"
+        ) from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         os.fsync(file.fileno())
@@ -49,9 +53,16 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> None:
     """ca.key and ca.pem: who signs the server's certificate. Nodes need ca.pem only."""
     key = ec.generate_private_key(_CURVE)
     usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     certificate = (
         _certificate(_named(f"{name} authority"), _named(f"{name} authority"), key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -64,15 +75,20 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> None:
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825) -> None:
-    """server.key and server.pem for these names and addresses, signed by the authority in the same folder. 127.0.0.1 and localhost are
-    always among them: the proxy and SuperExec reach the SuperLink there."""
-    authority, signer = _read_certificate(folder / "ca.pem"), _read_key(folder / "ca.key", load_pem_private_key)
+    """server.key and server.pem for these names and addresses, signed by the authority in the same folder.
+    127.0.0.1 and localhost are always among them: the proxy and SuperExec reach the SuperLink there."""
+    authority, signer = (
+        _read_certificate(folder / "ca.pem"),
+        _read_key(folder / "ca.key", load_pem_private_key),
+    )
     key = ec.generate_private_key(_CURVE)
     names = [_alternative(host) for host in dict.fromkeys(["localhost", "127.0.0.1", *hosts])]
     certificate = (
         _certificate(_named(hosts[0] if hosts else "localhost"), authority.subject, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(signer, hashes.SHA256())
@@ -82,7 +98,8 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = 825)
 
 
 def make_node_key(folder: Path, comment: str) -> str:
-    """key and key.pub in the node's folder; gives the public half, which is all that the server needs to know."""
+    """key and key.pub in the node's folder; gives the public half, which is all that the server needs to
+    know."""
     key = ec.generate_private_key(_CURVE)
     write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return write_node_public(folder, comment)
@@ -96,17 +113,20 @@ def write_node_public(folder: Path, comment: str) -> str:
 
 
 def node_public(text: str) -> str:
-    """The public key that a node asks to be enrolled with, without the words that may stand beside it; an error where Flower would not
-    take it."""
+    """The public key that a node asks to be enrolled with, without the words that may stand beside it; an
+    error where Flower would not take it."""
     key = read_public(text)
     if not isinstance(key.curve, ec.SECP384R1):
-        raise ConfigError(f"a node needs a key of curve secp384r1, this one is of {key.curve.name}; make one: `holdfast federation key`")
+        raise ConfigError(
+            f"a node needs a key of curve secp384r1, this one is of {key.curve.name}; make one: `holdfast"
+            " federation key`"
+        )
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def make_server_key(folder: Path) -> str:
-    """orders.key and orders.pub in the server's folder: it signs the orders to nodes and the heads of the ledger with them. A key that
-    is there is kept. Gives the public half, which nodes need."""
+    """orders.key and orders.pub in the server's folder: it signs the orders to nodes and the heads of the
+    ledger with them. A key that is there is kept. Gives the public half, which nodes need."""
     private = folder / "orders.key"
     if not private.exists():
         key = ec.generate_private_key(_CURVE)
@@ -130,7 +150,11 @@ def read_public(text: bytes | str) -> ec.EllipticCurvePublicKey:
     """A public key, as OpenSSH or PEM writes it."""
     try:
         data = text.encode() if isinstance(text, str) else text
-        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_ssh_public_key(data.strip())
+        key = (
+            load_pem_public_key(data)
+            if data.lstrip().startswith(b"-----")
+            else load_ssh_public_key(data.strip())
+        )
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"not a public key that can be read: {_short(error)}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -139,13 +163,14 @@ def read_public(text: bytes | str) -> ec.EllipticCurvePublicKey:
 
 
 def sign(key: ec.EllipticCurvePrivateKey, context: str, data: bytes) -> bytes:
-    """ECDSA with SHA-384 over a first line, which says what kind of message this is, and the message: what was signed as one kind is worth
-    nothing as another."""
+    """ECDSA with SHA-384 over a first line, which says what kind of message this is, and the message: what
+    was signed as one kind is worth nothing as another."""
     return key.sign(_signed(context, data), ec.ECDSA(hashes.SHA384()))
 
 
 def verify(public: str, context: str, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of this public key has signed exactly this; whatever is wrong with it, the answer is no."""
+    """Whether the owner of this public key has signed exactly this; whatever is wrong with it, the answer is
+    no."""
     try:
         read_public(public).verify(signature, _signed(context, data), ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ConfigError, ValueError, TypeError, AttributeError):
@@ -165,17 +190,25 @@ def make_secret(path: Path) -> None:
 
 
 def ready_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Before a server starts: else nodes are refused one by one, each in its own log. A server's certificate that is not there is made."""
-    for name, remedy in {"ca.pem": "every node needs a new one: `holdfast federation init` a new federation",
-                         "server.pem": "remove server.pem and server.key, and new ones are made"}.items():  # fmt: skip
+    """Before a server starts: else nodes are refused one by one, each in its own log. A server's certificate
+    that is not there is made."""
+    for name, remedy in {
+        "ca.pem": "every node needs a new one: `holdfast federation init` a new federation",
+        "server.pem": "remove server.pem and server.key, and new ones are made",
+    }.items():
         if name == "server.pem" and not (folder / name).exists() and not (folder / "server.key").exists():
             make_server_certificate(folder, hosts)
         found = _read_certificate(folder / name)
         now = datetime.datetime.now(datetime.UTC)
         if now < found.not_valid_before_utc:
-            raise ConfigError(f"{folder / name} is good from {found.not_valid_before_utc:%Y-%m-%d} on only: this machine's clock is wrong")
+            raise ConfigError(
+                f"{folder / name} is good from {found.not_valid_before_utc:%Y-%m-%d} on only: this machine's"
+                " clock is wrong"
+            )
         if now > found.not_valid_after_utc:
-            raise ConfigError(f"{folder / name} has expired on {found.not_valid_after_utc:%Y-%m-%d}; {remedy}")
+            raise ConfigError(
+                f"{folder / name} has expired on {found.not_valid_after_utc:%Y-%m-%d}; {remedy}"
+            )
 
 
 def expires(certificate: Path) -> datetime.datetime:
@@ -185,7 +218,11 @@ def expires(certificate: Path) -> datetime.datetime:
 def hosts_of(certificate: Path) -> list[str]:
     """The names and addresses that a certificate is good for."""
     try:
-        found = _read_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = (
+            _read_certificate(certificate)
+            .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            .value
+        )
     except (x509.ExtensionNotFound, ValueError):
         raise ConfigError(f"{certificate} is no certificate of a server: it names no host") from None
     return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
@@ -205,7 +242,9 @@ def _read_key(file: Path, load: Callable[[bytes, bytes | None], Any]) -> ec.Elli
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{file} is no private key that can be read: {_short(error)}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{file} is no private key that can be used: it is not of an elliptic curve (ECDSA)")
+        raise ConfigError(
+            f"{file} is no private key that can be used: it is not of an elliptic curve (ECDSA)"
+        )
     return key
 
 
@@ -224,9 +263,16 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )

@@ -1,9 +1,10 @@
 """The ledger of a federation: everything that was decided, in the order in which it was, for good.
 
-One JSON object a line. Every line carries the SHA-256 of the line before it, so that nothing can be changed, taken out or put in without
-every later line telling. Whoever can write the file can recompute all of it; then only a head (the hash of the last line) that was kept
-elsewhere tells: in the run's head file, signed in ledger.head, or with whoever has written one down (ledger_check.py). A line is on the
-disk before `append` returns. Several processes may append: the run, and the operator who bans somebody."""
+One JSON object a line. Every line carries the SHA-256 of the line before it, so that nothing can be changed,
+taken out or put in without every later line telling. Whoever can write the file can recompute all of it; then
+only a head (the hash of the last line) that was kept elsewhere tells: in the run's head file, signed in
+ledger.head, or with whoever has written one down (ledger_check.py). A line is on the disk before `append`
+returns. Several processes may append: the run, and the operator who bans somebody."""
 
 from __future__ import annotations
 
@@ -63,10 +64,24 @@ class Ledger:
             self._take_in(file)
             os.truncate(file, self._read_to)  # what a writer that was killed has left of its last line
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            content = {"number": len(self.entries), "at": now, "kind": kind, "client": client, "round": round, "what": what}
-            line = json.dumps(clean({**content, "before": self.head}), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+            content = {
+                "number": len(self.entries),
+                "at": now,
+                "kind": kind,
+                "client": client,
+                "round": round,
+                "what": what,
+            }
+            line = (
+                json.dumps(
+                    clean({**content, "before": self.head}), sort_keys=True, separators=(",", ":")
+                ).encode()
+                + b"\n"
+            )
             with readable(self.path):
-                if os.pwrite(file, line, self._read_to) < len(line):  # a disk that is nearly full takes a part
+                if os.pwrite(file, line, self._read_to) < len(
+                    line
+                ):  # a disk that is nearly full takes a part
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file)
             self._take_in(file)
@@ -97,7 +112,8 @@ class Ledger:
         return [entry for entry in self.entries if entry.kind in kinds]
 
     def told(self, run: str) -> int:
-        """The last round of a run that it tells of. Where the operator has accepted that the run is older, that of the run."""
+        """The last round of a run that it tells of. Where the operator has accepted that the run is older,
+        that of the run."""
         last = 0
         for entry in self.of("round", "reset"):
             if entry.what.get("run") == run and entry.round is not None:
@@ -105,8 +121,9 @@ class Ledger:
         return last
 
     def sign(self, anew: bool = False) -> None:
-        """Replace ledger.head by the head as it is now, where the server's key is at hand. One that is there and is no head of this ledger
-        is a proof that something is gone: it is replaced only `anew`, when the operator has accepted that."""
+        """Replace ledger.head by the head as it is now, where the server's key is at hand. One that is there
+        and is no head of this ledger is a proof that something is gone: it is replaced only `anew`, when the
+        operator has accepted that."""
         key = self.path.with_name(SIGNING_KEY)
         if not key.exists():
             return
@@ -121,7 +138,10 @@ class Ledger:
                 self._signed = self.head
                 return
             if before is not None and not self.had(before.entries, before.head):
-                raise RunError(f"{self.path} does not hold what {SIGNED_HEAD} says: lines that were signed are gone or changed")
+                raise RunError(
+                    f"{self.path} does not hold what {SIGNED_HEAD} says: lines that were signed are gone or"
+                    " changed"
+                )
             signed = SignedHead.make(load_private(key), len(self.entries), self.head)
             write_atomically(self.path.with_name(SIGNED_HEAD), signed.to_bytes())
             self._signed = self.head
@@ -149,7 +169,9 @@ class Ledger:
             for line in lines:
                 self._add(line + b"\n")
             if len(rest) > _LINE:
-                raise RunError(f"{self.path} is damaged: line {len(self.entries) + 1} is longer than {_LINE:,} bytes")
+                raise RunError(
+                    f"{self.path} is damaged: line {len(self.entries) + 1} is longer than {_LINE:,} bytes"
+                )
 
     def _add(self, line: bytes) -> None:
         self.entries.append(self._checked(line))
@@ -166,12 +188,16 @@ class Ledger:
         except (ValueError, TypeError, KeyError, AttributeError):
             raise RunError(f"{self.path} is damaged: line {number + 1} is no entry") from None
         if before != self.head or entry.number != number:
-            raise RunError(f"{self.path} is damaged: line {number + 1} does not follow the line before it; lines were changed or taken out")
+            raise RunError(
+                f"{self.path} is damaged: line {number + 1} does not follow the line before it; lines were"
+                " changed or taken out"
+            )
         return entry
 
 
 def _check(entry: Entry) -> None:
-    """A ValueError or TypeError where it holds what nobody writes: the chain tells of changes only to who has written its head down."""
+    """A ValueError or TypeError where it holds what nobody writes: the chain tells of changes only to who has
+    written its head down."""
     datetime.datetime.fromisoformat(entry.at)
     numbers = all(value is None or is_whole(value) for value in (entry.client, entry.round))
     if not numbers or not isinstance(entry.kind, str) or not isinstance(entry.what, dict):
@@ -180,9 +206,13 @@ def _check(entry: Entry) -> None:
         raise ValueError("no key")
     if any(not isinstance(entry.what.get(name, []), list) for name in ("took_part", "ids", "lost")):
         raise ValueError("no list of clients")
-    if entry.kind == "pause" and not all(is_whole(value) for value in (entry.client, entry.what.get("until"), entry.what.get("pauses"))):
+    if entry.kind == "pause" and not all(
+        is_whole(value) for value in (entry.client, entry.what.get("until"), entry.what.get("pauses"))
+    ):
         raise ValueError("no pause")
     if entry.kind == "missing" and not isinstance(entry.what.get("clients"), dict):
         raise ValueError("nobody is missing")
-    if entry.kind == "round" and not (entry.what.get("accuracy") is None or is_number(entry.what["accuracy"])):
+    if entry.kind == "round" and not (
+        entry.what.get("accuracy") is None or is_number(entry.what["accuracy"])
+    ):
         raise ValueError("no accuracy")

@@ -1,8 +1,10 @@
-"""What the ledger is held against: the run's head file, the digests of the run's states, the head that the server has signed, and a head
-that somebody has written down. A ledger that is empty, older or another than one of them says is refused.
+"""What the ledger is held against: the run's head file, the digests of the run's states, the head that the
+server has signed, and a head that somebody has written down. A ledger that is empty, older or another than
+one of them says is refused.
 
-All of them only ever follow the ledger: a line is on the disk before a head that counts it is written anywhere. So a kill at any point
-leaves a ledger that has at least what they say, and whoever reads them first and the ledger after them meets no contradiction either."""
+All of them only ever follow the ledger: a line is on the disk before a head that counts it is written
+anywhere. So a kill at any point leaves a ledger that has at least what they say, and whoever reads them first
+and the ledger after them meets no contradiction either."""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from holdfast.storage.store import Store
 
 Found = TypeVar("Found")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_FEWEST = 16  # digits of a head that somebody has written down: as many as are printed where there is little room
+_FEWEST = (
+    16  # digits of a head that somebody has written down: as many as are printed where there is little room
+)
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,22 @@ class LedgerCheck:
         self.ledger = self._try("ledger", lambda: Ledger(path))
 
     def examine(self, given: str | None = None) -> Iterator[Check]:
-        """Everything that can be checked; `given` is a head that was written down elsewhere, in hex or as a file."""
+        """Everything that can be checked; `given` is a head that was written down elsewhere, in hex or as a
+        file."""
         ledger = self.ledger
         if ledger is None:
             yield Check("ledger", False, self.problems["ledger"])
             return
-        yield Check("ledger", True, f"{len(ledger.entries)} entries, every line follows the one before; head {ledger.head}")
-        checks: dict[str, Callable[[Ledger], str]] = {"run": self._run, "model": self._model, "signed head": self._signature}
+        yield Check(
+            "ledger",
+            True,
+            f"{len(ledger.entries)} entries, every line follows the one before; head {ledger.head}",
+        )
+        checks: dict[str, Callable[[Ledger], str]] = {
+            "run": self._run,
+            "model": self._model,
+            "signed head": self._signature,
+        }
         if given is not None:
             checks["given head"] = lambda ledger: self._given(ledger, given)
         for what, check in checks.items():
@@ -64,17 +77,21 @@ class LedgerCheck:
                 yield Check(what, False, " ".join(str(error).split()))
 
     def require(self) -> Ledger:
-        """The ledger, if it is the one that everything else speaks of; else a RunError that says what to do."""
+        """The ledger, if it is the one that everything else speaks of; else a RunError that says what to
+        do."""
         for check in self.examine():
             if not check.good:
                 accept = f"holdfast federation accept-ledger {self.path.parent.parent} --reason TEXT"
-                raise RunError(f"{check.said}; bring back the newest copy of server/, or accept what is lost: `{accept}`")
+                raise RunError(
+                    f"{check.said}; bring back the newest copy of server/, or accept what is lost: `{accept}`"
+                )
         assert self.ledger is not None
         return self.ledger
 
     @property
     def public(self) -> str | None:
-        """The key that signs the heads: the one that the ledger names; in a federation that is older than that, the file's."""
+        """The key that signs the heads: the one that the ledger names; in a federation that is older than
+        that, the file's."""
         named = self.ledger.of("server-key") if self.ledger is not None else []
         return str(named[-1].what["key"]) if named else _read_text(self.path.with_name(PUBLIC_KEY))
 
@@ -83,9 +100,14 @@ class LedgerCheck:
         return self.public is not None and self.public.split()[:2] == public.split()[:2]
 
     def claims(self) -> list[dict[str, object]]:
-        """The heads that something here names and that the ledger does not have: what is lost, where the operator accepts that."""
+        """The heads that something here names and that the ledger does not have: what is lost, where the
+        operator accepts that."""
         heads = {(one.entries, one.head) for one in (self.signed, self.head) if one is not None and one.head}
-        return [{"entries": n, "head": head} for n, head in sorted(heads) if self.ledger is None or not self.ledger.had(n, head)]
+        return [
+            {"entries": n, "head": head}
+            for n, head in sorted(heads)
+            if self.ledger is None or not self.ledger.had(n, head)
+        ]
 
     def _try(self, what: str, read: Callable[[], Found | None]) -> Found | None:
         try:
@@ -101,36 +123,60 @@ class LedgerCheck:
         round, named = content.get("round"), content.get("ledger")
         if is_whole(round) and named is None:
             return RunHead(int(str(round)))
-        if not (is_whole(round) and isinstance(named, dict) and is_whole(named.get("entries")) and _HEX.fullmatch(str(named.get("head")))):
-            raise RunError(f"{self.store.path / 'head.json'} is damaged: it names no round, or no head of the ledger")
+        if not (
+            is_whole(round)
+            and isinstance(named, dict)
+            and is_whole(named.get("entries"))
+            and _HEX.fullmatch(str(named.get("head")))
+        ):
+            raise RunError(
+                f"{self.store.path / 'head.json'} is damaged: it names no round, or no head of the ledger"
+            )
         return RunHead(int(str(round)), named["entries"], named["head"])
 
     def _accepted(self, ledger: Ledger) -> list[Entry]:
-        """The operator's words that something is lost. They count once they are signed, where there is a key: else whoever takes lines out
-        would write them himself."""
+        """The operator's words that something is lost. They count once they are signed, where there is a key:
+        else whoever takes lines out would write them himself."""
         signed = self.signed
         most = 0 if signed is None or not ledger.had(signed.entries, signed.head) else signed.entries
         return [entry for entry in ledger.of("reset") if self.public is None or entry.number < most]
 
     def _run(self, ledger: Ledger) -> str:
-        """The ledger has all that was written when the last round was committed, and tells of every round but perhaps that one."""
+        """The ledger has all that was written when the last round was committed, and tells of every round but
+        perhaps that one."""
         head, where = self.head, self.store.path / "head.json"
         if head is None:
             return "no round is committed yet"
         told, accepted = ledger.told(self.run), self._accepted(ledger)
-        if told > head.round and told > (self.store.round() or 0):  # the run may have committed a round since its head file was read
-            raise RunError(f"{self.store.path} is older than the ledger: it ends with round {head.round}, and the ledger tells of {told}")
+        if told > head.round and told > (
+            self.store.round() or 0
+        ):  # the run may have committed a round since its head file was read
+            raise RunError(
+                f"{self.store.path} is older than the ledger: it ends with round {head.round}, and the ledger"
+                f" tells of {told}"
+            )
         if head.head and not ledger.had(head.entries, head.head):
-            if not any({"entries": head.entries, "head": head.head} in entry.what.get("lost", []) for entry in accepted):
+            if not any(
+                {"entries": head.entries, "head": head.head} in entry.what.get("lost", [])
+                for entry in accepted
+            ):
                 raise RunError(_gone(ledger, head.entries, where))
             return f"round {head.round}; the operator has accepted that the ledger of then is lost"
         known = max([told, *(entry.round or 0 for entry in accepted if entry.what.get("run") == self.run)])
         if known < head.round - 1:
-            raise RunError(f"{ledger.path} tells of {told} rounds of this run, {where} is of round {head.round}: lines are gone")
-        return f"round {head.round} was committed after {head.entries} entries" if head.head else f"round {head.round}, told are {told}"
+            raise RunError(
+                f"{ledger.path} tells of {told} rounds of this run, {where} is of round {head.round}: lines"
+                " are gone"
+            )
+        return (
+            f"round {head.round} was committed after {head.entries} entries"
+            if head.head
+            else f"round {head.round}, told are {told}"
+        )
 
     def _model(self, ledger: Ledger) -> str:
-        """Of the committed round, and of whatever earlier state was not yet removed: the digest that the ledger has of it."""
+        """Of the committed round, and of whatever earlier state was not yet removed: the digest that the
+        ledger has of it."""
         if self.head is None:
             return "no round is committed yet"
         stated = {
@@ -138,17 +184,28 @@ class LedgerCheck:
             for entry in ledger.of("round", "reset")
             if entry.what.get("run") == self.run and entry.what.get("model") is not None
         }
-        here = [int(file.stem) for file in (self.store.path / "state").glob("*.safetensors") if re.fullmatch(r"\d{6,10}", file.stem)]
+        here = [
+            int(file.stem)
+            for file in (self.store.path / "state").glob("*.safetensors")
+            if re.fullmatch(r"\d{6,10}", file.stem)
+        ]
         said = f"the ledger does not tell of round {self.head.round} yet"
         for round in sorted({*here, self.head.round}):
-            digest = self.store.digest(round) if round <= self.head.round else None  # a later one was never committed
+            digest = (
+                self.store.digest(round) if round <= self.head.round else None
+            )  # a later one was never committed
             if digest is not None and stated.get(round, digest) != digest:
                 file = self.store.path / self.store.state_file(round)
                 raise RunError(f"{file} is not the state whose SHA-256 the ledger has for round {round}")
             if digest is None and round == self.head.round == self.store.round():
-                raise RunError(f"{self.store.path}: the committed state {self.store.state_file(round)} is missing")
+                raise RunError(
+                    f"{self.store.path}: the committed state {self.store.state_file(round)} is missing"
+                )
             if round == self.head.round and round in stated:
-                said = f"the state of round {round} has the SHA-256 that the ledger has for it, {stated[round][:_FEWEST]}"
+                said = (
+                    f"the state of round {round} has the SHA-256 that the ledger has for it,"
+                    f" {stated[round][:_FEWEST]}"
+                )
         return said
 
     def _signature(self, ledger: Ledger) -> str:
@@ -159,7 +216,9 @@ class LedgerCheck:
             return "nothing is signed yet: the next `holdfast federation up` makes the key and signs"
         ours = _read_text(self.path.with_name(PUBLIC_KEY))
         if public is None or (ours is not None and not self.names(ours)):
-            raise RunError(f"{self.path.with_name(PUBLIC_KEY)} is missing or not the key that the ledger names")
+            raise RunError(
+                f"{self.path.with_name(PUBLIC_KEY)} is missing or not the key that the ledger names"
+            )
         if not signed.is_signed_by(public):
             raise RunError(f"{file}: the signature is not good")
         if not ledger.had(signed.entries, signed.head):
@@ -169,13 +228,20 @@ class LedgerCheck:
     def _given(self, ledger: Ledger, given: str) -> str:
         """A head in hex, as it was printed, or a file with a signed one."""
         if re.fullmatch(rf"[0-9a-fA-F]{{{_FEWEST},64}}", given):
-            place = next((n for n, head in enumerate(ledger.heads[1:], 1) if head.startswith(given.lower())), None)
+            place = next(
+                (n for n, head in enumerate(ledger.heads[1:], 1) if head.startswith(given.lower())), None
+            )
             if place is None:
-                raise RunError(f"{given} is no head that this ledger ever had: lines are gone or changed{self._known_loss(ledger, given)}")
+                raise RunError(
+                    f"{given} is no head that this ledger ever had: lines are gone or"
+                    f" changed{self._known_loss(ledger, given)}"
+                )
             return f"it was the head after {place} of {len(ledger.entries)} entries"
         head = read_signed_head(Path(given))
         if head is None:
-            raise ConfigError(f"--head: {given} is neither a head ({_FEWEST} to 64 hexadecimal digits) nor a file")
+            raise ConfigError(
+                f"--head: {given} is neither a head ({_FEWEST} to 64 hexadecimal digits) nor a file"
+            )
         if self.public is None or not head.is_signed_by(self.public):
             raise RunError(f"{given}: it is not signed by the key that this ledger names")
         if not ledger.had(head.entries, head.head):
@@ -184,13 +250,20 @@ class LedgerCheck:
 
     def _known_loss(self, ledger: Ledger, head: str) -> str:
         for entry in ledger.of("reset"):
-            if any(str(lost.get("head", "")).startswith(head.lower()) for lost in entry.what.get("lost", []) if isinstance(lost, dict)):
+            if any(
+                str(lost.get("head", "")).startswith(head.lower())
+                for lost in entry.what.get("lost", [])
+                if isinstance(lost, dict)
+            ):
                 return f"; the operator has accepted that on {entry.at}: {entry.what.get('reason', '')}"
         return ""
 
 
 def _gone(ledger: Ledger, entries: int, where: Path) -> str:
-    said = f"{ledger.path} has {len(ledger.entries)} entries, and not the head that {where} names after {entries}"
+    said = (
+        f"{ledger.path} has {len(ledger.entries)} entries, and not the head that {where} names after"
+        f" {entries}"
+    )
     return f"{said}: lines are gone or changed"
 
 

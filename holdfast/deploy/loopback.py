@@ -1,10 +1,11 @@
-"""A trial federation on this machine: SuperLink, one SuperNode per client and the apps, as real processes that talk over 127.0.0.1. Without
-keys and certificates: `holdfast federation` is for the real one.
+"""A trial federation on this machine: SuperLink, one SuperNode per client and the apps, as real processes
+that talk over 127.0.0.1. Without keys and certificates: `holdfast federation` is for the real one.
 
     python -m holdfast.deploy.loopback CONFIG --out DIR
 
-It shows that no method knows where it runs: the bits are those of the simulator on plan `loop` with as many threads. All that Flower
-writes lies under DIR/flower: home/ is its own, logs/ has one file per process, node0/ ... are the clients' disks."""
+It shows that no method knows where it runs: the bits are those of the simulator on plan `loop` with as many
+threads. All that Flower writes lies under DIR/flower: home/ is its own, logs/ has one file per process,
+node0/ ... are the clients' disks."""
 
 from __future__ import annotations
 
@@ -32,10 +33,15 @@ class Outcome:
 
 
 def run_loopback(
-    config: Path | str, out: Path | str, clients: int | None = None, timeout: float = 900.0, deadline: float = 120.0
+    config: Path | str,
+    out: Path | str,
+    clients: int | None = None,
+    timeout: float = 900.0,
+    deadline: float = 120.0,
 ) -> Outcome:
-    """Start a federation of all clients, or of the first few, play one experiment, stop everything. The same `out` again goes on where
-    the last one stopped. What is wrong with the config is said before anything starts."""
+    """Start a federation of all clients, or of the first few, play one experiment, stop everything. The same
+    `out` again goes on where the last one stopped. What is wrong with the config is said before anything
+    starts."""
     from holdfast.deploy.node import expected, federated  # imports torch: not for --help
 
     everybody = expected(federated(config))
@@ -44,8 +50,8 @@ def run_loopback(
 
 
 class Loopback:
-    """The processes of a federation, from `with` to its end, however it ends. Nodes with a resident trainer answer sooner, and give the
-    same bits."""
+    """The processes of a federation, from `with` to its end, however it ends. Nodes with a resident trainer
+    answer sooner, and give the same bits."""
 
     def __init__(self, home: Path, clients: int, resident: bool = True):
         self.home, self.clients, self.resident = Path(home).absolute(), clients, resident
@@ -55,11 +61,16 @@ class Loopback:
     def __enter__(self) -> Loopback:
         flower = self.processes.flower
         flower.mkdir(parents=True, exist_ok=True)
-        lines = ['[superlink]\ndefault = "lo"', f'[superlink.lo]\naddress = "{HOST}:{self.port}"\ninsecure = true']
+        lines = [
+            '[superlink]\ndefault = "lo"',
+            f'[superlink.lo]\naddress = "{HOST}:{self.port}"\ninsecure = true',
+        ]
         (flower / "config.toml").write_text("\n".join(lines) + "\n")
         try:
             address = ["--host", HOST, "--port", str(self.port)]
-            self.processes.start("superlink", "holdfast.deploy.flower", "superlink", "--insecure", *address, module=True)
+            self.processes.start(
+                "superlink", "holdfast.deploy.flower", "superlink", "--insecure", *address, module=True
+            )
             self.processes.wait_for_port(self.port, "superlink")
             for client in range(self.clients):
                 self._start_node(client)
@@ -73,10 +84,20 @@ class Loopback:
         config = f"client-id={client} state-dir={json.dumps(str(disk))}"
         if self.resident:
             listens = str(socket_of(disk))
-            self.processes.start(f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens, module=True)
+            self.processes.start(
+                f"trainer{client}", "holdfast.deploy.trainer", "--socket", listens, module=True
+            )
             config += f" trainer={json.dumps(listens)}"
         own = ["--insecure", "--host", HOST, "--port", str(free_port()), "--superlink", f"{HOST}:{self.port}"]
-        self.processes.start(f"supernode{client}", "holdfast.deploy.flower", "supernode", *own, "--node-config", config, module=True)
+        self.processes.start(
+            f"supernode{client}",
+            "holdfast.deploy.flower",
+            "supernode",
+            *own,
+            "--node-config",
+            config,
+            module=True,
+        )
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -87,10 +108,23 @@ class Loopback:
     def alive(self) -> list[int]:
         return self.processes.alive()
 
-    def run(self, config: Path | str, out: Path | str, timeout: float = 900.0, deadline: float = 120.0, everybody: bool = False) -> Outcome:
-        """Play one experiment to its end. With `everybody`, whoever does not answer is asked again until it does."""
+    def run(
+        self,
+        config: Path | str,
+        out: Path | str,
+        timeout: float = 900.0,
+        deadline: float = 120.0,
+        everybody: bool = False,
+    ) -> Outcome:
+        """Play one experiment to its end. With `everybody`, whoever does not answer is asked again until it
+        does."""
         out, began = Path(out).absolute(), time.monotonic()
-        settings = {"config": str(Path(config).absolute()), "out": str(out), "deadline": float(deadline), "join": float(deadline)}
+        settings = {
+            "config": str(Path(config).absolute()),
+            "out": str(out),
+            "deadline": float(deadline),
+            "join": float(deadline),
+        }
         if everybody:
             settings |= {"quorum": 1.0, "wait": float(timeout)}
         run = str(self.processes.flwr("run", str(write_app(self.home / "app", settings)), "lo")["run-id"])
@@ -104,17 +138,28 @@ class Loopback:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m holdfast.deploy.loopback", description="Play an experiment on Flower, on this machine.")
+    parser = argparse.ArgumentParser(
+        "python -m holdfast.deploy.loopback", description="Play an experiment on Flower, on this machine."
+    )
     parser.add_argument("config", help="the experiment's TOML file")
-    parser.add_argument("--out", required=True, help="the run directory; the same one again continues a stopped run")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for the whole run (default 900)")
-    parser.add_argument("--deadline", type=float, default=120.0, help="seconds a client has for one request (default 120)")
+    parser.add_argument(
+        "--out", required=True, help="the run directory; the same one again continues a stopped run"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900.0, help="seconds for the whole run (default 900)"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=120.0, help="seconds a client has for one request (default 120)"
+    )
     chosen = parser.parse_args()
     try:
         outcome = run_loopback(chosen.config, chosen.out, timeout=chosen.timeout, deadline=chosen.deadline)
     except HoldfastError as error:
         sys.exit(f"error: {error}")
-    print(f"{outcome.status} in {outcome.seconds:.0f} s; accuracy {outcome.result['final']['accuracy']}; run in {chosen.out}")
+    print(
+        f"{outcome.status} in {outcome.seconds:.0f} s; accuracy {outcome.result['final']['accuracy']}; run in"
+        f" {chosen.out}"
+    )
 
 
 if __name__ == "__main__":

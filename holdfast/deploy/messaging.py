@@ -1,8 +1,9 @@
 """Letters to nodes and their answers, by a table of our own.
 
-Each letter is pulled by its own message id, its reply must name that id and repeat a nonce that only the letter's receiver has seen, and
-where clients have keys it must be signed by the receiver. What cannot be attributed is dropped, counted and logged, and held against
-nobody. No torch in this file: a client that only says who it is should not load it."""
+Each letter is pulled by its own message id, its reply must name that id and repeat a nonce that only the
+letter's receiver has seen, and where clients have keys it must be signed by the receiver. What cannot be
+attributed is dropped, counted and logged, and held against nobody. No torch in this file: a client that only
+says who it is should not load it."""
 
 from __future__ import annotations
 
@@ -22,17 +23,29 @@ from flwr.common import log
 from holdfast.core.errors import in_print
 from holdfast.core.files import as_json, replace_file
 from holdfast.deploy.envelope import ENVELOPE, Subject, is_signed_reply, sign_order
-from holdfast.deploy.replies import Malformed, NeverComes, NotProven, NotThere, Reply, ReplyLimits, Source, SuperLinkSource
+from holdfast.deploy.replies import (
+    Malformed,
+    NeverComes,
+    NotProven,
+    NotThere,
+    Reply,
+    ReplyLimits,
+    Source,
+    SuperLinkSource,
+)
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-_SLACK = 30.0  # a letter outlives its deadline a little, so that a reply at the last moment is not lost to clocks that differ
+# a letter outlives its deadline a little, so that a reply at the last moment is not lost to clocks that
+# differ
+_SLACK = 30.0
 
 
 @dataclass
 class Letter:
-    """What one node is asked. `read` makes the answer of its content, or raises Malformed; `limits` are those of its schema."""
+    """What one node is asked. `read` makes the answer of its content, or raises Malformed; `limits` are those
+    of its schema."""
 
     content: RecordDict
     read: Callable[[RecordDict], Any]
@@ -46,7 +59,8 @@ class Letter:
 
 @dataclass
 class Mail:
-    """What came of some letters, by node: answers, faults of the sender, and silence with its reason; and after how many seconds."""
+    """What came of some letters, by node: answers, faults of the sender, and silence with its reason; and
+    after how many seconds."""
 
     answers: dict[int, Any] = field(default_factory=dict)
     malformed: dict[int, str] = field(default_factory=dict)
@@ -77,7 +91,8 @@ class Post:
     head: Callable[[], str] = lambda: ""
     """The signed head of the ledger, which every order carries."""
     mark: Path | None = None
-    """A file that names whose reply is being read, for as long as it is: a reply that kills this process is known afterwards."""
+    """A file that names whose reply is being read, for as long as it is: a reply that kills this process is
+    known afterwards."""
     unproven: int = 0
     """Replies that were dropped because it could not be shown who sent them."""
 
@@ -92,12 +107,16 @@ class Post:
         mail.missing = {node: "could not be sent" for node in letters if node not in sent}
         while waiting:
             for name, one in list(waiting.items()):
-                passed = time.monotonic() - began  # before the look: what comes while others' replies are read is looked for once more
+                passed = (
+                    time.monotonic() - began
+                )  # before the look: what comes while others' replies are read is looked for once more
                 if self._look(name, one) and self._collect(one, mail):
                     mail.seconds[one.node] = passed
                     del waiting[name]
                 elif passed >= one.letter.deadline:
-                    what = "its answer was announced and did not come" if one.reply is not None else "no answer"
+                    what = (
+                        "its answer was announced and did not come" if one.reply is not None else "no answer"
+                    )
                     mail.missing[one.node] = f"{what} within {one.letter.deadline:g} s"
                     mail.late.add(one.node)
                     del waiting[name]
@@ -119,7 +138,9 @@ class Post:
             table.append(_Waiting(node, nonce, letter))
         ids = list(self.grid.push_messages(messages)) if messages else []
         for one in table:
-            one.letter.content = RecordDict()  # it is sent: a model for every client is not held until the last has answered
+            one.letter.content = (
+                RecordDict()
+            )  # it is sent: a model for every client is not held until the last has answered
         return {name: one for name, one in zip(ids, table, strict=False) if name}
 
     def _look(self, name: str, one: _Waiting) -> bool:
@@ -130,14 +151,15 @@ class Post:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < 500:
                     raise
-                return False  # it is busy, or stumbles over this letter: asked again until the deadline, and nobody's fault
+                # it is busy, or stumbles over this letter: asked again until the deadline, and nobody's fault
+                return False
             if one.found is not None and not one.found.HasField("error"):
                 one.reply = Reply(self.source, one.found.metadata.message_id, one.letter.limits)
         return one.found is not None
 
     def _collect(self, one: _Waiting, mail: Mail) -> bool:
-        """Read one reply that is announced; true when there is nothing more to wait for. Each is read alone, so that one that cannot be
-        read costs only its sender."""
+        """Read one reply that is announced; true when there is nothing more to wait for. Each is read alone,
+        so that one that cannot be read costs only its sender."""
         node = one.node
         if one.reply is None:
             mail.missing[node] = f"error {one.found.error.code}: {in_print(one.found.error.reason)[:200]}"
@@ -166,7 +188,9 @@ class Post:
         nonce, subject = envelope.get("nonce"), one.letter.subject
         if not isinstance(nonce, str) or not secrets.compare_digest(nonce.encode(), one.nonce.encode()):
             raise NotProven("wrong nonce")
-        signed = subject is not None and is_signed_reply(one.letter.key, envelope.get("signature"), subject, nonce, digests)
+        signed = subject is not None and is_signed_reply(
+            one.letter.key, envelope.get("signature"), subject, nonce, digests
+        )
         if self.key is not None and not signed:
             raise NotProven("it is not signed with the client's key")
 

@@ -1,12 +1,15 @@
-"""One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing of Flower.
+"""One real client: its world, rebuilt from the config, and its private state on its own disk. Knows nothing
+of Flower.
 
     STATE-DIR/RUN/CLIENT/000012-00.safetensors     private rows after step 0 of round 12
     STATE-DIR/RUN/CLIENT/data                      names the samples that this client brought, if it did
-    STATE-DIR/RUN/CLIENT/attempt                   the starts of the server that have asked; they belong to the last
+    STATE-DIR/RUN/CLIENT/attempt                   the starts of the server that have asked; they belong to
+                                                   the last
     STATE-DIR/RUN/CLIENT/model.safetensors         the model that this client uses, as of its last evaluation
 
-A server that was stopped plays its unfinished round again, so a client keeps its states since the committed round and starts from the
-newest one before the step it is asked for. When another start of the server asks, what came after the committed round never happened."""
+A server that was stopped plays its unfinished round again, so a client keeps its states since the committed
+round and starts from the newest one before the step it is asked for. When another start of the server asks,
+what came after the committed round never happened."""
 
 from __future__ import annotations
 
@@ -48,18 +51,24 @@ def federated(path: Path | str) -> Config:
     config = make_config(read_config(path, ["engine.plan=loop", "engine.workers=1"]))
     config.parts()
     if config.attack is not None:
-        raise ConfigError("attack: attackers are played by the simulator only; leave it out of a federation's config")
+        raise ConfigError(
+            "attack: attackers are played by the simulator only; leave it out of a federation's config"
+        )
     declared = declared_in(config)
     if declared is not None:
         declared.check()
         if config.evaluate.test == "global":
-            raise ConfigError('evaluate.test = "global": where data is declared only there is no common test split; leave it out')
+            raise ConfigError(
+                'evaluate.test = "global": where data is declared only there is no common test split; leave'
+                " it out"
+            )
     expected(config)
     return config
 
 
 def declared_in(config: Config) -> Declared | None:
-    """The schema that every node's own data has to keep; none where all deal themselves their shares of one dataset."""
+    """The schema that every node's own data has to keep; none where all deal themselves their shares of one
+    dataset."""
     source = config.data.source()
     return source if isinstance(source, Declared) else None
 
@@ -68,15 +77,22 @@ def expected(config: Config) -> int:
     """How many clients a federation waits for; it must be known before anybody has looked at data."""
     clients = config.data.known_clients
     if clients is None:
-        raise ConfigError("data.clients: a federation has to know how many clients to wait for; set it to the number of users")
+        raise ConfigError(
+            "data.clients: a federation has to know how many clients to wait for; set it to the number of"
+            " users"
+        )
     return clients
 
 
 def fingerprint(config: Config, partition: str, initial: Tensor) -> str:
-    """What server and clients must agree on: the experiment, the plug-ins it names, how its data is dealt and, where it starts from a file,
-    what the file held; not where data and file lie or how it is computed."""
+    """What server and clients must agree on: the experiment, the plug-ins it names, how its data is dealt
+    and, where it starts from a file, what the file held; not where data and file lie or how it is
+    computed."""
     table = config.plain()
-    for plugin in sorted(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in plugins_of(config.parts(), config.data)):
+    for plugin in sorted(
+        hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for file in plugins_of(config.parts(), config.data)
+    ):
         partition += f" {plugin}"
     if isinstance(table["model"], dict) and table["model"].pop("weights", None) is not None:
         partition += f" {digest_of(initial)}"
@@ -90,19 +106,31 @@ Bring = Callable[[Declared], Samples]
 
 
 class Node:
-    """A client of a run. It recomputes who holds what from the seed, and reads no rows but its own; or it brings its own data. A guard
-    stands before whatever leaves."""
+    """A client of a run. It recomputes who holds what from the seed, and reads no rows but its own; or it
+    brings its own data. A guard stands before whatever leaves."""
 
     def __init__(
-        self, config: Config, client: int, folder: Path, world: str, threads: int, bring: Bring | None = None, guard: Guard | None = None,
+        self,
+        config: Config,
+        client: int,
+        folder: Path,
+        world: str,
+        threads: int,
+        bring: Bring | None = None,
+        guard: Guard | None = None,
         device: torch.device | None = None,
-    ):  # fmt: skip
+    ):
         torch.set_num_threads(threads)  # bits may depend on it, so all sides use the server's number
         self.experiment = Experiment(config, folder)
         if not 0 <= client < self.experiment.federation.clients:
-            raise ConfigError(f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}")
+            raise ConfigError(
+                f"client-id: there are clients 0 to {self.experiment.federation.clients - 1}, got {client}"
+            )
         if fingerprint(config, self.experiment.federation.digest, self.experiment.initial) != world:
-            raise ConfigError(f"client {client}: this node's config, plug-ins or data are not the server's; give both the same")
+            raise ConfigError(
+                f"client {client}: this node's config, plug-ins or data are not the server's; give both the"
+                " same"
+            )
         self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
         self.device = device or torch.device("cpu")
         self.cell.federation = own_data(self.experiment, client, bring)
@@ -110,11 +138,16 @@ class Node:
             self._note_data(self.cell.federation.samples.digest)
 
     def _note_data(self, digest: str) -> None:
-        """More rows than before are welcome, but what was for testing may be for training now: that is said."""
+        """More rows than before are welcome, but what was for testing may be for training now: that is
+        said."""
         mark = self.folder / "data"
         before = _read_mark(mark) or digest
         if before != digest:
-            print("this client's data has changed since the run began: rows may have moved from testing to training", file=sys.stderr)
+            print(
+                "this client's data has changed since the run began: rows may have moved from testing to"
+                " training",
+                file=sys.stderr,
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(mark, digest.encode())
 
@@ -123,8 +156,8 @@ class Node:
         self.cell.round = round
 
     def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
-        """Carry out the request with the simulator's own code, for a stack of one, and keep the new state. `attempt` names this start
-        of the server."""
+        """Carry out the request with the simulator's own code, for a stack of one, and keep the new state.
+        `attempt` names this start of the server."""
         schema = schema_of(self.cell.rule, exchange, self.cell.wire(), self.cell.measure)
         if self.guard is not None:
             self.guard.check(schema, exchange.task)
@@ -132,7 +165,9 @@ class Node:
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
         simulator = Simulator({self.cell.plan_key: Plan("loop")}, self.device)
-        state, fields = simulator.work([Call(self.cell, exchange)], torch.tensor([before is not None]), stored)
+        state, fields = simulator.work(
+            [Call(self.cell, exchange)], torch.tensor([before is not None]), stored
+        )
         self._attempts(attempt)  # another may have begun meanwhile
         fields = {name: value.cpu() for name, value in fields.items()}
         if state:
@@ -142,19 +177,33 @@ class Node:
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
 
     def _keep_model(self, simulator: Simulator, exchange: Exchange, known: bool, stored: State) -> None:
-        """What this client would use from now on, by the module's own names: the personal model is nowhere else."""
+        """What this client would use from now on, by the module's own names: the personal model is nowhere
+        else."""
         local = simulator.local([Call(self.cell, exchange)])
-        both = {"global", "customised"} <= set(self.cell.method.models)  # then the global model is sent too, in front
-        received = Received(put(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire)
-        extra, stored = ({name: put(value, self.device) for name, value in table.items()} for table in (exchange.extra, stored))
+        both = {"global", "customised"} <= set(
+            self.cell.method.models
+        )  # then the global model is sent too, in front
+        received = Received(
+            put(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire
+        )
+        extra, stored = (
+            {name: put(value, self.device) for name, value in table.items()}
+            for table in (exchange.extra, stored)
+        )
         job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.cell.measure)
         personal = self.cell.method.deploys == "personal"
-        vector = perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
+        vector = (
+            perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
+        )
         module = self.cell.rule.unwrapped(self.cell.network.load(vector.cpu()))
-        write_tensors(self.folder / "model.safetensors", {name: value.contiguous() for name, value in module.state_dict().items()})
+        write_tensors(
+            self.folder / "model.safetensors",
+            {name: value.contiguous() for name, value in module.state_dict().items()},
+        )
 
     def _before(self, version: Version, committed: int, attempt: str) -> Version | None:
-        """The newest state before this version, if any; states that will not be asked for again are removed."""
+        """The newest state before this version, if any; states that will not be asked for again are
+        removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_left_over(self.folder)
         seen = self._attempts(attempt)
@@ -168,8 +217,8 @@ class Node:
         return older[-1] if older else None
 
     def _attempts(self, attempt: str) -> list[str]:
-        """The starts of the server that have asked, in order. A letter of one that was replaced may come late; it must not undo what
-        was done since."""
+        """The starts of the server that have asked, in order. A letter of one that was replaced may come
+        late; it must not undo what was done since."""
         mark = self.folder / "attempt"
         seen = _read_mark(mark).split()
         if attempt in seen[:-1]:
@@ -177,7 +226,10 @@ class Node:
         return seen
 
     def _versions(self) -> list[Version]:
-        names = (re.fullmatch(r"(\d{6,10})-(\d{2,9})", file.stem) for file in self.folder.glob("[0-9]*-*.safetensors"))
+        names = (
+            re.fullmatch(r"(\d{6,10})-(\d{2,9})", file.stem)
+            for file in self.folder.glob("[0-9]*-*.safetensors")
+        )
         return sorted((int(name[1]), int(name[2])) for name in names if name)
 
     def _file(self, version: Version) -> Path:
@@ -200,8 +252,15 @@ def own_data(experiment: Experiment, client: int, bring: Bring | None) -> Federa
     declared = declared_in(config)
     if declared is None:
         if bring is not None:
-            raise ConfigError('node.toml: data and function are for experiments with data.name = "declared"; leave them out')
+            raise ConfigError(
+                'node.toml: data and function are for experiments with data.name = "declared"; leave them out'
+            )
         return federation
     if bring is None:
-        raise ConfigError('node.toml: the experiment only declares its data; set data = "FOLDER" or function = "FILE.py:NAME"')
-    return holding(federation, bring(declared), client, config.data.split, declared, experiment.key.fold("data"))
+        raise ConfigError(
+            'node.toml: the experiment only declares its data; set data = "FOLDER" or function ='
+            ' "FILE.py:NAME"'
+        )
+    return holding(
+        federation, bring(declared), client, config.data.split, declared, experiment.key.fold("data")
+    )

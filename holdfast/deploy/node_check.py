@@ -1,4 +1,5 @@
-"""What should be right on a node before round 1, from its own folder alone: key, experiment, device, data and schema, what may leave."""
+"""What should be right on a node before round 1, from its own folder alone: key, experiment, device, data and
+schema, what may leave."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ def examine_node(home: Path) -> Iterator[Check]:
         own.load_plugins()
         config = federated(home / settings.experiment)
         clients = expected(config)
-        said = f"{config.parts().method.name}, client {settings.client} of {clients}, {config.train.rounds} rounds"
+        said = (
+            f"{config.parts().method.name}, client {settings.client} of {clients}, {config.train.rounds}"
+            " rounds"
+        )
         yield Check("experiment", settings.client < clients, said)
         experiment = Experiment(config, home / settings.state)
         yield Check("device", True, str(own.device))
@@ -39,18 +43,28 @@ def examine_node(home: Path) -> Iterator[Check]:
 def _key(home: Path, client: int) -> Check:
     """A key that was made here, or brought with the folder."""
     remedy = {
-        "key": f"`holdfast federation key {home} --client {client}` makes it here, and the server enrols its public half",
+        "key": (
+            f"`holdfast federation key {home} --client {client}` makes it here, and the server enrols its"
+            " public half"
+        ),
         "key.pub": f"`holdfast federation key {home} --client {client}` writes it again",
         "ca.pem": f"`holdfast federation enrol` writes it, on the server: bring nodes/{client} from there",
-        "server.pub": f"bring it from the server: nodes/{client}/server.pub, the public half of the key that signs its orders",
+        "server.pub": (
+            f"bring it from the server: nodes/{client}/server.pub, the public half of the key that signs its"
+            " orders"
+        ),
     }
     if missing := [name for name in remedy if not (home / name).exists()]:
         return Check("key", False, f"there is no {missing[0]}; {remedy[missing[0]]}")
-    if fingerprint_of(public_of(home / "key")) != fingerprint_of((home / "key.pub").read_text(errors="replace")):
+    if fingerprint_of(public_of(home / "key")) != fingerprint_of(
+        (home / "key.pub").read_text(errors="replace")
+    ):
         return Check("key", False, "key.pub is not the public half of key: one of them is of another time")
     fingerprint_of((home / "server.pub").read_text(errors="replace"))
     shut = not (home / "key").stat().st_mode & 0o077
-    return Check("key", shut, "readable by its owner only" if shut else "key can be read by others: chmod 600")
+    return Check(
+        "key", shut, "readable by its owner only" if shut else "key can be read by others: chmod 600"
+    )
 
 
 def _data(own: Own, experiment: Experiment) -> Check:
@@ -65,7 +79,11 @@ def _data(own: Own, experiment: Experiment) -> Check:
     labels = federation.samples.class_names or tuple(map(str, range(len(held))))
     few = ", ".join(f"{label} {int(n)}" for label, n in zip(labels, held, strict=True) if n)
     where = "its own" if declared_in(experiment.config) is not None else "dealt"
-    said = f"{where}: " + ", ".join(f"{n} {name}" for name, n in parts.items()) + f", of shape {list(federation.samples.sample_shape)}"
+    said = (
+        f"{where}: "
+        + ", ".join(f"{n} {name}" for name, n in parts.items())
+        + f", of shape {list(federation.samples.sample_shape)}"
+    )
     return Check("data", parts["train"] > 0, f"{said}; for training {few[:200]}")
 
 
@@ -80,5 +98,10 @@ def _privacy(own: Own, privacy: PrivacySettings, experiment: Experiment) -> Chec
         spent = Account(state).standing(privacy.delta)
     except HoldfastError as error:
         return Check("privacy", False, str(error))
-    said = f"clip {privacy.clip:g}, noise {privacy.noise:g}; {spent['participations']:.0f} participations so far, epsilon"
-    return Check("privacy", privacy.noise > 0, f"{said} {spent['epsilon/client']:.4g} at delta {privacy.delta:g}")
+    said = (
+        f"clip {privacy.clip:g}, noise {privacy.noise:g}; {spent['participations']:.0f} participations so"
+        " far, epsilon"
+    )
+    return Check(
+        "privacy", privacy.noise > 0, f"{said} {spent['epsilon/client']:.4g} at delta {privacy.delta:g}"
+    )

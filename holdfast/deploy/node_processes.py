@@ -1,8 +1,9 @@
-"""The processes of one client: a SuperNode, which talks to the server; a SuperExec, which starts the ClientApp for each of its messages;
-and the trainer that does the work.
+"""The processes of one client: a SuperNode, which talks to the server; a SuperExec, which starts the
+ClientApp for each of its messages; and the trainer that does the work.
 
-SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can knock. So the SuperNode shows a certificate, and gives a
-task only to who knows a secret. Both are made anew whenever it starts, in NODE/runtime, which only the node's owner can read."""
+SuperNode and SuperExec talk over 127.0.0.1, where every user of the machine can knock. So the SuperNode shows
+a certificate, and gives a task only to who knows a secret. Both are made anew whenever it starts, in
+NODE/runtime, which only the node's owner can read."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ def start_node(processes: Processes, folder: Path) -> None:
 
 
 def start_again(processes: Processes, folder: Path, name: str) -> None:
-    """One of the processes of a client. SuperNode and SuperExec come anew together: a new SuperNode has another port and another secret,
-    and one whose SuperExec has ended in the middle of a message waits for its answer for ever."""
+    """One of the processes of a client. SuperNode and SuperExec come anew together: a new SuperNode has
+    another port and another secret, and one whose SuperExec has ended in the middle of a message waits for
+    its answer for ever."""
     if name.startswith("trainer"):
         processes.start(name, "holdfast.deploy.trainer", "--socket", str(socket_of(folder)), module=True)
         return
@@ -62,19 +64,47 @@ def _make_secrets(runtime: Path) -> None:
 
 def _start_supernode(processes: Processes, folder: Path, name: str) -> None:
     node, runtime = open_node(folder), folder / "runtime"
-    where = {"state-dir": str((folder / node.state).absolute()), "config": str((folder / node.experiment).absolute()),
-             "home": str(folder.absolute()), "key": str((folder / "key").absolute()),
-             "server-key": str((folder / "server.pub").absolute())}  # fmt: skip
+    where = {
+        "state-dir": str((folder / node.state).absolute()),
+        "config": str((folder / node.experiment).absolute()),
+        "home": str(folder.absolute()),
+        "key": str((folder / "key").absolute()),
+        "server-key": str((folder / "server.pub").absolute()),
+    }
     if node.resident:
         where["trainer"] = str(socket_of(folder))
-    settings = " ".join([f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())])
+    settings = " ".join(
+        [f"client-id={node.client}", *(f"{name}={json.dumps(value)}" for name, value in where.items())]
+    )
     port = processes.ports[name] = free_port()
     processes.start(
-        name, _FLOWER, "supernode", "--superlink", node.superlink, "--root-certificates", str(folder / "ca.pem"),
-        "--auth-supernode-private-key", str(folder / "key"), "--host", HOST, "--port", str(port), "--node-config", settings,
-        "--isolation", "process", "--superexec-auth-secret-file", str(runtime / "superexec.secret"), "--ssl-ca-certfile",
-        str(runtime / "ca.pem"), "--ssl-certfile", str(runtime / "server.pem"), "--ssl-keyfile", str(runtime / "server.key"), module=True,
-    )  # fmt: skip
+        name,
+        _FLOWER,
+        "supernode",
+        "--superlink",
+        node.superlink,
+        "--root-certificates",
+        str(folder / "ca.pem"),
+        "--auth-supernode-private-key",
+        str(folder / "key"),
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--node-config",
+        settings,
+        "--isolation",
+        "process",
+        "--superexec-auth-secret-file",
+        str(runtime / "superexec.secret"),
+        "--ssl-ca-certfile",
+        str(runtime / "ca.pem"),
+        "--ssl-certfile",
+        str(runtime / "server.pem"),
+        "--ssl-keyfile",
+        str(runtime / "server.key"),
+        module=True,
+    )
 
 
 def _start_superexec(processes: Processes, folder: Path, supernode: str) -> None:
@@ -82,20 +112,30 @@ def _start_superexec(processes: Processes, folder: Path, supernode: str) -> None
     name, runtime = f"superexec{client_of(supernode)}", folder / "runtime"
     processes.extra[name] = processes.extra.get(supernode, {})
     processes.start(
-        name, _FLOWER, "superexec", "--runtime-api-address", f"{HOST}:{processes.ports[supernode]}", "--root-certificates",
-        str(runtime / "ca.pem"), "--superexec-auth-secret-file", str(runtime / "superexec.secret"), module=True,
-    )  # fmt: skip
+        name,
+        _FLOWER,
+        "superexec",
+        "--runtime-api-address",
+        f"{HOST}:{processes.ports[supernode]}",
+        "--root-certificates",
+        str(runtime / "ca.pem"),
+        "--superexec-auth-secret-file",
+        str(runtime / "superexec.secret"),
+        module=True,
+    )
 
 
 def keep_node(folder: Path, say: Say) -> None:
-    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks that the node is there and
-    refuses it, so it is tried again."""
+    """One client on its own machine, until it is interrupted. For a minute after a crash Flower still thinks
+    that the node is there and refuses it, so it is tried again."""
     node = open_node(folder)
     _check_key(folder / "key")
     processes = Processes(folder / "flower", folder / "logs")
     with naming_a_full_disk(folder, lambda: "start the node again"):
         processes.claim(f"client {node.client} is up already: another process runs {folder}")
-    say(f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}")
+    say(
+        f"client {node.client} joins {node.superlink}; its log is {processes.logs / f'node{node.client}.log'}"
+    )
     contact, pause = ServerContact(say), 5.0
     try:
         with naming_a_full_disk(folder, lambda: "start the node again"):
@@ -115,7 +155,10 @@ def keep_node(folder: Path, say: Say) -> None:
 
 def _check_key(key: Path) -> None:
     if key.exists() and key.stat().st_mode & 0o077:
-        raise ConfigError(f"{key} can be read or changed by others, who could be this client; `chmod 600 {key}`, or enrol a new key")
+        raise ConfigError(
+            f"{key} can be read or changed by others, who could be this client; `chmod 600 {key}`, or enrol a"
+            " new key"
+        )
 
 
 def _try_to_start(processes: Processes, folder: Path, name: str, say: Say) -> None:

@@ -1,4 +1,5 @@
-"""What a node does with a request, in whichever process: the ClientApp's own, or the resident trainer that keeps the world in memory."""
+"""What a node does with a request, in whichever process: the ClientApp's own, or the resident trainer that
+keeps the world in memory."""
 
 from __future__ import annotations
 
@@ -26,14 +27,18 @@ from holdfast.experiment.planner import pick_device
 
 
 class Workshop:
-    """The last world that was asked for is kept: building it, the data above all, takes longer than most tasks."""
+    """The last world that was asked for is kept: building it, the data above all, takes longer than most
+    tasks."""
 
     def __init__(self) -> None:
         self.about: tuple[Any, ...] = ()
         self.node: Node | None = None
 
-    def perform(self, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str) -> RecordDict:
-        """One task. `node` and `run` are the settings of SuperNode and run; `attempt` names this start of the server."""
+    def perform(
+        self, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str
+    ) -> RecordDict:
+        """One task. `node` and `run` are the settings of SuperNode and run; `attempt` names this start of the
+        server."""
         client, header = int(_setting(node, "client-id")), wire.read_header(content)
         path = Path(str(node.get("config", run["config"])))
         folder = Path(str(_setting(node, "state-dir"))) / header.run / str(client)
@@ -46,9 +51,14 @@ class Workshop:
             guard = own.guard(folder.parents[1], config) if own is not None else None
             bring = own.bring if own is not None and own.brings else None
             device = None if own is None else own.device
-            self.node, self.about = Node(config, client, folder, header.world, header.threads, bring, guard, device), about
+            self.node, self.about = (
+                Node(config, client, folder, header.world, header.threads, bring, guard, device),
+                about,
+            )
         self.node.enter(header.round)
-        exchange = wire.read_exchange(content, header, client, self.node.cell.wire().size, self.node.cell.network.dtype)
+        exchange = wire.read_exchange(
+            content, header, client, self.node.cell.wire().size, self.node.cell.network.dtype
+        )
         return wire.pack_fields(self.node.perform(exchange, header.committed, attempt))
 
 
@@ -70,7 +80,9 @@ class Own:
 
     def bring(self, declared: Declared) -> Samples:
         if self.settings.data and self.settings.function:
-            raise ConfigError("node.toml: data and function are two sources of the same samples; leave one of them out")
+            raise ConfigError(
+                "node.toml: data and function are two sources of the same samples; leave one of them out"
+            )
         if self.settings.data:
             return from_folder(self.home / expand(self.settings.data, "data"), declared)
         file, _, name = self.settings.function.rpartition(":")
@@ -94,9 +106,18 @@ class Own:
         privacy, declared = self.settings.privacy, declared_in(config)
         if privacy is None:
             return None
-        if declared is not None and privacy.others == "withhold" and not declared.least <= privacy.count <= declared.most:
-            raise ConfigError(f"privacy.count: {privacy.count} is outside the declared range {declared.least} to {declared.most}")
-        return Guard(privacy, state, FEDERATION_NORM_CAP if config.train.norm_cap is None else config.train.norm_cap)
+        if (
+            declared is not None
+            and privacy.others == "withhold"
+            and not declared.least <= privacy.count <= declared.most
+        ):
+            raise ConfigError(
+                f"privacy.count: {privacy.count} is outside the declared range {declared.least} to"
+                f" {declared.most}"
+            )
+        return Guard(
+            privacy, state, FEDERATION_NORM_CAP if config.train.norm_cap is None else config.train.norm_cap
+        )
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:

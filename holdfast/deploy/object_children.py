@@ -1,10 +1,12 @@
-"""Flower's store of objects, against a node that announces an object of the server's with children of its own invention.
+"""Flower's store of objects, against a node that announces an object of the server's with children of its own
+invention.
 
-An object's id is the digest of its content, but its children are whatever the first to announce it says, and who announces it later with
-others is refused. Some ids are known beforehand (an empty record has always the same, and a model that was measured is trained on next), so
-a node could announce one of them wrongly, and the server's next order would be refused and the run would stop. Here the server, and only
-the server, corrects what was announced before: it knows what its objects consist of. What a node says later is refused, as Flower does.
-(flwr 1.41: SqlObjectStore.preregister, and the handler of the ServerApp's messages.)"""
+An object's id is the digest of its content, but its children are whatever the first to announce it says, and
+who announces it later with others is refused. Some ids are known beforehand (an empty record has always the
+same, and a model that was measured is trained on next), so a node could announce one of them wrongly, and the
+server's next order would be refused and the run would stop. Here the server, and only the server, corrects
+what was announced before: it knows what its objects consist of. What a node says later is refused, as Flower
+does. (flwr 1.41: SqlObjectStore.preregister, and the handler of the ServerApp's messages.)"""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
     STATE-DIR/privacy.json      every release so far, whatever the run: noise multiplier and how often
 
-The mechanism: of a reply, all fields of kind `update` together are shortened to `clip` at most, and every number gets Gaussian noise with
-deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip apart, so for a server that knows who took part, and may suppose
-any other data behind the update, the noise multiplier is noise / 2; that is what is accounted, without any gain from sampling. Noise comes
-from the operating system, never from the run's seed, which the server knows: a noised run cannot be repeated bit by bit."""
+The mechanism: of a reply, all fields of kind `update` together are shortened to `clip` at most, and every
+number gets Gaussian noise with deviation `noise * clip`. Two clients' clipped updates are at most 2 * clip
+apart, so for a server that knows who took part, and may suppose any other data behind the update, the noise
+multiplier is noise / 2; that is what is accounted, without any gain from sampling. Noise comes from the
+operating system, never from the run's seed, which the server knows: a noised run cannot be repeated bit by
+bit."""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ from holdfast.core.types import UNDEFINED, Field, Schema
 from holdfast.engine.client_stack import EVALUATE
 from holdfast.experiment.config import Section
 
-_ALPHAS = [1.001, 1.003, 1.01, 1.03, *(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)), *(2.0**x for x in range(6, 14))]
+_ALPHAS = [
+    1.001,
+    1.003,
+    1.01,
+    1.03,
+    *(1 + x / 10 for x in range(1, 100)),
+    *map(float, range(12, 64)),
+    *(2.0**x for x in range(6, 14)),
+]
 Releases = list[tuple[float, int]]
 """Noise multipliers and how often each was used, in order."""
 
@@ -38,17 +48,26 @@ class PrivacySettings(Section):
     """[privacy] of a node.toml."""
 
     clip: float = setting(1.0, "an update that is longer is shortened to this", gt=0)
-    noise: float = setting(1.0, "deviation of the noise on every number, in units of clip; 0: none, and no guarantee", ge=0)
-    delta: float = setting(1e-5, "probability that the guarantee does not hold; well below 1 / clients", gt=0, lt=1)
-    epsilon: float | None = setting(None, "no update leaves that would bring the node above this; none: no limit", gt=0)
+    noise: float = setting(
+        1.0, "deviation of the noise on every number, in units of clip; 0: none, and no guarantee", ge=0
+    )
+    delta: float = setting(
+        1e-5, "probability that the guarantee does not hold; well below 1 / clients", gt=0, lt=1
+    )
+    epsilon: float | None = setting(
+        None, "no update leaves that would bring the node above this; none: no limit", gt=0
+    )
     others: Literal["withhold", "send"] = setting(
-        "withhold", "what noise on updates does not protect: withheld or refused; or sent as it is, and the guarantee is for updates only"
+        "withhold",
+        "what noise on updates does not protect: withheld or refused; or sent as it is, and the guarantee is"
+        " for updates only",
     )
     count: int = setting(1, "withhold: the number of samples that is said instead of the true one", ge=1)
 
 
 def epsilon_of(releases: Releases, delta: float) -> float:
-    """The library's account (Opacus, Renyi divergences) of Gaussian releases that all concern this client's data."""
+    """The library's account (Opacus, Renyi divergences) of Gaussian releases that all concern this client's
+    data."""
     from opacus.accountants import RDPAccountant
 
     if not releases:
@@ -61,7 +80,8 @@ def epsilon_of(releases: Releases, delta: float) -> float:
 
 
 class Account:
-    """How often this client's data was used for something that left the node; on its disk before it leaves."""
+    """How often this client's data was used for something that left the node; on its disk before it
+    leaves."""
 
     def __init__(self, state: Path):
         self.file = Path(state) / "privacy.json"
@@ -72,8 +92,13 @@ class Account:
         if content is None:
             return []
         told = content.get("releases")
-        if not isinstance(told, list) or not all(isinstance(one, list) and len(one) == 2 and _is_release(*one) for one in told):
-            raise RunError(f"{self.file} is damaged: it does not say what was spent, and nothing leaves; bring it back from a copy")
+        if not isinstance(told, list) or not all(
+            isinstance(one, list) and len(one) == 2 and _is_release(*one) for one in told
+        ):
+            raise RunError(
+                f"{self.file} is damaged: it does not say what was spent, and nothing leaves; bring it back"
+                " from a copy"
+            )
         return [(float(multiplier), times) for multiplier, times in told]
 
     def with_one(self, multiplier: float) -> Releases:
@@ -84,7 +109,8 @@ class Account:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """By one process at a time: a node without a resident trainer may answer a late request beside the next one, and both count."""
+        """By one process at a time: a node without a resident trainer may answer a late request beside the
+        next one, and both count."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         handle = lock(self.file.with_name("privacy.lock"), wait=True)
         assert handle is not None
@@ -102,9 +128,11 @@ class Account:
         releases = self.releases
         last: Releases = [(releases[-1][0], 1)] if releases else []
         return {
-            "participations": sum(times for _, times in releases), "delta": delta,
-            "epsilon/participation": epsilon_of(last, delta), "epsilon/client": epsilon_of(releases, delta),
-        }  # fmt: skip
+            "participations": sum(times for _, times in releases),
+            "delta": delta,
+            "epsilon/participation": epsilon_of(last, delta),
+            "epsilon/client": epsilon_of(releases, delta),
+        }
 
 
 def _is_release(multiplier: Any, times: Any) -> bool:
@@ -116,7 +144,9 @@ class Guard:
 
     def __init__(self, settings: PrivacySettings, state: Path, norm_cap: float):
         if find_spec("opacus") is None:
-            raise ConfigError("[privacy] needs an accountant, which is not installed: pip install 'holdfast[privacy]'")
+            raise ConfigError(
+                "[privacy] needs an accountant, which is not installed: pip install 'holdfast[privacy]'"
+            )
         self.settings, self.account, self.norm_cap = settings, Account(state), norm_cap
 
     @property
@@ -128,17 +158,25 @@ class Guard:
         size = sum(_size(schema[name]) for name in _updates(schema))
         length = self.settings.clip * (1 + self.settings.noise * math.sqrt(size))
         if length > self.norm_cap:
-            raise ConfigError(f"privacy: an update with its noise is about {length:.0f} long and would be refused as a fault; "
-                              f"raise train.norm_cap (now {self.norm_cap:g}), or lower privacy.clip or privacy.noise")  # fmt: skip
+            raise ConfigError(
+                f"privacy: an update with its noise is about {length:.0f} long and would be refused as a"
+                f" fault; raise train.norm_cap (now {self.norm_cap:g}), or lower privacy.clip or"
+                " privacy.noise"
+            )
         if self.settings.others == "withhold":
             bare = refused(schema, task)
             if bare:
-                raise ConfigError(f"privacy: '{bare[0]}' would leave, which noise on updates does not protect; choose a method that sends "
-                                  'updates only, or accept it with privacy.others = "send"')  # fmt: skip
+                raise ConfigError(
+                    f"privacy: '{bare[0]}' would leave, which noise on updates does not protect; choose a"
+                    ' method that sends updates only, or accept it with privacy.others = "send"'
+                )
         if size and self.settings.epsilon is not None:
             after = epsilon_of(self.account.with_one(self.multiplier), self.settings.delta)
             if after > self.settings.epsilon:
-                raise RunError(f"privacy: the budget is spent (epsilon would be {after:.3g}, privacy.epsilon is {self.settings.epsilon:g})")
+                raise RunError(
+                    f"privacy: the budget is spent (epsilon would be {after:.3g}, privacy.epsilon is"
+                    f" {self.settings.epsilon:g})"
+                )
 
     def protect(self, fields: Mapping[str, Tensor], schema: Schema, task: str) -> dict[str, Tensor]:
         """The reply as it may leave. A reply that is asked for again is noised anew, and so counted again."""
@@ -146,7 +184,9 @@ class Guard:
         with self.account.held():
             self.check(schema, task)
             if names:
-                self.account.write(self.account.with_one(self.multiplier))  # before it leaves: a crash may count too much, never too little
+                self.account.write(
+                    self.account.with_one(self.multiplier)
+                )  # before it leaves: a crash may count too much, never too little
         out = dict(fields)
         if self.settings.others == "withhold":
             for name, field in schema.items():
@@ -162,8 +202,13 @@ class Guard:
         spent = self.account.standing(self.settings.delta)
         bare = [name for name, field in schema.items() if _bare(field)]
         aside = f"; not protected: {', '.join(bare)}" if bare and self.settings.others == "send" else ""
-        print(f"privacy: participation {spent['participations']:.0f}, epsilon {spent['epsilon/participation']:.4g} alone and "
-              f"{spent['epsilon/client']:.4g} in all, delta {self.settings.delta:g}{aside}", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"privacy: participation {spent['participations']:.0f}, epsilon"
+            f" {spent['epsilon/participation']:.4g} alone and {spent['epsilon/client']:.4g} in all, delta"
+            f" {self.settings.delta:g}{aside}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def noised(updates: Mapping[str, Tensor], clip: float, noise: float) -> dict[str, Tensor]:
@@ -174,7 +219,10 @@ def noised(updates: Mapping[str, Tensor], clip: float, noise: float) -> dict[str
         raise RunError("privacy: the update is not finite; nothing is sent")
     flat = flat * min(1.0, clip / length if length else 1.0) + noise * clip * secure_normal(len(flat))
     parts = flat.split([value.numel() for value in updates.values()])
-    return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in zip(updates.items(), parts, strict=True)}
+    return {
+        name: part.reshape(value.shape).to(value.dtype)
+        for (name, value), part in zip(updates.items(), parts, strict=True)
+    }
 
 
 def secure_normal(n: int) -> Tensor:
@@ -187,8 +235,11 @@ def secure_normal(n: int) -> Tensor:
 
 
 def refused(schema: Schema, task: str) -> list[str]:
-    """What a reply would have to send bare: noise on updates does not protect it, and no constant could stand in its place."""
-    return [name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, 1) is None]
+    """What a reply would have to send bare: noise on updates does not protect it, and no constant could stand
+    in its place."""
+    return [
+        name for name, field in schema.items() if _bare(field) and _withheld(name, field, task, 1) is None
+    ]
 
 
 def _updates(schema: Schema) -> list[str]:

@@ -1,5 +1,6 @@
-"""The Flower processes of a federation on one machine, from their start to their end, however it ends. Each writes its own log file; all
-inherit one FLWR_HOME, by which they are found again, children of children included."""
+"""The Flower processes of a federation on one machine, from their start to their end, however it ends. Each
+writes its own log file; all inherit one FLWR_HOME, by which they are found again, children of children
+included."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from holdfast.deploy.sockets import remove_left_over
 
 HOST = "127.0.0.1"
 LOST = 75
-"""The code of a SuperNode that has lost its server for good: Flower's own would go on without doing anything."""
+"""The code of a SuperNode that has lost its server for good: Flower's own would go on without doing
+anything."""
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _QUIET = {  # nothing is sent to or fetched from the outside, by any process
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,12 +50,14 @@ class Processes:
         self.ports: dict[str, int] = {}  # where a process listens for others of this machine
         self.held: int | None = None
         self.patience = FROZEN
-        self._signs: dict[str, tuple[int, float]] = {}  # when a process gave its last sign of life, and when that was seen here
+        self._signs: dict[
+            str, tuple[int, float]
+        ] = {}  # when a process gave its last sign of life, and when that was seen here
         self._frozen: dict[str, subprocess.Popen[bytes]] = {}
 
     def claim(self, taken: str) -> None:
-        """Until `stop`, nobody else gets this folder: of two that begin in the same instant neither sees a process of the other yet, and
-        each would end those of both. `taken` is what the second is told."""
+        """Until `stop`, nobody else gets this folder: of two that begin in the same instant neither sees a
+        process of the other yet, and each would end those of both. `taken` is what the second is told."""
         self.flower.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.held = lock(self.flower / "up.lock")
         if self.held is None:
@@ -71,9 +75,11 @@ class Processes:
             unlock(self.held)
             self.held = None
 
-    def start(self, name: str, command: str, *arguments: str, module: bool = False) -> subprocess.Popen[bytes]:
-        """A program that is installed beside this Python, or a module of it. What `extra` says of this name is in its environment. What it
-        writes is for its owner alone."""
+    def start(
+        self, name: str, command: str, *arguments: str, module: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """A program that is installed beside this Python, or a module of it. What `extra` says of this name
+        is in its environment. What it writes is for its owner alone."""
         for folder in (self.logs, self.flower / "alive"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         program, sign = [sys.executable, "-m", command] if module else [binary(command)], self.sign(name)
@@ -82,9 +88,15 @@ class Processes:
         environment = {**self.environment(), ENVIRONMENT: str(sign), **self.extra.get(name, {})}
         with open(self.logs / f"{name}.log", "ab", opener=_for_its_owner) as log:
             process = subprocess.Popen(
-                [*program, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=_die_with_parent, umask=0o077,
-            )  # fmt: skip
+                [*program, *arguments],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+                umask=0o077,
+            )
         self._signs.pop(name, None)
         self.started[name] = process
         return process
@@ -98,8 +110,8 @@ class Processes:
         return {name: self.sign(name) for name, process in self.started.items() if process.poll() is None}
 
     def end_frozen(self) -> None:
-        """End those that gave a sign of life and then none for `patience` seconds. These are seconds of this process: a machine that slept,
-        or a clock that was set, ends nobody."""
+        """End those that gave a sign of life and then none for `patience` seconds. These are seconds of this
+        process: a machine that slept, or a clock that was set, ends nobody."""
         for name, sign in self.running().items():
             given, now = _written(sign), time.monotonic()
             if given is None or self._signs.get(name, (None, 0.0))[0] != given:
@@ -122,8 +134,8 @@ class Processes:
             _end(process)
 
     def stop(self) -> None:
-        """End every process of this federation: those started here, and then whatever they have started and left. Who presses Ctrl-C once
-        more, because it takes seconds, must not leave half of them behind."""
+        """End every process of this federation: those started here, and then whatever they have started and
+        left. Who presses Ctrl-C once more, because it takes seconds, must not leave half of them behind."""
         with _undisturbed():
             self._stop()
             remove_left_over()
@@ -174,17 +186,25 @@ class Processes:
         raise RunError(f"the {name} does not answer on {reached}:{port} after {seconds:g} s; see {self.logs}")
 
     def environment(self) -> dict[str, str]:
-        """Ours first on both paths, so that Flower's children find the same programs and the same holdfast."""
-        paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        """Ours first on both paths, so that Flower's children find the same programs and the same
+        holdfast."""
+        paths = {
+            "PATH": str(Path(sys.executable).parent),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-        joined = {name: os.pathsep.join(filter(None, [first, inherited.get(name)])) for name, first in paths.items()}
+        joined = {
+            name: os.pathsep.join(filter(None, [first, inherited.get(name)])) for name, first in paths.items()
+        }
         return {**inherited, **_QUIET, **joined, "FLWR_HOME": str(self.flower)}
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Flower's own command line, whose answer is JSON."""
         command = [binary("flwr"), *arguments, "--format", "json"]
         try:
-            done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=300)
+            done = subprocess.run(
+                command, env=self.environment(), capture_output=True, text=True, timeout=300
+            )
         except subprocess.TimeoutExpired:
             raise RunError(f"flwr {arguments[0]} has not answered within 300 s; see {self.logs}") from None
         try:
@@ -197,8 +217,9 @@ class Processes:
         return answer
 
     def finish(self, run: str, end: float, result: Path) -> tuple[str, str]:
-        """Wait for the end of a run: its status, and what Flower says of it. A question costs Flower's command line a second of computing,
-        so it is asked seldom, and at once when the run has written its `result`."""
+        """Wait for the end of a run: its status, and what Flower says of it. A question costs Flower's
+        command line a second of computing, so it is asked seldom, and at once when the run has written its
+        `result`."""
         seen = _written(result)
         while True:
             listed = self.flwr("list", self.connection, "--run-id", run)["runs"][0]
@@ -217,7 +238,9 @@ class Processes:
         with open(self.logs / f"run-{run}.log", "wb", opener=_for_its_owner) as log:
             command = [binary("flwr"), "log", run, self.connection, "--show"]
             try:
-                subprocess.run(command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=120)
+                subprocess.run(
+                    command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT, timeout=120
+                )
             except subprocess.TimeoutExpired:  # a SuperLink that is gone has nothing to tell
                 pass
 
@@ -225,7 +248,9 @@ class Processes:
 def write_app(folder: Path, settings: dict[str, Any]) -> Path:
     """The app that Flower ships to the nodes: one file that names ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(_APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    (folder / "pyproject.toml").write_text(
+        _APP + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    )
     return folder
 
 
@@ -245,7 +270,9 @@ clientapp = "holdfast.deploy.client_app:app"
 def binary(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise RunError(f"{name} is not installed beside {Path(sys.executable).name}; pip install 'holdfast[flower]'")
+        raise RunError(
+            f"{name} is not installed beside {Path(sys.executable).name}; pip install 'holdfast[flower]'"
+        )
     return str(path)
 
 
@@ -255,7 +282,9 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.send_signal(signal.SIGCONT)  # who was stopped hears it only then; a SuperNode that can say goodbye is let in again at once
+    process.send_signal(
+        signal.SIGCONT
+    )  # who was stopped hears it only then; a SuperNode that can say goodbye is let in again at once
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
@@ -279,13 +308,17 @@ def _undisturbed() -> Iterator[None]:
 def in_use(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a program that has just stopped leaves is no hindrance
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what a program that has just stopped leaves is no hindrance
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return True
-            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; see federation.listen") from None
+            raise RunError(
+                f"cannot listen on {host}:{port}: {error.strerror}; see federation.listen"
+            ) from None
     return False
 
 
@@ -312,7 +345,8 @@ def _environments() -> Iterator[tuple[int, bytes]]:
 
 
 def _wake(pids: list[int]) -> bool:
-    """Whether some of these were frozen when who started them was killed: they have been told to stop, and hear it only awake."""
+    """Whether some of these were frozen when who started them was killed: they have been told to stop, and
+    hear it only awake."""
     frozen = False
     for pid in pids:
         try:

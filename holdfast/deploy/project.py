@@ -3,11 +3,14 @@
     federation.toml      how the federation is run (FederationSettings)
     experiment.toml      what is trained; server and nodes have the same copy
     README.md            the operator's commands
-    server/              stays on the server: authority, certificate, secret, orders.key, ledger.jsonl, ledger.head, superlink.db, logs/,
+    server/              stays on the server: authority, certificate, secret, orders.key, ledger.jsonl,
+                         ledger.head, superlink.db, logs/,
                          run/ (the run directory)
-    nodes/3/             goes to the machine of client 3, and nowhere else: node.toml, key, key.pub, ca.pem, server.pub, experiment.toml
+    nodes/3/             goes to the machine of client 3, and nowhere else: node.toml, key, key.pub, ca.pem,
+                         server.pub, experiment.toml
 
-A node's private key is made here with its folder, or on the node itself: then the server is given its public half only."""
+A node's private key is made here with its folder, or on the node itself: then the server is given its public
+half only."""
 
 from __future__ import annotations
 
@@ -25,7 +28,13 @@ from holdfast.core.files import expand, read_toml, read_whole, write_atomically
 from holdfast.core.registry import explain, load_plugin, setting
 from holdfast.core.toml import to_toml
 from holdfast.deploy.enrolment import Enrolment
-from holdfast.deploy.keys import make_authority, make_node_key, make_secret, make_server_certificate, node_public
+from holdfast.deploy.keys import (
+    make_authority,
+    make_node_key,
+    make_secret,
+    make_server_certificate,
+    node_public,
+)
 from holdfast.deploy.ledger import Ledger
 from holdfast.deploy.ledger_keeping import ready_ledger
 from holdfast.deploy.privacy import PrivacySettings
@@ -39,15 +48,24 @@ class FederationSettings(Section):
     """federation.toml."""
 
     name: str = setting("federation", "what it is called")
-    address: str = setting("127.0.0.1:8443", "where nodes reach the server: host:port of the fleet-only proxy")
+    address: str = setting(
+        "127.0.0.1:8443", "where nodes reach the server: host:port of the fleet-only proxy"
+    )
     listen: str = setting("127.0.0.1", "the address the proxy binds; 0.0.0.0 for nodes on other machines")
     deadline: float = setting(300.0, "seconds that a client has for a request", gt=0)
     join: float = setting(300.0, "seconds to wait for all clients at the start", ge=0)
-    quorum: float = setting(0.5, "share of those who are asked that must answer before a round goes on without the others", ge=0, le=1)
+    quorum: float = setting(
+        0.5,
+        "share of those who are asked that must answer before a round goes on without the others",
+        ge=0,
+        le=1,
+    )
     wait: float = setting(600.0, "seconds to wait for a quorum before the run stops", ge=0)
     strikes: int = setting(3, "replies that fail a check until their sender is banned; 0: never", ge=0)
     largest: int = setting(64_000_000, "bytes of one request through the proxy", gt=0)
-    objects: int = setting(1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100)
+    objects: int = setting(
+        1000, "objects that one reply may consist of; a model travels in pieces of 5 MB", ge=100
+    )
     quota: int = setting(2_000_000_000, "bytes of replies that a node may send in a round", gt=0)
     plugins: tuple[str, ...] = setting((), "Python files in this folder whose parts the experiment names")
 
@@ -75,12 +93,18 @@ class NodeSettings(Section):
     superlink: str = setting("127.0.0.1:8443", "where the server is reached")
     state: str = setting("state", "folder for what never leaves this node")
     experiment: str = setting("experiment.toml", "this node's copy of what is trained")
-    data: str = setting("", "folder of Parquet files with this client's samples, where the experiment only declares its data")
+    data: str = setting(
+        "", "folder of Parquet files with this client's samples, where the experiment only declares its data"
+    )
     function: str = setting("", "FILE.py:NAME, a function that gives them instead: (x, y) or Samples")
-    plugins: tuple[str, ...] = setting((), "this node's own copies of Python files whose parts the experiment names; the server sends none")
+    plugins: tuple[str, ...] = setting(
+        (), "this node's own copies of Python files whose parts the experiment names; the server sends none"
+    )
     device: str = setting("cpu", "cpu, cuda, cuda:1, or auto: cuda where there is one")
     privacy: PrivacySettings | None = setting(None, "clip and noise what leaves; none: it leaves as it is")
-    resident: bool = setting(True, "keep a process that has the data in memory; else every request starts from nothing")
+    resident: bool = setting(
+        True, "keep a process that has the data in memory; else every request starts from nothing"
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,6 @@ class Project:
     def plugins(self) -> list[Path]:
         return plugin_files(self.path, self.settings.plugins)
 
-
     def check_experiment(self) -> Config:
         """Whether a federation can play it, before anything is started."""
         from holdfast.deploy.node import federated
@@ -151,7 +174,9 @@ def plugin_files(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def open_project(path: Path) -> Project:
-    return Project(Path(path).absolute(), FederationSettings(**_read(Path(path) / "federation.toml", FederationSettings)))
+    return Project(
+        Path(path).absolute(), FederationSettings(**_read(Path(path) / "federation.toml", FederationSettings))
+    )
 
 
 def open_node(path: Path) -> NodeSettings:
@@ -160,7 +185,10 @@ def open_node(path: Path) -> NodeSettings:
 
 _WRITTEN_BY = {
     "federation.toml": "`holdfast federation init DIR` writes a new federation",
-    "node.toml": "bring the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with --server-only",
+    "node.toml": (
+        "bring the node's folder here as `holdfast federation init` or `enrol` wrote it, or start with"
+        " --server-only"
+    ),
 }
 
 
@@ -178,18 +206,27 @@ def _read(file: Path, kind: type[Section]) -> dict[str, Any]:
 
 
 def init(
-    path: Path, clients: int, hosts: Sequence[str] = (), port: int = 8443, experiment: Path | None = None, plugins: Sequence[Path] = (),
+    path: Path,
+    clients: int,
+    hosts: Sequence[str] = (),
+    port: int = 8443,
+    experiment: Path | None = None,
+    plugins: Sequence[Path] = (),
     node_keys: bool = True,
-) -> Project:  # fmt: skip
-    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes have their own. Without
-    `node_keys` nobody is enrolled yet: every node makes its key itself."""
+) -> Project:
+    """Write a whole federation; nothing that is there is overwritten. Plug-ins are copied: server and nodes
+    have their own. Without `node_keys` nobody is enrolled yet: every node makes its key itself."""
     from holdfast.deploy.node import expected, federated
 
     path = Path(path).absolute()
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; choose a new folder")
     try:
-        text = _template("experiment.toml").replace("CLIENTS", str(clients)).encode() if experiment is None else read_whole(experiment)
+        text = (
+            _template("experiment.toml").replace("CLIENTS", str(clients)).encode()
+            if experiment is None
+            else read_whole(experiment)
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{experiment} cannot be read: {error}") from None
     for folder in (path / "server", path / "nodes"):
@@ -200,16 +237,26 @@ def init(
             _copy(plugin, path)
             load_plugin(path / plugin.name)
         if expected(federated(path / "experiment.toml")) != clients:
-            raise ConfigError(f"data.clients: {experiment} is for {expected(federated(path / 'experiment.toml'))} clients, not {clients}")
+            raise ConfigError(
+                f"data.clients: {experiment} is for {expected(federated(path / 'experiment.toml'))} clients,"
+                f" not {clients}"
+            )
     except ConfigError:
         shutil.rmtree(path)
         raise
     host = hosts[0] if hosts else "127.0.0.1"
     settings = FederationSettings(
-        name=path.name, address=f"{host}:{port}", listen="0.0.0.0" if hosts else "127.0.0.1", plugins=tuple(p.name for p in plugins)
+        name=path.name,
+        address=f"{host}:{port}",
+        listen="0.0.0.0" if hosts else "127.0.0.1",
+        plugins=tuple(p.name for p in plugins),
     )
     about = {name: field.description for name, field in FederationSettings.model_fields.items()}
-    lines = [f"{line}  # {about[line.partition(' =')[0]]}" for line in to_toml(settings.model_dump()).splitlines() if line]
+    lines = [
+        f"{line}  # {about[line.partition(' =')[0]]}"
+        for line in to_toml(settings.model_dump()).splitlines()
+        if line
+    ]
     write_atomically(path / "federation.toml", ("\n".join(lines) + "\n").encode())
     make_authority(path / "server", settings.name)
     make_server_certificate(path / "server", hosts)
@@ -218,15 +265,21 @@ def init(
     project.ready_ledger()
     for client in range(clients) if node_keys else ():
         enrol(project, client)
-    readme = _template("README.md").replace("NAME", settings.name).replace("ADDRESS", settings.address).replace("CLIENTS", str(clients))
+    readme = (
+        _template("README.md")
+        .replace("NAME", settings.name)
+        .replace("ADDRESS", settings.address)
+        .replace("CLIENTS", str(clients))
+    )
     write_atomically(path / "README.md", readme.encode())
     write_atomically(path / ".gitignore", b"server/\nnodes/\n")
     return project
 
 
 def enrol(project: Project, client: int, public: str | None = None) -> None:
-    """A folder for a node, with a new key; or without a private one, where the node has made its key and gives its public half. The server
-    remembers the public half; a key that the client had before is worth nothing from then on."""
+    """A folder for a node, with a new key; or without a private one, where the node has made its key and
+    gives its public half. The server remembers the public half; a key that the client had before is worth
+    nothing from then on."""
     if client < 0:
         raise ConfigError(f"client {client}: clients are numbered from 0")
     ledger, folder = project.ready_ledger(), project.node(client)
@@ -235,7 +288,9 @@ def enrol(project: Project, client: int, public: str | None = None) -> None:
         public = f"{node_public(public)} {comment}"
         fingerprint = who.check_new(client, public)  # before anything is touched
         if client in who.members and fingerprint == who.members[client].fingerprint:
-            raise ConfigError(f"client {client} has this key already; make a new one on the node: `holdfast federation key`")
+            raise ConfigError(
+                f"client {client} has this key already; make a new one on the node: `holdfast federation key`"
+            )
     folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     for old in ("key", "key.pub"):
         (folder / old).unlink(missing_ok=True)
@@ -248,7 +303,11 @@ def enrol(project: Project, client: int, public: str | None = None) -> None:
     write_atomically(folder / "experiment.toml", project.experiment.read_bytes())
     for plugin in project.plugins:
         _copy(plugin, folder)
-    node = NodeSettings(client=client, superlink=project.settings.address, plugins=tuple(plugin.name for plugin in project.plugins))
+    node = NodeSettings(
+        client=client,
+        superlink=project.settings.address,
+        plugins=tuple(plugin.name for plugin in project.plugins),
+    )
     if not (folder / "node.toml").exists():
         write_atomically(folder / "node.toml", to_toml(node.model_dump()).encode())
     ledger.append("rotate" if client in who.members else "enrol", client, key=public)

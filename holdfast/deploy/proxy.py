@@ -1,10 +1,11 @@
 """The only door to the outside: TLS, and nothing but what nodes with a key may say.
 
-Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface asks nobody who he is: a stranger
-could register a key of his own, or start a run, which is code on all nodes. So the SuperLink listens on 127.0.0.1, and this forwards to it
-what SuperNodes call, and nothing else. Who sends a request is told from its headers, before anything of its body is read (proxy_keys.py);
-what the request may say is in fleet_rules.py, and how long a connection is borne in proxy_limits.py. What a node has done that no honest
-one does is noted with its key (refusals.py); strangers are counted."""
+Flower's SuperLink has its fleet, control and runtime interfaces on one port, and the control interface asks
+nobody who he is: a stranger could register a key of his own, or start a run, which is code on all nodes. So
+the SuperLink listens on 127.0.0.1, and this forwards to it what SuperNodes call, and nothing else. Who sends
+a request is told from its headers, before anything of its body is read (proxy_keys.py); what the request may
+say is in fleet_rules.py, and how long a connection is borne in proxy_limits.py. What a node has done that no
+honest one does is noted with its key (refusals.py); strangers are counted."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Gone(Exception):
 
 
 class Quota:
-    """How many bytes of replies each key may still send in this round. A round is over when `round`, the file that a commit replaces, is
-    another one. Counted is what the SuperLink took."""
+    """How many bytes of replies each key may still send in this round. A round is over when `round`, the file
+    that a commit replaces, is another one. Counted is what the SuperLink took."""
 
     def __init__(self, most: int, round: Path | None):
         self.most, self.round = most, round
@@ -75,8 +76,9 @@ class Quota:
 
 
 class Places:
-    """Only so many large bodies are in memory at a time, and only a few of one node's. Whoever waits is served in turn, a node's own
-    first among themselves, so that what one sends never stands before another's for longer than its few places take."""
+    """Only so many large bodies are in memory at a time, and only a few of one node's. Whoever waits is
+    served in turn, a node's own first among themselves, so that what one sends never stands before another's
+    for longer than its few places take."""
 
     def __init__(self) -> None:
         self.all = asyncio.Semaphore(_PLACES)
@@ -109,20 +111,31 @@ class Proxy:
     """An ASGI app in front of one SuperLink."""
 
     def __init__(
-        self, upstream: str, context: ssl.SSLContext, keys: Keys, rules: Rules,
-        quota: Quota | None = None, refusals: Refusals | None = None, tally: Tally | None = None,
-    ):  # fmt: skip
+        self,
+        upstream: str,
+        context: ssl.SSLContext,
+        keys: Keys,
+        rules: Rules,
+        quota: Quota | None = None,
+        refusals: Refusals | None = None,
+        tally: Tally | None = None,
+    ):
         self.upstream, self.keys, self.rules = upstream, keys, rules
         rules.numbers = lambda: keys.numbers.values()
         self.quota, self.refusals = quota or Quota(sys.maxsize, None), refusals or Refusals(None, None)
         self.tally, self.places = tally or Tally(), Places()
         # Its connections are as many as there are requests of nodes, which are bounded where they come in.
-        self.client = httpx.AsyncClient(verify=context, timeout=_UPSTREAM, limits=httpx.Limits(max_connections=None), trust_env=False)
+        self.client = httpx.AsyncClient(
+            verify=context, timeout=_UPSTREAM, limits=httpx.Limits(max_connections=None), trust_env=False
+        )
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path, headers = scope["path"], dict(reversed(scope["headers"]))  # the first of several counts, as for the SuperLink
+        path, headers = (
+            scope["path"],
+            dict(reversed(scope["headers"])),
+        )  # the first of several counts, as for the SuperLink
         node = self.keys.who(headers)
         if node is None:
             self.tally.add("requests without a registered key")
@@ -143,7 +156,15 @@ class Proxy:
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
 
-    async def _serve(self, scope: dict[str, Any], path: str, headers: dict[bytes, bytes], node: Node, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self,
+        scope: dict[str, Any],
+        path: str,
+        headers: dict[bytes, bytes],
+        node: Node,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self.rules.check_path(path, scope["method"], scope.get("query_string", b""))
         size = _declared(headers)
         self.rules.check_size(path, size)
@@ -160,16 +181,22 @@ class Proxy:
 
     async def _forward(
         self, path: str, headers: list[tuple[bytes, bytes]], body: bytes, request: Any, node: Node, send: Send
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         kept = [(name, value) for name, value in headers if name in _FORWARDED or name.startswith(_OURS)]
         kept.append((b"accept-encoding", b"identity"))
         async with self.client.stream("POST", self.upstream + path, content=body, headers=kept) as reply:
-            said = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in _HOP_BY_HOP]
+            said = [
+                (name.lower(), value) for name, value in reply.headers.raw if name.lower() not in _HOP_BY_HOP
+            ]
             if path in (PULL, ANNOUNCE):
                 content = b"".join([piece async for piece in reply.aiter_raw()])
-                if reply.is_success or (path == ANNOUNCE and reply.status_code not in _AWAY):  # a refusal costs the database as much
+                if reply.is_success or (
+                    path == ANNOUNCE and reply.status_code not in _AWAY
+                ):  # a refusal costs the database as much
                     self.rules.take_note(path, request, content, node)
-                await _answer(send, reply.status_code, content, [pair for pair in said if pair[0] != b"content-length"])
+                await _answer(
+                    send, reply.status_code, content, [pair for pair in said if pair[0] != b"content-length"]
+                )
             else:
                 await send({"type": "http.response.start", "status": reply.status_code, "headers": said})
                 async for piece in reply.aiter_raw():
@@ -179,14 +206,20 @@ class Proxy:
 
 
 def _declared(headers: dict[bytes, bytes]) -> int:
-    """How many bytes the body has. Flower's nodes say so and send it as it is; nothing else is taken, so nothing is ever unpacked."""
-    if b"content-encoding" in headers or b"transfer-encoding" in headers or not headers.get(b"content-length", b"").isdigit():
+    """How many bytes the body has. Flower's nodes say so and send it as it is; nothing else is taken, so
+    nothing is ever unpacked."""
+    if (
+        b"content-encoding" in headers
+        or b"transfer-encoding" in headers
+        or not headers.get(b"content-length", b"").isdigit()
+    ):
         raise Refused("sent a body that is encoded or of unknown length", "form", 411)
     return int(headers[b"content-length"])
 
 
 async def _body(receive: Receive, size: int, keep: bool) -> bytes:
-    """What the node sends. One that is not kept is read all the same: a node that is still sending would not hear the answer."""
+    """What the node sends. One that is not kept is read all the same: a node that is still sending would not
+    hear the answer."""
     parts, length, more = [], 0, True
     while more:
         message = await receive()
@@ -202,8 +235,12 @@ async def _body(receive: Receive, size: int, keep: bool) -> bytes:
 
 
 async def _turn_away(send: Send, path: str) -> None:
-    """Somebody without a key that is registered. A SuperNode says why it is refused only in the words of these two errors of Flower's."""
-    disabled, failed = ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+    """Somebody without a key that is registered. A SuperNode says why it is refused only in the words of
+    these two errors of Flower's."""
+    disabled, failed = (
+        ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED,
+        ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
+    )
     code = {FLEET + "register-node": disabled, FLEET + "activate-node": failed}.get(path)
     if code is not None:
         about = API_ERROR_MAP[code]
@@ -218,24 +255,45 @@ async def _turn_away(send: Send, path: str) -> None:
 _JSON = [(b"content-type", b"application/json")]
 
 
-async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [*(headers or []), (b"content-length", b"%d" % len(body))]})
+async def _answer(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*(headers or []), (b"content-length", b"%d" % len(body))],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m holdfast.deploy.proxy", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        "python -m holdfast.deploy.proxy", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     for name in ("--host", "--upstream", "--authority", "--certificate", "--key"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--registered", type=Path, required=True, help="the keys that are let in, as `up` writes them")
+    parser.add_argument(
+        "--registered", type=Path, required=True, help="the keys that are let in, as `up` writes them"
+    )
     parser.add_argument("--refusals", type=Path, help="where to note what nodes do that no honest one does")
-    parser.add_argument("--largest", type=int, default=64_000_000, help="bytes of one request; Flower sends models in pieces of 5 MB")
+    parser.add_argument(
+        "--largest",
+        type=int,
+        default=64_000_000,
+        help="bytes of one request; Flower sends models in pieces of 5 MB",
+    )
     parser.add_argument("--objects", type=int, default=1000, help="objects that one reply may consist of")
-    parser.add_argument("--quota", type=int, default=sys.maxsize, help="bytes of replies that a node may send in a round")
+    parser.add_argument(
+        "--quota", type=int, default=sys.maxsize, help="bytes of replies that a node may send in a round"
+    )
     parser.add_argument("--round", type=Path, help="the file that every committed round replaces")
     for limit in fields(Limits):
-        parser.add_argument(f"--{limit.name}", type=type(limit.default), default=limit.default, help="see proxy_limits.py")
+        parser.add_argument(
+            f"--{limit.name}", type=type(limit.default), default=limit.default, help="see proxy_limits.py"
+        )
     given = parser.parse_args()
     show_life()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -247,9 +305,14 @@ def main() -> None:
 
     async def serve() -> None:
         proxy = Proxy(
-            given.upstream, ssl.create_default_context(cafile=given.authority), Keys(given.registered), Rules(given.largest, given.objects),
-            Quota(given.quota, given.round), Refusals(given.refusals, given.round), tally,
-        )  # fmt: skip
+            given.upstream,
+            ssl.create_default_context(cafile=given.authority),
+            Keys(given.registered),
+            Rules(given.largest, given.objects),
+            Quota(given.quota, given.round),
+            Refusals(given.refusals, given.round),
+            tally,
+        )
         await Server(proxy, context, limits, tally).serve(given.host, given.port)
 
     asyncio.run(serve())

@@ -1,5 +1,5 @@
-"""Which node sends a request, told from its headers alone: Flower's nodes sign the time with their key. So a body is read only of a node
-whose key is registered, and whoever has none costs a look at his headers."""
+"""Which node sends a request, told from its headers alone: Flower's nodes sign the time with their key. So a
+body is read only of a node whose key is registered, and whoever has none costs a look at his headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import read_json
 from holdfast.deploy.enrolment import fingerprint_of
 
-_KEY, _SIGNATURE, _TIME = (name.encode() for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER))
+_KEY, _SIGNATURE, _TIME = (
+    name.encode() for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+)
 _LONGEST = 1000  # bytes of one of these headers: those of the largest curve have about 400
 
 
@@ -33,8 +35,9 @@ class Node:
 
 
 class Keys:
-    """The keys that the SuperLink knows, from registered.json: {fingerprint: node, or "" for one that is no longer welcome}. `up` replaces
-    that file whenever it changes, so it is looked at before every request; a node that was registered a moment ago is let in."""
+    """The keys that the SuperLink knows, from registered.json: {fingerprint: node, or "" for one that is no
+    longer welcome}. `up` replaces that file whenever it changes, so it is looked at before every request; a
+    node that was registered a moment ago is let in."""
 
     def __init__(self, registered: Path):
         self.registered = registered
@@ -43,11 +46,14 @@ class Keys:
         self.read: dict[bytes, Node] = {}  # only registered keys, so nobody can make it grow
 
     def who(self, headers: Mapping[bytes, bytes]) -> Node | None:
-        """None for a stranger: no key, an unknown or banned one, or a signature that is not good or not of now."""
+        """None for a stranger: no key, an unknown or banned one, or a signature that is not good or not of
+        now."""
         self._look()
         spelled = headers.get(_KEY, b"")
         node = self.read.get(spelled) or self._load(spelled)
-        if node is None or not _signed_now(node.public, headers.get(_TIME, b""), headers.get(_SIGNATURE, b"")):
+        if node is None or not _signed_now(
+            node.public, headers.get(_TIME, b""), headers.get(_SIGNATURE, b"")
+        ):
             return None
         return node
 
@@ -63,7 +69,11 @@ class Keys:
             known = (read_json(self.registered) or {}) if now is not None else {}
         except RunError:  # unreadable: nobody is let in, and `up` says what is wrong
             known = {}
-        self.numbers = {str(name): int(number) for name, number in known.items() if isinstance(number, str) and number.isdigit()}
+        self.numbers = {
+            str(name): int(number)
+            for name, number in known.items()
+            if isinstance(number, str) and number.isdigit()
+        }
         self.seen, self.read = now, {}
 
     def _load(self, spelled: bytes) -> Node | None:
@@ -88,7 +98,9 @@ def _signed_now(key: ec.EllipticCurvePublicKey, time: bytes, signature: bytes) -
     try:
         if max(len(time), len(signature)) > _LONGEST:
             return False
-        age = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(time.decode("ascii"))).total_seconds()
+        age = (
+            datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(time.decode("ascii"))
+        ).total_seconds()
         fresh = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
         return fresh and verify_signature(key, time, base64.b64decode(signature, validate=True))
     except (ValueError, TypeError, OverflowError):

@@ -1,8 +1,10 @@
-"""How long and how much the proxy bears from a connection, and which connections it closes when there are too many.
+"""How long and how much the proxy bears from a connection, and which connections it closes when there are too
+many.
 
-Nodes come first: a connection on which nobody has proved to be a node is a stranger's. There is room for some of them, in all and from one
-address; who comes when there is none takes the place of the oldest, so that silent ones cannot keep a node out. Several nodes may have one
-address, and nodes that have proved who they are do not count. One key has only so many connections, so that no node takes the others'."""
+Nodes come first: a connection on which nobody has proved to be a node is a stranger's. There is room for some
+of them, in all and from one address; who comes when there is none takes the place of the oldest, so that
+silent ones cannot keep a node out. Several nodes may have one address, and nodes that have proved who they
+are do not count. One key has only so many connections, so that no node takes the others'."""
 
 from __future__ import annotations
 
@@ -21,13 +23,14 @@ class Limits:
     handshake: float = 10.0
     """Seconds for the TLS handshake: three messages."""
     header: float = 10.0
-    """Seconds for the headers of a request, from its first byte on; of the first request, from the handshake on."""
+    """Seconds for the headers of a request, from its first byte on; of the first request, from the handshake
+    on."""
     idle: float = 75.0
-    """Seconds that a node's connection may rest: well beyond the 5 after which a sender drops it itself, so that it never sends into a
-    closing one."""
+    """Seconds that a node's connection may rest: well beyond the 5 after which a sender drops it itself, so
+    that it never sends into a closing one."""
     grace: float = 20.0
-    """Seconds without a byte of a body or of a reply that is being read, and seconds after which its rate counts: a radio link that is
-    lost for a moment must not end it."""
+    """Seconds without a byte of a body or of a reply that is being read, and seconds after which its rate
+    counts: a radio link that is lost for a moment must not end it."""
     rate: int = 16_000
     """Bytes a second of a body, and of a reply that is read: a piece of 5 MB in five minutes."""
     body: float = 240.0
@@ -35,7 +38,8 @@ class Limits:
     strangers: int = 512
     """Connections of strangers: each takes about 300 kB, so these take about 150 MB."""
     address: int = 192
-    """Of them, from one address: forty nodes behind one, or of a trial on one machine, may each begin a few at the same moment."""
+    """Of them, from one address: forty nodes behind one, or of a trial on one machine, may each begin a few
+    at the same moment."""
     node: int = 16
     """Connections of one node: a SuperNode has up to five."""
 
@@ -136,4 +140,8 @@ def _network(host: str) -> str:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 and address.ipv4_mapped is None else str(address)
+    return (
+        str(ipaddress.ip_network((address, 64), strict=False))
+        if address.version == 6 and address.ipv4_mapped is None
+        else str(address)
+    )

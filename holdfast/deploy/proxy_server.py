@@ -1,6 +1,8 @@
-"""The listening socket of the proxy: TLS and HTTP/1.1 for an ASGI app, with a time limit for everything that somebody else must do.
+"""The listening socket of the proxy: TLS and HTTP/1.1 for an ASGI app, with a time limit for everything that
+somebody else must do.
 
-`scope["extensions"]["node"]` is a function: the app calls it with a node's fingerprint as soon as it knows who sends a request."""
+`scope["extensions"]["node"]` is a function: the app calls it with a node's fingerprint as soon as it knows
+who sends a request."""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ import h11
 from holdfast.core.errors import in_print
 from holdfast.deploy.proxy_limits import Connection, Limits, Pace, Room, Tally
 
-App = Callable[[dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
+App = Callable[
+    [dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Callable[[dict[str, Any]], Awaitable[None]]],
+    Awaitable[None],
+]
 _HEADERS = 16_384  # bytes of all headers of a request
 _CHUNK = 131_072  # bytes that are read at a time; a connection that is not read holds twice as many
-_FAREWELL = 1.0  # seconds for TLS to close, and to read what a sender still says who was answered before its end
+_FAREWELL = (
+    1.0  # seconds for TLS to close, and to read what a sender still says who was answered before its end
+)
 _UNREAD = 1_000_000  # bytes of that
 _LAST = 3.0  # seconds for requests in progress when the proxy is stopped
 _BACKLOG = 1024  # connections that wait to be accepted
-_UNSENT = 524_288  # bytes that the system keeps of a reply for one who does not read it; by itself it keeps eight times as many
+# bytes that the system keeps of a reply for one who does not read it; by itself it keeps eight times as many
+_UNSENT = 524_288
 _BREATH = 0.1  # seconds, when the system gives no more connections
 
 
@@ -44,7 +52,9 @@ class Server:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.set_exception_handler(lambda _, about: self.tally.add("broken connections", in_print(str(about.get("exception")))[:200]))
+        loop.set_exception_handler(
+            lambda _, about: self.tally.add("broken connections", in_print(str(about.get("exception")))[:200])
+        )
         listeners = _listen(host, port)
         accepting = [loop.create_task(self._accept(listener)) for listener in listeners]
         waiting = loop.create_task(stop.wait())
@@ -107,16 +117,21 @@ class _Talk:
         transport: asyncio.Transport | None = None
         try:
             transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, self.accepted, ssl=self.server.context,
-                ssl_handshake_timeout=self.limits.handshake, ssl_shutdown_timeout=_FAREWELL,
-            )  # fmt: skip
+                lambda: protocol,
+                self.accepted,
+                ssl=self.server.context,
+                ssl_handshake_timeout=self.limits.handshake,
+                ssl_shutdown_timeout=_FAREWELL,
+            )
             self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
             await self._converse()
             transport.close()
         except (asyncio.CancelledError, Stalled):
             _abort(transport, self.accepted)
         except (TimeoutError, OSError, h11.ProtocolError) as error:  # ssl.SSLError is an OSError
-            if self.connection.node is None and not isinstance(error, ConnectionResetError):  # else he has left by himself
+            if self.connection.node is None and not isinstance(
+                error, ConnectionResetError
+            ):  # else he has left by himself
                 self.server.tally.add("connections without a request")
             _abort(transport, self.accepted)
         except Exception:  # a fault of ours: it costs this connection, and is said
@@ -131,7 +146,11 @@ class _Talk:
             self.connection.busy = True
             exchange = _Exchange(self, request)
             await self.server.app(exchange.scope(), exchange.receive, exchange.send)
-            if self.http.their_state is not h11.DONE or self.http.our_state is not h11.DONE or self.connection.node is None:
+            if (
+                self.http.their_state is not h11.DONE
+                or self.http.our_state is not h11.DONE
+                or self.connection.node is None
+            ):
                 await self._part()
                 return
             self.http.start_next_cycle()
@@ -153,7 +172,8 @@ class _Talk:
             self.http.receive_data(data)
 
     async def _part(self) -> None:
-        """A sender who is still speaking would lose the answer if the connection were reset, so he is heard a little longer."""
+        """A sender who is still speaking would lose the answer if the connection were reset, so he is heard a
+        little longer."""
         unread = 0
         try:
             async with asyncio.timeout(_FAREWELL):
@@ -183,10 +203,14 @@ class _Exchange:
         target, _, query = self.request.target.partition(b"?")
         room, connection = self.talk.server.room, self.talk.connection
         return {
-            "type": "http", "method": self.request.method.decode("ascii"), "path": target.decode("ascii", "replace"), "raw_path": target,
-            "query_string": query, "headers": [(name, value) for name, value in self.request.headers],
+            "type": "http",
+            "method": self.request.method.decode("ascii"),
+            "path": target.decode("ascii", "replace"),
+            "raw_path": target,
+            "query_string": query,
+            "headers": [(name, value) for name, value in self.request.headers],
             "extensions": {"node": lambda node: room.know(connection, node)},
-        }  # fmt: skip
+        }
 
     async def receive(self) -> dict[str, Any]:
         """A TimeoutError where the body comes too slowly."""
@@ -200,7 +224,9 @@ class _Exchange:
                 if event is not h11.NEED_DATA:
                     return {"type": "http.request", "body": b"", "more_body": False}
                 if self.http.they_are_waiting_for_100_continue:
-                    await self._write(self.http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                    await self._write(
+                        self.http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+                    )
                 async with asyncio.timeout(self.body.left()):
                     data = await self.talk.reader.read(_CHUNK)
                 self.body.bytes += len(data)
@@ -236,15 +262,17 @@ class _Exchange:
 
 def _listen(host: str, port: int) -> list[socket.socket]:
     out = []
-    for family, _, _, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+    for family, _, _, _, address in socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
         out.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
         out[-1].setblocking(False)
     return out
 
 
 def _abort(transport: asyncio.Transport | None, accepted: socket.socket) -> None:
-    """At once, and what was written and not read is thrown away. Without a transport yet there is one in the making, which has the socket's
-    number: closing that here would close another's later."""
+    """At once, and what was written and not read is thrown away. Without a transport yet there is one in the
+    making, which has the socket's number: closing that here would close another's later."""
     try:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if transport is None:

@@ -1,8 +1,9 @@
-"""What nodes with a key have done that no honest node does: noted by the proxy in server/refusals.jsonl, and carried by `up` into the
-ledger, where it is a strike.
+"""What nodes with a key have done that no honest node does: noted by the proxy in server/refusals.jsonl, and
+carried by `up` into the ledger, where it is a strike.
 
-One JSON object a line: at, fingerprint, kind, what, path, round, strike. One line for each key, kind and round, however often it happens,
-and a second file when the first is full, so that nobody can fill the disk."""
+One JSON object a line: at, fingerprint, kind, what, path, round, strike. One line for each key, kind and
+round, however often it happens, and a second file when the first is full, so that nobody can fill the
+disk."""
 
 from __future__ import annotations
 
@@ -38,8 +39,19 @@ class Refusals:
             return
         self.noted.add((fingerprint, kind))
         print(f"key {fingerprint[:16]}: {what}", file=sys.stderr, flush=True)
-        now, where = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), in_print(path)[:80]
-        line = {"at": now, "fingerprint": fingerprint, "kind": kind, "what": what, "path": where, "round": round, "strike": strike}
+        now, where = (
+            datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            in_print(path)[:80],
+        )
+        line = {
+            "at": now,
+            "fingerprint": fingerprint,
+            "kind": kind,
+            "what": what,
+            "path": where,
+            "round": round,
+            "strike": strike,
+        }
         try:
             self._append(json.dumps(line) + "\n")
         except OSError as error:  # a full disk must not stop the proxy
@@ -69,17 +81,33 @@ class ProxyStrikes:
         self.file, self.at = file, 0
 
     def carry(self, ledger: Ledger) -> None:
-        """New lines become strikes: one for each client, kind and round of a run, also when `up` or the proxy are started again."""
+        """New lines become strikes: one for each client, kind and round of a run, also when `up` or the proxy
+        are started again."""
         lines = self._lines()
         if not lines:
             return
         who = Enrolment.of(ledger.entries)
-        clients = {member.fingerprint: client for client, member in who.members.items()}  # a key that was replaced may be a thief's
+        clients = {
+            member.fingerprint: client for client, member in who.members.items()
+        }  # a key that was replaced may be a thief's
         for line in lines:
             client = clients.get(str(line.get("fingerprint")))
-            if client is not None and line.get("strike") is True and is_whole(line.get("round")) and not _is_struck(ledger, client, line):
+            if (
+                client is not None
+                and line.get("strike") is True
+                and is_whole(line.get("round"))
+                and not _is_struck(ledger, client, line)
+            ):
                 said = {name: in_print(str(line.get(name)))[:200] for name in ("what", "kind", "at")}
-                ledger.append("strike", client, line["round"], reason=said["what"], by=_BY, offence=said["kind"], seen=said["at"])
+                ledger.append(
+                    "strike",
+                    client,
+                    line["round"],
+                    reason=said["what"],
+                    by=_BY,
+                    offence=said["kind"],
+                    seen=said["at"],
+                )
 
     def _lines(self) -> list[dict[str, Any]]:
         try:
@@ -105,7 +133,13 @@ class ProxyStrikes:
 def _is_struck(ledger: Ledger, client: int, line: dict[str, Any]) -> bool:
     begun = max((entry.number for entry in ledger.of("start")), default=-1)
     for entry in ledger.of("strike"):
-        if entry.client == client and entry.what.get("by") == _BY and entry.what.get("offence") == line.get("kind"):
-            if entry.what.get("seen") == line.get("at") or (entry.round == line["round"] and entry.number > begun):
+        if (
+            entry.client == client
+            and entry.what.get("by") == _BY
+            and entry.what.get("offence") == line.get("kind")
+        ):
+            if entry.what.get("seen") == line.get("at") or (
+                entry.round == line["round"] and entry.number > begun
+            ):
                 return True
     return False

@@ -1,11 +1,14 @@
-"""One reply, fetched from the SuperLink piece by piece and bounded at every piece. Flower's own pull fetches whatever was announced and
-builds it before anybody can look: an array may name one chunk a thousand times, so that 5 MB become gigabytes.
+"""One reply, fetched from the SuperLink piece by piece and bounded at every piece. Flower's own pull fetches
+whatever was announced and builds it before anybody can look: an array may name one chunk a thousand times, so
+that 5 MB become gigabytes.
 
-Here the envelope comes first: message, table of records and envelope are small or refused. What the envelope does not prove to be the
-receiver's is dropped. Then the payload is followed from record to record, each piece checked against its digest, until more pieces, more
-bytes or more levels come than the task's schema allows; and the arrays are put together only when their lengths are known.
+Here the envelope comes first: message, table of records and envelope are small or refused. What the envelope
+does not prove to be the receiver's is dropped. Then the payload is followed from record to record, each piece
+checked against its digest, until more pieces, more bytes or more levels come than the task's schema allows;
+and the arrays are put together only when their lengths are known.
 
-This file and flower.py are the only ones that use what Flower keeps to itself (flwr 1.41: the runtime client of HttpGrid)."""
+This file and flower.py are the only ones that use what Flower keeps to itself (flwr 1.41: the runtime client
+of HttpGrid)."""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from typing import Any, Protocol
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content, is_valid_sha256_hash
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_head_values_from_object_content,
+    is_valid_sha256_hash,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from holdfast.core.errors import in_print
@@ -47,7 +53,8 @@ class NeverComes(Exception):
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """What a reply may consist of: objects, bytes in all, and bytes of the arrays once they are put together."""
+    """What a reply may consist of: objects, bytes in all, and bytes of the arrays once they are put
+    together."""
 
     objects: int
     size: int
@@ -57,7 +64,8 @@ class Source(Protocol):
     """Where replies are; see `SuperLinkSource`."""
 
     def announced(self, letter: str) -> Any:
-        """What the SuperLink says of the reply to this message (flwr's Message proto); None before it is there."""
+        """What the SuperLink says of the reply to this message (flwr's Message proto); None before it is
+        there."""
         ...
 
     def piece(self, name: str) -> bytes: ...
@@ -72,13 +80,19 @@ class SuperLinkSource:
         self.grid = grid
 
     def announced(self, letter: str) -> Any:
-        """One letter at a time: the SuperLink forgets a reply when it hands it over, so an answer of its own that is lost on the way costs
-        that one reply. Messages that reply to nothing, or to something else, may come along: they belong to nobody."""
+        """One letter at a time: the SuperLink forgets a reply when it hands it over, so an answer of its own
+        that is lost on the way costs that one reply. Messages that reply to nothing, or to something else,
+        may come along: they belong to nobody."""
         said = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[letter]))
-        return next((message for message in said.messages_list if message.metadata.reply_to_message_id == letter), None)
+        return next(
+            (message for message in said.messages_list if message.metadata.reply_to_message_id == letter),
+            None,
+        )
 
     def piece(self, name: str) -> bytes:
-        said = self.grid._runtime_client.PullObject(PullObjectRequest(node=self.grid.node, run_id=self._run, object_id=name))
+        said = self.grid._runtime_client.PullObject(
+            PullObjectRequest(node=self.grid.node, run_id=self._run, object_id=name)
+        )
         if not said.object_found:
             raise NeverComes
         if not said.object_available:
@@ -109,7 +123,8 @@ class Reply:
     pieces: dict[str, bytes] = field(default_factory=dict)
 
     def prove(self, proof: Proof) -> None:
-        """Fetch the envelope and check it. Raises NotProven also where the envelope cannot be found or read."""
+        """Fetch the envelope and check it. Raises NotProven also where the envelope cannot be found or
+        read."""
         if self.proven:
             return
         try:
@@ -133,7 +148,8 @@ class Reply:
             made = inflate_object_from_contents(content, dict(self.pieces))
         except (NotThere, NeverComes, Malformed):
             raise
-        except Exception as error:  # Flower's parsers were not written for malice: they fail in many ways, and only the sender pays
+        # Flower's parsers were not written for malice: they fail in many ways, and only the sender pays
+        except Exception as error:
             raise Malformed(f"unreadable reply ({_short(error)})") from None
         if not isinstance(made, RecordDict):
             raise Malformed("the reply is no table of records")
@@ -154,28 +170,37 @@ class Reply:
             for name in level:
                 total += len(self._piece(name))
                 if total > self.limits.size:
-                    raise Malformed(f"the reply has more than {self.limits.size} bytes, which its task allows")
+                    raise Malformed(
+                        f"the reply has more than {self.limits.size} bytes, which its task allows"
+                    )
                 for child in self._children(name):
                     if child not in seen:
                         seen.add(child)
                         after.append(child)
                 if len(seen) > self.limits.objects:
-                    raise Malformed(f"the reply has more than {self.limits.objects} objects, which its task allows")
+                    raise Malformed(
+                        f"the reply has more than {self.limits.objects} objects, which its task allows"
+                    )
             level = after
         if level:
             raise Malformed(f"the reply is nested more than {_LEVELS} levels deep")
 
     def _measure(self) -> None:
-        """Before memory is taken: how long the arrays will be. A chunk may stand in an array several times, honestly where all is zero."""
+        """Before memory is taken: how long the arrays will be. A chunk may stand in an array several times,
+        honestly where all is zero."""
         total = 0
         for name in [name for name in self.pieces if self._kind(name) == "Array"]:
             chunks = self._children(name)
             order = json.loads(self._body(name))["arraychunk_ids"]
-            if not isinstance(order, list) or not all(type(place) is int and 0 <= place < len(chunks) for place in order):
+            if not isinstance(order, list) or not all(
+                type(place) is int and 0 <= place < len(chunks) for place in order
+            ):
                 raise Malformed("an array does not say what it is made of")
             total += sum(len(self.pieces[chunks[place]]) for place in order)
         if total > self.limits.size:
-            raise Malformed(f"the reply has arrays of {total} bytes, its task allows {self.limits.size} in all")
+            raise Malformed(
+                f"the reply has arrays of {total} bytes, its task allows {self.limits.size} in all"
+            )
 
     def _piece(self, name: str) -> bytes:
         """What is not a chunk is small; what is not its name's is nothing."""

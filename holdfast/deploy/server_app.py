@@ -1,9 +1,11 @@
-"""The Flower ServerApp: drives the same experiment as the simulator, with a fleet of Flower nodes as its engine.
+"""The Flower ServerApp: drives the same experiment as the simulator, with a fleet of Flower nodes as its
+engine.
 
-The run's settings (`[tool.flwr.app.config]` or `flwr run -c`): config, the experiment's TOML file; out, its run directory; deadline,
-seconds that clients have for a request; join, seconds to wait for clients at the start; quorum and wait, for how many it waits, and how
-long, when some are missing; ledger and strikes, where clients are known by their keys; plugins, files, one to a line. Every round is
-committed to `out`, so starting again with the same `out` goes on where the last server stopped."""
+The run's settings (`[tool.flwr.app.config]` or `flwr run -c`): config, the experiment's TOML file; out, its
+run directory; deadline, seconds that clients have for a request; join, seconds to wait for clients at the
+start; quorum and wait, for how many it waits, and how long, when some are missing; ledger and strikes, where
+clients are known by their keys; plugins, files, one to a line. Every round is committed to `out`, so starting
+again with the same `out` goes on where the last server stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """A reason to stop is left beside the ledger, so that who follows the run can tell it from a ServerApp that was killed."""
+    """A reason to stop is left beside the ledger, so that who follows the run can tell it from a ServerApp
+    that was killed."""
     settings = context.run_config
     try:
         serve(grid, settings)
@@ -52,7 +55,9 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
     for plugin in filter(None, str(settings.get("plugins", "")).split("\n")):
         load_plugin(plugin)
     config, out = federated(str(settings["config"])), Path(str(settings["out"]))
-    waits = {name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings}
+    waits = {
+        name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings
+    }
     patience = Patience(**waits)
     ledger = Ledger(Path(str(settings["ledger"]))) if settings.get("ledger") else None
     post = Post(grid) if ledger is None else _signed_post(grid, ledger)
@@ -70,7 +75,8 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _signed_post(grid: Grid, ledger: Ledger) -> Post:
-    """Where clients have keys, so has the server. A mark that an earlier start has left names whose reply it was reading when it died."""
+    """Where clients have keys, so has the server. A mark that an earlier start has left names whose reply it
+    was reading when it died."""
     folder = ledger.path.parent
     mark, head = folder / "reading.json", folder / "ledger.head"
     if (left := read_json(mark)) is not None:
@@ -79,7 +85,12 @@ def _signed_post(grid: Grid, ledger: Ledger) -> Post:
             said = "the server stopped while it read this client's reply"
             ledger.append("suspect", client, round, reason=said, task=str(left.get("task")))
         mark.unlink()
-    return Post(grid, key=load_private(folder / "orders.key"), head=lambda: head.read_text() if head.exists() else "", mark=mark)
+    return Post(
+        grid,
+        key=load_private(folder / "orders.key"),
+        head=lambda: head.read_text() if head.exists() else "",
+        mark=mark,
+    )
 
 
 def _door(post: Post, config: Config, patience: Patience, ledger: Ledger | None, strikes: int) -> Door:

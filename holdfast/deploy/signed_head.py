@@ -1,7 +1,8 @@
-"""The head of a ledger as the server has signed it: how many entries there were, the hash of the last one, when, and the signature.
+"""The head of a ledger as the server has signed it: how many entries there were, the hash of the last one,
+when, and the signature.
 
-`server/ledger.head` is the newest one. Whoever was shown one keeps it as a file and can hold it against the ledger later
-(`holdfast federation verify DIR --head FILE`)."""
+`server/ledger.head` is the newest one. Whoever was shown one keeps it as a file and can hold it against the
+ledger later (`holdfast federation verify DIR --head FILE`)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class SignedHead:
     def is_signed_by(self, public: str) -> bool:
         from holdfast.deploy.keys import verify
 
-        return verify(public, _CONTEXT, _content(self.entries, self.head, self.at), bytes.fromhex(self.signature))
+        return verify(
+            public, _CONTEXT, _content(self.entries, self.head, self.at), bytes.fromhex(self.signature)
+        )
 
     def to_bytes(self) -> bytes:
         return as_json(asdict(self))
@@ -53,10 +56,17 @@ class SignedHead:
         if len(content) > _LARGEST:
             raise ValueError(f"it is longer than the {_LARGEST:,} bytes that are read")
         table = parse_json(content)
-        if not isinstance(table, dict) or table.keys() != {"entries", "head", "at", "signature"} or not is_whole(table["entries"]):
+        if (
+            not isinstance(table, dict)
+            or table.keys() != {"entries", "head", "at", "signature"}
+            or not is_whole(table["entries"])
+        ):
             raise ValueError("it does not say how many entries there were")
         patterns = {"head": r"[0-9a-f]{64}", "at": r"[0-9T:.+-]{10,40}", "signature": r"([0-9a-f]{2}){1,200}"}
-        if wrong := next((name for name, good in patterns.items() if not re.fullmatch(good, str(table[name]), re.ASCII)), None):
+        if wrong := next(
+            (name for name, good in patterns.items() if not re.fullmatch(good, str(table[name]), re.ASCII)),
+            None,
+        ):
             raise ValueError(f"'{wrong}' cannot be read")
         return SignedHead(**table)
 

@@ -23,7 +23,9 @@ def socket_of(folder: Path) -> Path:
     home = _home()
     home.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(home):
-        raise RunError(f"{home} belongs to somebody else or is open to others; remove it, or set XDG_RUNTIME_DIR")
+        raise RunError(
+            f"{home} belongs to somebody else or is open to others; remove it, or set XDG_RUNTIME_DIR"
+        )
     return home / f"{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:20]}.sock"
 
 
@@ -34,7 +36,8 @@ def _is_ours(home: Path) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """Under its name a socket listens from the first moment, so that one which refuses is left over and may be removed."""
+    """Under its name a socket listens from the first moment, so that one which refuses is left over and may
+    be removed."""
     door, bound = socket.socket(socket.AF_UNIX), path.with_suffix(f".{os.getpid()}")
     bound.unlink(missing_ok=True)
     before = os.umask(0o177)

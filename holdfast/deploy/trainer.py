@@ -1,9 +1,11 @@
-"""A process on the node that stays: it has torch, the config and the data in memory, so that a round costs seconds and not an import each.
+"""A process on the node that stays: it has torch, the config and the data in memory, so that a round costs
+seconds and not an import each.
 
     python -m holdfast.deploy.trainer --socket PATH
 
-The ClientApp, which Flower starts anew for every message, passes the request on through a Unix socket that only the node's owner can open.
-A frame is the length of a JSON index, the index, and the arrays' bytes: nothing in it can run code."""
+The ClientApp, which Flower starts anew for every message, passes the request on through a Unix socket that
+only the node's owner can open. A frame is the length of a JSON index, the index, and the arrays' bytes:
+nothing in it can run code."""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ from holdfast.deploy.sockets import listen
 _MOST = 1 << 34  # bytes of the arrays of a frame: more is a mistake
 _INDEX = 1 << 26  # bytes of its index
 _PIECE = 1 << 20  # bytes that are read at a time
-_IDLE = 120.0  # seconds for the next piece of a frame: who stops in the middle must not keep the others waiting
+_IDLE = (
+    120.0  # seconds for the next piece of a frame: who stops in the middle must not keep the others waiting
+)
 
 
-def ask(path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str) -> RecordDict | None:
+def ask(
+    path: str, content: RecordDict, node: Mapping[str, Any], run: Mapping[str, Any], attempt: str
+) -> RecordDict | None:
     """The trainer's answer; None where none listens. What the trainer could not do is an error here."""
     if not path:
         return None
@@ -85,7 +91,9 @@ def _send(line: socket.socket, about: Mapping[str, Any], content: RecordDict) ->
         if isinstance(record, ConfigRecord):
             records[name] = {"config": {key: _plain(value) for key, value in record.items()}}
         elif isinstance(record, ArrayRecord):
-            records[name] = {"arrays": {key: [a.dtype, list(a.shape), a.stype, len(a.data)] for key, a in record.items()}}
+            records[name] = {
+                "arrays": {key: [a.dtype, list(a.shape), a.stype, len(a.data)] for key, a in record.items()}
+            }
             pieces += [array.data for array in record.values()]
     index = json.dumps({"about": about, "records": records}).encode()
     line.sendall(struct.pack("<QQ", len(index), sum(map(len, pieces))) + index)
@@ -100,7 +108,8 @@ def _plain(value: Any) -> Any:
 
 
 def _receive(line: socket.socket) -> tuple[dict[str, Any], RecordDict]:
-    """A frame. What is not one is a ValueError: whoever can open the socket can write to it, and the trainer must outlive that."""
+    """A frame. What is not one is a ValueError: whoever can open the socket can write to it, and the trainer
+    must outlive that."""
     long, rest = struct.unpack("<QQ", _exactly(line, 16))
     if long > _INDEX or rest > _MOST:
         raise ValueError(f"a frame with an index of {long} bytes and {rest} bytes of arrays")
@@ -117,7 +126,8 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], RecordDict]:
 
 
 def _sizes(records: Mapping[str, Any]) -> Iterator[int]:
-    """Bytes of every array that an index lists, once it is known to list arrays in the way that `_send` does."""
+    """Bytes of every array that an index lists, once it is known to list arrays in the way that `_send`
+    does."""
     for record in records.values():
         if not isinstance(record, dict) or not isinstance(record.get("config", {}), dict):
             raise ValueError("a record of a frame is neither settings nor arrays")
@@ -125,7 +135,12 @@ def _sizes(records: Mapping[str, Any]) -> Iterator[int]:
         if not isinstance(arrays, dict) or ("arrays" in record) == ("config" in record):
             raise ValueError("a record of a frame is neither settings nor arrays")
         for about in arrays.values():
-            sound = isinstance(about, list) and len(about) == 4 and isinstance(about[0], str) and isinstance(about[2], str)
+            sound = (
+                isinstance(about, list)
+                and len(about) == 4
+                and isinstance(about[0], str)
+                and isinstance(about[2], str)
+            )
             if not sound or not is_whole(about[3], most=_MOST) or not _is_shape(about[1]):
                 raise ValueError("an array of a frame is not described by dtype, shape, kind and size")
             yield about[3]
@@ -156,7 +171,9 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m holdfast.deploy.trainer", description="A node's resident trainer.")
+    parser = argparse.ArgumentParser(
+        "python -m holdfast.deploy.trainer", description="A node's resident trainer."
+    )
     parser.add_argument("--socket", required=True, type=Path)
     given = parser.parse_args()
     show_life()

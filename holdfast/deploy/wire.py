@@ -1,8 +1,9 @@
-"""What travels between the server and one client, as Flower records. Flower checks nothing of it: names, sizes, shapes and values are
-the sender's claims. So everything is checked here before it is used, nothing is unpickled, and memory is asked for only after the
-length of what came is known to be right.
+"""What travels between the server and one client, as Flower records. Flower checks nothing of it: names,
+sizes, shapes and values are the sender's claims. So everything is checked here before it is used, nothing is
+unpickled, and memory is asked for only after the length of what came is known to be right.
 
-    request   header: what is asked, and when          bank: this client's models [m, size]          extra: its row of further tensors
+    request   header: what is asked, and when          bank: this client's models [m, size]          extra:
+              its row of further tensors
     reply     fields: one array per field of the task's schema
 
 Beside these stands the record `post`, which is the envelope (envelope.py)."""
@@ -32,13 +33,19 @@ _ENVELOPE_ROOM = 1 << 16
 _CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 _ROUNDS, _THREADS = 10**9, 4096  # a node names files by round and step, and starts so many threads
 _LABEL = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]{0,99}")
-_DTYPES = {np.dtype("<f4"): torch.float32, np.dtype("<f8"): torch.float64, np.dtype("<i8"): torch.int64, np.dtype("?"): torch.bool}
+_DTYPES = {
+    np.dtype("<f4"): torch.float32,
+    np.dtype("<f8"): torch.float64,
+    np.dtype("<i8"): torch.int64,
+    np.dtype("?"): torch.bool,
+}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a client is asked and where the run stands. `run` names the run over restarts of the server; `world` is a digest of what
-    both sides must agree on; `committed` is the round that can no longer be replayed."""
+    """What a client is asked and where the run stands. `run` names the run over restarts of the server;
+    `world` is a digest of what both sides must agree on; `committed` is the round that can no longer be
+    replayed."""
 
     run: str
     task: str
@@ -53,13 +60,23 @@ class Header:
         if not _LABEL.fullmatch(self.run):  # it names a folder on the client
             raise Malformed(f"run label {self.run[:100]!r} is not a plain name")
         if not self.task.isidentifier() or len(self.task) > 100 or len(self.world) > 100:
-            raise Malformed(f"task {self.task[:100]!r} is not a name, or world {self.world[:100]!r} is not a digest")
-        if not (0 <= self.step < _ROUNDS and 1 <= self.threads <= _THREADS and 0 <= self.committed < self.round <= _ROUNDS):
-            raise Malformed(f"round {self.round}, step {self.step}, committed {self.committed}, threads {self.threads} make no sense")
+            raise Malformed(
+                f"task {self.task[:100]!r} is not a name, or world {self.world[:100]!r} is not a digest"
+            )
+        if not (
+            0 <= self.step < _ROUNDS
+            and 1 <= self.threads <= _THREADS
+            and 0 <= self.committed < self.round <= _ROUNDS
+        ):
+            raise Malformed(
+                f"round {self.round}, step {self.step}, committed {self.committed}, threads {self.threads}"
+                " make no sense"
+            )
 
 
 def pack_exchange(exchange: Exchange, place: int, header: Header) -> RecordDict:
-    """What the client at this place of the exchange receives: its own models, each once, and its own row of the extra tensors."""
+    """What the client at this place of the exchange receives: its own models, each once, and its own row of
+    the extra tensors."""
     wanted, pick = torch.unique(exchange.pick[place], return_inverse=True)
     none = int((wanted < 0).sum())  # -1, where no model is sent, sorts first and so stays -1
     bank = exchange.bank[wanted[none:]]
@@ -67,7 +84,9 @@ def pack_exchange(exchange: Exchange, place: int, header: Header) -> RecordDict:
         {
             "header": ConfigRecord({**asdict(header), "pick": (pick - none).tolist()}),
             "bank": ArrayRecord({"bank": _array(bank)} if len(bank) else {}),
-            "extra": ArrayRecord({name: _array(value[place : place + 1]) for name, value in exchange.extra.items()}),
+            "extra": ArrayRecord(
+                {name: _array(value[place : place + 1]) for name, value in exchange.extra.items()}
+            ),
         }
     )
 
@@ -83,17 +102,28 @@ def read_header(content: RecordDict) -> Header:
     return Header(**values)  # type: ignore[arg-type]
 
 
-def read_exchange(content: RecordDict, header: Header, client: int, size: int, dtype: torch.dtype) -> Exchange:
+def read_exchange(
+    content: RecordDict, header: Header, client: int, size: int, dtype: torch.dtype
+) -> Exchange:
     """The request to one client, whose models have `size` numbers."""
     pick = _places(config_record(content, "header")["pick"])
     models = max(pick, default=-1) + 1
     sent = _arrays(content, "bank")
     expect_names("bank", set(sent), {"bank"} if models else set())
     # A client that is sent no model still needs a bank to point into; what stands there is never used.
-    bank = _tensor("bank", sent["bank"], (models, size), dtype) if models else torch.zeros(min(1, len(pick)), size, dtype=dtype)
-    if not bool(torch.isfinite(bank).all()):  # it would spoil the private models that are pulled to it, for good
+    bank = (
+        _tensor("bank", sent["bank"], (models, size), dtype)
+        if models
+        else torch.zeros(min(1, len(pick)), size, dtype=dtype)
+    )
+    if not bool(
+        torch.isfinite(bank).all()
+    ):  # it would spoil the private models that are pulled to it, for good
         raise Malformed("the model sent is not finite")
-    extra = {name: _tensor(f"extra.{in_print(name[:40])}", array) for name, array in _arrays(content, "extra").items()}
+    extra = {
+        name: _tensor(f"extra.{in_print(name[:40])}", array)
+        for name, array in _arrays(content, "extra").items()
+    }
     if any(value.ndim == 0 or value.shape[0] != 1 for value in extra.values()):
         raise Malformed("extra: every tensor must have the one row of this client")
     picks = torch.tensor(pick, dtype=torch.int64).reshape(1, -1)
@@ -114,16 +144,20 @@ def pack_fields(sent: Mapping[str, Tensor]) -> RecordDict:
 
 
 def read_fields(content: RecordDict, schema: Schema, dtype: torch.dtype) -> dict[str, Tensor]:
-    """One client's reply as tensors with one row. Names, sizes, dtypes and shapes are right afterwards; values are for the screen."""
+    """One client's reply as tensors with one row. Names, sizes, dtypes and shapes are right afterwards;
+    values are for the screen."""
     expect_names("records", set(content), {"fields", ENVELOPE})
     sent = _arrays(content, "fields")
     expect_names("fields", set(sent), set(schema))
-    return {name: _tensor(name, sent[name], field.shape, field.dtype or dtype)[None] for name, field in schema.items()}
+    return {
+        name: _tensor(name, sent[name], field.shape, field.dtype or dtype)[None]
+        for name, field in schema.items()
+    }
 
 
 def limits_of(schema: Schema, dtype: torch.dtype) -> ReplyLimits:
-    """What an honest reply to a task has: message, records, envelope and table of fields; and for each field an array of chunks. A few
-    objects more are read, so that a mistake can be named."""
+    """What an honest reply to a task has: message, records, envelope and table of fields; and for each field
+    an array of chunks. A few objects more are read, so that a mistake can be named."""
     sizes = [_bytes(field.shape, field.dtype or dtype) + _HEADER_ROOM for field in schema.values()]
     objects = sum(2 + size // _CHUNK for size in sizes)
     return ReplyLimits(20 + objects, _ENVELOPE_ROOM + sum(sizes) + _HEADER_ROOM * objects)
@@ -133,9 +167,11 @@ def _array(value: Tensor) -> Array:
     return Array(np.ascontiguousarray(value.detach().cpu().numpy()).reshape(tuple(value.shape)))
 
 
-def _tensor(name: str, array: Array, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Decode an array. `array.shape` and `array.dtype` are claims and are not looked at. Where the shape is known beforehand, nothing
-    longer than it allows is even parsed."""
+def _tensor(
+    name: str, array: Array, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Decode an array. `array.shape` and `array.dtype` are claims and are not looked at. Where the shape is
+    known beforehand, nothing longer than it allows is even parsed."""
     data = array.data
     if shape is not None and dtype is not None and len(data) > _bytes(shape, dtype) + _HEADER_ROOM:
         raise Malformed(f"{name} has {len(data)} bytes, expected about {_bytes(shape, dtype)}")
@@ -144,23 +180,34 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...] | None = None, dtype
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version of the format")
         real, fortran, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_ROOM)
-    except Exception as error:  # numpy's parser was not written for malice: it stumbles in many ways, and must cost only the sender
-        raise Malformed(f"{name} is not a readable array ({type(error).__name__}: {in_print(str(error)[:80])})") from None
+    # numpy's parser was not written for malice: it stumbles in many ways, and must cost only the sender
+    except Exception as error:
+        raise Malformed(
+            f"{name} is not a readable array ({type(error).__name__}: {in_print(str(error)[:80])})"
+        ) from None
     if kind not in _DTYPES or (dtype is not None and _DTYPES[kind] != dtype):
-        raise Malformed(f"{name} is of {in_print(str(kind)[:80])}" + (f", expected {dtype}" if dtype is not None else ""))
+        raise Malformed(
+            f"{name} is of {in_print(str(kind)[:80])}" + (f", expected {dtype}" if dtype is not None else "")
+        )
     if (shape is not None and real != shape) or (fortran and len(real) > 1) or not _is_shape(real):
         raise Malformed(f"{name} has shape {str(real)[:100]}, expected {shape}")
     if len(data) - file.tell() != _bytes(real, _DTYPES[kind]):
         needed = f"its shape {str(real)[:100]} needs {_bytes(real, _DTYPES[kind])}"
         raise Malformed(f"{name} has {len(data) - file.tell()} bytes of values, {needed}")
     truth = _DTYPES[kind] == torch.bool  # of which any byte but 0 and 1 would be added up as it is
-    values = torch.from_numpy(np.frombuffer(data, dtype=np.uint8 if truth else kind, offset=file.tell()).reshape(real).copy())
+    values = torch.from_numpy(
+        np.frombuffer(data, dtype=np.uint8 if truth else kind, offset=file.tell()).reshape(real).copy()
+    )
     return values != 0 if truth else values
 
 
 def _is_shape(sizes: tuple[int, ...]) -> bool:
     """One that NumPy and torch can have; an array without values may claim any others."""
-    return len(sizes) <= 32 and all(type(size) is int and 0 <= size < 2**48 for size in sizes) and math.prod(s or 1 for s in sizes) < 2**63
+    return (
+        len(sizes) <= 32
+        and all(type(size) is int and 0 <= size < 2**48 for size in sizes)
+        and math.prod(s or 1 for s in sizes) < 2**63
+    )
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

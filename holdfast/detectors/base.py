@@ -14,8 +14,9 @@ from holdfast.core.types import Exchange, State, Uplink
 
 @dataclass(frozen=True)
 class Judgement:
-    """A detector's word on one round: its memory, the clients it bans for good or rejects for this round, each with a reason, its
-    suspicions by name (one number per client, more is worse), and whatever else is worth drawing."""
+    """A detector's word on one round: its memory, the clients it bans for good or rejects for this round,
+    each with a reason, its suspicions by name (one number per client, more is worse), and whatever else is
+    worth drawing."""
 
     state: State
     banned: Mapping[int, str] = field(default_factory=dict)
@@ -25,14 +26,18 @@ class Judgement:
 
 
 class Detector(Part):
-    """Used by `yield from`, so a test that only computes and one that asks a committee are the same kind of object."""
+    """Used by `yield from`, so a test that only computes and one that asks a committee are the same kind of
+    object."""
 
     def init(self) -> State:
         return {}
 
-    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
-        """`models` are the clients' models [n, d] as the server would see them after this round, as far as they are parameters that
-        travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b] the buffers that came with them, `ctx.counts` the
-        samples these clients say they have (None where they do not say)."""
+    def judge(
+        self, state: State, ctx: Any, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
+        """`models` are the clients' models [n, d] as the server would see them after this round, as far as
+        they are parameters that travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b]
+        the buffers that came with them, `ctx.counts` the samples these clients say they have (None where they
+        do not say)."""
         yield from ()
         raise TypeError(f"{type(self).__name__} does not say how it judges")

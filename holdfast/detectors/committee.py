@@ -1,8 +1,10 @@
-"""The committee of C-PFL (Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework, JNCA): some clients try every
-submitted model on their own samples, and only models that are right often enough pass. It can be attached to any method.
+"""The committee of C-PFL (Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework,
+JNCA): some clients try every submitted model on their own samples, and only models that are right often
+enough pass. It can be attached to any method.
 
-Equations are the paper's: (1) the score of a model is the average of the members' accuracies, (4) it passes at a threshold or above,
-(7) to (11) contributions add up and the clients with the largest sums are the next committee, Algorithm 3 moves the threshold."""
+Equations are the paper's: (1) the score of a model is the average of the members' accuracies, (4) it passes
+at a threshold or above, (7) to (11) contributions add up and the clients with the largest sums are the next
+committee, Algorithm 3 moves the threshold."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _ROUNDING = 1e-9  # the mean of equal accuracies may be a hair above each of the
 
 @dataclass(frozen=True)
 class Memory:
-    """What the committee's server keeps: a threshold, who sat last, and a row for each client whose model was ever scored."""
+    """What the committee's server keeps: a threshold, who sat last, and a row for each client whose model was
+    ever scored."""
 
     tau: Tensor
     members: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -46,7 +49,9 @@ class Memory:
         everyone = torch.cat([self.ids, ids]).unique()
         at = torch.searchsorted(everyone, self.ids)
         rows = {name: getattr(self, name) for name in ("total", "accuracy", "count", "admitted", "strikes")}
-        grown = {name: value.new_zeros(len(everyone)).index_copy(0, at, value) for name, value in rows.items()}
+        grown = {
+            name: value.new_zeros(len(everyone)).index_copy(0, at, value) for name, value in rows.items()
+        }
         return replace(self, ids=everyone, **grown)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -56,8 +61,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Ballot:
-    """One round's scores: `votes` [members, models] with NaN where there is none, the score of each model, and whether it counts: enough
-    members voted, or nobody needs to because the model is not finite."""
+    """One round's scores: `votes` [members, models] with NaN where there is none, the score of each model,
+    and whether it counts: enough members voted, or nobody needs to because the model is not finite."""
 
     votes: Tensor
     accuracy: Tensor
@@ -66,35 +71,63 @@ class Ballot:
 
 @register("detector", "committee", paper=PAPER)
 class Committee(Detector):
-    """Clients try each other's models on their own validation samples; models below a rising accuracy are rejected for the round.
+    """Clients try each other's models on their own validation samples; models below a rising accuracy are
+    rejected for the round.
 
-    The members' work is a request of its own: every member is sent every model it is to score, and that traffic is counted. A member does
-    not score its own model. A federation of one or two clients has no committee, and everything passes."""
+    The members' work is a request of its own: every member is sent every model it is to score, and that
+    traffic is counted. A member does not score its own model. A federation of one or two clients has no
+    committee, and everything passes."""
 
-    size: int = setting(0, "members; 0: a tenth of the cohort, at least 3; always at most the cohort less 2", ge=0)
-    vote: Literal["mean", "median"] = setting("mean", "a model's score of its votes; the median withstands lying members (Eq. 1: mean)")
+    size: int = setting(
+        0, "members; 0: a tenth of the cohort, at least 3; always at most the cohort less 2", ge=0
+    )
+    vote: Literal["mean", "median"] = setting(
+        "mean", "a model's score of its votes; the median withstands lying members (Eq. 1: mean)"
+    )
     sample: int = setting(0, "how many members, drawn anew for each model, score it; 0: all", ge=0)
-    quorum: float = setting(1.0, "fewest votes for a model: a number (>= 1) or a share (< 1) of those asked", gt=0)
-    unheard: Literal["reject", "admit"] = setting("reject", "what happens to a model with fewer votes than that")
+    quorum: float = setting(
+        1.0, "fewest votes for a model: a number (>= 1) or a share (< 1) of those asked", gt=0
+    )
+    unheard: Literal["reject", "admit"] = setting(
+        "reject", "what happens to a model with fewer votes than that"
+    )
     tau: float = setting(0.0, "threshold of the first round", ge=0, le=1)
     rule: Literal["monotone", "per-round", "ema", "prediction-interval"] = setting(
-        "monotone", "next threshold: never lower (the paper), this round's bound, their moving average, or the bound of a single score"
+        "monotone",
+        "next threshold: never lower (the paper), this round's bound, their moving average, or the bound of a"
+        " single score",
     )
     scores: Literal["all", "admitted", "members"] = setting(
-        "all", "what moves it: the scores of all models, of those that passed (of all, where none did), or each member's mean accuracy"
+        "all",
+        "what moves it: the scores of all models, of those that passed (of all, where none did), or each"
+        " member's mean accuracy",
     )
-    significance: float = setting(0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5)
+    significance: float = setting(
+        0.05, "of the one-sided lower bound: less of it is a lower threshold", gt=0, lt=0.5
+    )
     ema: float = setting(0.5, "rule ema: weight of the old threshold", ge=0, lt=1)
     on_empty: Literal["keep-global", "accept-best-fraction", "decay-tau"] = setting(
-        "keep-global", "when every model is below the threshold: use none, the best of them, or none and lower the threshold"
+        "keep-global",
+        "when every model is below the threshold: use none, the best of them, or none and lower the"
+        " threshold",
     )
-    best_fraction: float = setting(0.5, "accept-best-fraction: share of the models that pass, at least one", gt=0, le=1)
+    best_fraction: float = setting(
+        0.5, "accept-best-fraction: share of the models that pass, at least one", gt=0, le=1
+    )
     decay: float = setting(0.9, "decay-tau: factor on the threshold", ge=0, lt=1)
     ban_after: int = setting(0, "ban a client for good after so many rejections in a row; 0: never", ge=0)
     a: float = setting(0.5, "weight of accuracy against data size in a contribution (Eq. 7)", ge=0, le=1)
-    share: Literal["raw", "min-max"] = setting("raw", "data size in it: the share of all samples (Eq. 11), or spread over 0 to 1")
-    eligible: Literal["admitted", "any"] = setting("admitted", "who is elected first: whose model passed at least once, or anybody")
-    credit: bool = setting(False, "members earn a contribution by their last score; else nothing while they sit, which makes them rotate")
+    share: Literal["raw", "min-max"] = setting(
+        "raw", "data size in it: the share of all samples (Eq. 11), or spread over 0 to 1"
+    )
+    eligible: Literal["admitted", "any"] = setting(
+        "admitted", "who is elected first: whose model passed at least once, or anybody"
+    )
+    credit: bool = setting(
+        False,
+        "members earn a contribution by their last score; else nothing while they sit, which makes them"
+        " rotate",
+    )
 
     # ---- who sits
 
@@ -106,8 +139,9 @@ class Committee(Detector):
         return max(0, min(self.size or max(3, math.ceil(clients / 10 - 1e-9)), clients - 2))
 
     def elect(self, state: State, ctx: Any) -> Tensor:
-        """This round's members, sorted: the clients with the largest contributions of those that are there (Eq. 8, 9), ties by id; drawn
-        by the key where nobody has any yet. The same whenever it is asked in a round, so a method may know before it trains."""
+        """This round's members, sorted: the clients with the largest contributions of those that are there
+        (Eq. 8, 9), ties by id; drawn by the key where nobody has any yet. The same whenever it is asked in a
+        round, so a method may know before it trains."""
         memory, there = self.memory(state), ctx.available
         if not len(memory.ids):
             order = torch.argsort(ctx.key.fold("committee").fold(there).bits, stable=True)
@@ -121,7 +155,9 @@ class Committee(Detector):
 
     # ---- a round
 
-    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Any, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         memory, members = self.memory(state), self.elect(state, ctx)
         memory = replace(memory, members=members)
         sound = torch.isfinite(models).all(1)
@@ -131,19 +167,32 @@ class Committee(Detector):
         passed = self._passed(ballot, float(memory.tau), sound) if len(members) else sound
         counts = torch.ones(len(ids)) if ctx.counts is None else ctx.counts
         after = self._after(memory, ballot, passed, ids, counts.double())
-        rejected = {int(ids[i]): self._reason(ballot, i, float(memory.tau), bool(sound[i])) for i in (~passed).nonzero().flatten()}
+        rejected = {
+            int(ids[i]): self._reason(ballot, i, float(memory.tau), bool(sound[i]))
+            for i in (~passed).nonzero().flatten()
+        }
         strikes = dict(zip(after.ids.tolist(), after.strikes.tolist(), strict=True))
-        banned = {c: f"{strikes[c]} rejections in a row" for c in rejected if 0 < self.ban_after <= strikes.get(c, 0)}
+        banned = {
+            c: f"{strikes[c]} rejections in a row"
+            for c in rejected
+            if 0 < self.ban_after <= strikes.get(c, 0)
+        }
         tables = {
-            "members": members, "votes": votes, "accuracy": ballot.accuracy, "admitted": passed, "threshold": memory.tau,
-            "next_threshold": after.tau, "clients": after.ids, "total": after.total,
-        }  # fmt: skip
+            "members": members,
+            "votes": votes,
+            "accuracy": ballot.accuracy,
+            "admitted": passed,
+            "threshold": memory.tau,
+            "next_threshold": after.tau,
+            "clients": after.ids,
+            "total": after.total,
+        }
         rejected = {client: reason for client, reason in rejected.items() if client not in banned}
         return Judgement(vars(after).copy(), banned, {"error": 1 - ballot.accuracy}, rejected, tables)
 
     def _asked(self, members: Tensor, ids: Tensor, sound: Tensor, ctx: Any) -> Tensor:
-        """bool [members, models]: who scores what. Nobody its own model; of the others all, or some drawn for each model (partial
-        consensus)."""
+        """bool [members, models]: who scores what. Nobody its own model; of the others all, or some drawn for
+        each model (partial consensus)."""
         may = (members[:, None] != ids) & sound
         if not self.sample or self.sample >= len(members):
             return may
@@ -154,7 +203,11 @@ class Committee(Detector):
     def _count(self, votes: Tensor, asked: Tensor, sound: Tensor) -> Ballot:
         """Eq. 1 over those who answered. A model that is not finite is right about nothing."""
         heard, wanted = (~votes.isnan()).sum(0), asked.sum(0)
-        least = torch.ceil(self.quorum * wanted - 1e-9) if self.quorum < 1 else wanted.clamp(max=math.ceil(self.quorum))
+        least = (
+            torch.ceil(self.quorum * wanted - 1e-9)
+            if self.quorum < 1
+            else wanted.clamp(max=math.ceil(self.quorum))
+        )
         accuracy = votes.nanmean(0) if self.vote == "mean" else _median(votes)
         return Ballot(votes, torch.where(sound, accuracy, 0.0), (heard >= least.clamp(min=1)) | ~sound)
 
@@ -171,31 +224,48 @@ class Committee(Detector):
     def _after(self, memory: Memory, ballot: Ballot, passed: Tensor, ids: Tensor, counts: Tensor) -> Memory:
         """The memory after this round: contributions, strikes and the threshold."""
         known = ballot.heard
-        tau = self.next_tau(float(memory.tau), self._values(ballot, passed), empty=bool(known.any()) and not bool(passed.any()))
+        tau = self.next_tau(
+            float(memory.tau),
+            self._values(ballot, passed),
+            empty=bool(known.any()) and not bool(passed.any()),
+        )
         memory = memory.with_rows(ids[known])
         rows = memory.rows(ids[known])
         put = {
-            "accuracy": ballot.accuracy[known], "count": counts[known], "admitted": memory.admitted[rows] + passed[known].long(),
+            "accuracy": ballot.accuracy[known],
+            "count": counts[known],
+            "admitted": memory.admitted[rows] + passed[known].long(),
             "strikes": torch.where(passed[known], 0, memory.strikes[rows] + 1),
-        }  # fmt: skip
-        memory = replace(memory, tau=torch.tensor([tau], dtype=torch.float64), **{
-            name: getattr(memory, name).index_copy(0, rows, value) for name, value in put.items()
-        })  # fmt: skip
+        }
+        memory = replace(
+            memory,
+            tau=torch.tensor([tau], dtype=torch.float64),
+            **{name: getattr(memory, name).index_copy(0, rows, value) for name, value in put.items()},
+        )
         earners = ids[known]
         if self.credit:
-            sat = memory.members[torch.isin(memory.members, memory.ids) & ~torch.isin(memory.members, earners)]
+            sat = memory.members[
+                torch.isin(memory.members, memory.ids) & ~torch.isin(memory.members, earners)
+            ]
             earners = torch.cat([earners, sat])
         rows = memory.rows(earners)
-        return replace(memory, total=memory.total.index_add(0, rows, self.contributions(memory.accuracy[rows], memory.count[rows])))
+        return replace(
+            memory,
+            total=memory.total.index_add(
+                0, rows, self.contributions(memory.accuracy[rows], memory.count[rows])
+            ),
+        )
 
     def _values(self, ballot: Ballot, passed: Tensor) -> Tensor:
-        """The "list of accuracy values" that Algorithm 3 takes. The paper does not say which: admitted scores are cut off at the threshold,
-        so with them it climbs by that alone."""
+        """The "list of accuracy values" that Algorithm 3 takes. The paper does not say which: admitted scores
+        are cut off at the threshold, so with them it climbs by that alone."""
         if self.scores == "members":
             means = ballot.votes[:, ballot.heard].nanmean(1)
             return means[~means.isnan()]
         used = ballot.heard & passed if self.scores == "admitted" else ballot.heard
-        return ballot.accuracy[used if bool(used.any()) else ballot.heard]  # or a threshold that nobody reaches would never come down
+        return ballot.accuracy[
+            used if bool(used.any()) else ballot.heard
+        ]  # or a threshold that nobody reaches would never come down
 
     def contributions(self, accuracy: Tensor, count: Tensor) -> Tensor:
         """Eq. 7, 10 and 11: a * accuracy, spread over 0 to 1, + (1 - a) * share of the samples."""
@@ -203,7 +273,8 @@ class Committee(Detector):
         return self.a * _spread(accuracy) + (1 - self.a) * size
 
     def next_tau(self, tau: float, scores: Tensor, empty: bool = False) -> float:
-        """Algorithm 3: the lower confidence bound of the mean of these. A single one has no spread and moves nothing."""
+        """Algorithm 3: the lower confidence bound of the mean of these. A single one has no spread and moves
+        nothing."""
         if empty and self.on_empty == "decay-tau":
             tau *= self.decay
         k = len(scores)
@@ -226,7 +297,8 @@ class Committee(Detector):
 
 
 def _votes(members: Tensor, asked: Tensor, bank: Tensor) -> Generator[Exchange, Uplink, Tensor]:
-    """[members, models]: the accuracies that came back; NaN where nobody was asked, or did not answer, or had no samples to try it on."""
+    """[members, models]: the accuracies that came back; NaN where nobody was asked, or did not answer, or had
+    no samples to try it on."""
     votes = torch.full(asked.shape, torch.nan, dtype=torch.float64)
     busy = asked.any(1)
     if bool(busy.any()):

@@ -1,8 +1,10 @@
-"""The norm test (FedCAP, Li et al., ACSAC 2024, section on anomaly detection): whoever is too far from the reference model is banned.
+"""The norm test (FedCAP, Li et al., ACSAC 2024, section on anomaly detection): whoever is too far from the
+reference model is banned.
 
-The norm is that of the trainable, travelling entries of a client's model minus the reference model: with one model for all this is the
-client's update, with customised models FedCAP's calibrated update. FedCAP's bound of 10 is tied to a network of a few hundred thousand
-parameters; for any other, a multiple of the cohort's median norm says more."""
+The norm is that of the trainable, travelling entries of a client's model minus the reference model: with one
+model for all this is the client's update, with customised models FedCAP's calibrated update. FedCAP's bound
+of 10 is tied to a network of a few hundred thousand parameters; for any other, a multiple of the cohort's
+median norm says more."""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from holdfast.core.screening import NOT_FINITE
 from holdfast.core.types import Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
 
-PAPER = "Li et al., FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024"
+PAPER = (
+    "Li et al., FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024"
+)
 _NOT_FINITE = f"update {NOT_FINITE}"
 
 
@@ -29,7 +33,9 @@ class Norm(Detector):
     """Bans clients whose update is longer than a threshold, or not finite."""
 
     threshold: float = setting(10.0, "the longest update that is let pass", gt=0)
-    unit: Literal["absolute", "median"] = setting("absolute", "the threshold as it stands, or in units of the cohort's median norm")
+    unit: Literal["absolute", "median"] = setting(
+        "absolute", "the threshold as it stands, or in units of the cohort's median norm"
+    )
 
     @model_validator(mode="after")
     def _above_the_median(self) -> Norm:
@@ -37,18 +43,26 @@ class Norm(Detector):
             raise ValueError("threshold below 1 median norm would ban half of any cohort; set 2, for example")
         return self
 
-    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Any, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()  # it asks nobody
         lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)
-        far = {i: length for i, length in zip(ids.tolist(), lengths.tolist(), strict=True) if length > bound or math.isinf(length)}
+        far = {
+            i: length
+            for i, length in zip(ids.tolist(), lengths.tolist(), strict=True)
+            if length > bound or math.isinf(length)
+        }
         banned = {i: _reason(length, bound) for i, length in far.items()}
-        banned |= {i: reason for i, reason in ctx.refused.items() if reason == _NOT_FINITE}  # screening took these out before
+        banned |= {
+            i: reason for i, reason in ctx.refused.items() if reason == _NOT_FINITE
+        }  # screening took these out before
         return Judgement(state, banned, {"norm": lengths})
 
     def bound(self, lengths: Tensor) -> float:
-        """A median needs three clients, or the longer of two would be banned for being longer; and where most did not move at all, whoever
-        learnt something would be."""
+        """A median needs three clients, or the longer of two would be banned for being longer; and where most
+        did not move at all, whoever learnt something would be."""
         if self.unit == "absolute":
             return self.threshold
         finite = lengths[lengths.isfinite()]

@@ -15,7 +15,10 @@ from holdfast.report.diagnosis import Curves, Diagnosis, Sheet
 from holdfast.results.run import Run
 
 COMPUTED = {
-    "rank-change": "plays the run again: how far training, honest and poisoned, moves parameters in the order by importance",
+    "rank-change": (
+        "plays the run again: how far training, honest and poisoned, moves parameters in the order by"
+        " importance"
+    ),
     "top-fim": "tests again: accuracy after the parameters with the most Fisher information are replaced",
     "grad-cam": "a picture: where the model looks in test images, with the trigger where the attack has one",
 }
@@ -31,8 +34,9 @@ def rank_change(run: Run, rounds: int | None = None) -> Diagnosis:
     groups = {title: ("benign", "poisoned"), "disparity: poisoned less benign": ("disparity",)}
     figures = [
         Curves(name, note, [series_of(means, one) for one in wanted if one in means], True, across)
-        for name, wanted in groups.items() if wanted[0] in means
-    ]  # fmt: skip
+        for name, wanted in groups.items()
+        if wanted[0] in means
+    ]
     return Diagnosis(title, frame, means.iloc[:: max(1, len(means) // 10)], figures)
 
 
@@ -44,19 +48,38 @@ def top_fim(run: Run, share: float = 0.05) -> Diagnosis:
     shown = frame.sort_values(["before", "top"], ascending=False, ignore_index=True)
     percent = f"{100 * share:g} %"
     names = {"before": "as trained", "random": f"{percent} at random", "top": f"top {percent} by FIM"}
-    series = [Series(words, [(place + 1, v, v, v) for place, v in enumerate(shown[name])]) for name, words in names.items()]
+    series = [
+        Series(words, [(place + 1, v, v, v) for place, v in enumerate(shown[name])])
+        for name, words in names.items()
+    ]
     title = f"top-fim: {name_of_run(run)}"
-    note = f"Test accuracy of each client's model after {percent} of its parameters are those of a fresh network."
-    mean = {"client": "mean", "malicious": "", "samples": frame["samples"].sum(), **frame[["before", "top", "random"]].mean()}
+    note = (
+        f"Test accuracy of each client's model after {percent} of its parameters are those of a fresh"
+        " network."
+    )
+    mean = {
+        "client": "mean",
+        "malicious": "",
+        "samples": frame["samples"].sum(),
+        **frame[["before", "top", "random"]].mean(),
+    }
     short = pd.concat([frame, pd.DataFrame([mean])], ignore_index=True)
-    return Diagnosis(title, frame, short, [Curves(title, note, series, True, "clients, the most accurate first")])
+    return Diagnosis(
+        title, frame, short, [Curves(title, note, series, True, "clients, the most accurate first")]
+    )
 
 
-def grad_cam(runs: Mapping[str, Run], images: Sequence[int], triggered: bool | None = None, client: int | None = None) -> Diagnosis:
+def grad_cam(
+    runs: Mapping[str, Run], images: Sequence[int], triggered: bool | None = None, client: int | None = None
+) -> Diagnosis:
     """FedCPA, Fig. 3. Without a word on it, images carry the trigger where there is one."""
     if triggered is None:
-        attacks = [(run._experiment.adversary.attack, run._experiment.federation.samples) for run in runs.values()]
-        triggered = any(attack is not None and attack.trigger(samples) is not None for attack, samples in attacks)
+        attacks = [
+            (run._experiment.adversary.attack, run._experiment.federation.samples) for run in runs.values()
+        ]
+        triggered = any(
+            attack is not None and attack.trigger(samples) is not None for attack, samples in attacks
+        )
     drawn, frame = picture(runs, images, triggered, client)
     title = "grad-cam: " + ", ".join(runs)
     note = "Red: what speaks for the predicted class. Blue frame: right, red frame: wrong."

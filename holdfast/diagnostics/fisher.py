@@ -1,4 +1,5 @@
-"""Does the Fisher information find the parameters that matter? FedAS, Fig. 3a: replace those with the most of it and test again."""
+"""Does the Fisher information find the parameters that matter? FedAS, Fig. 3a: replace those with the most of
+it and test again."""
 
 from __future__ import annotations
 
@@ -21,16 +22,19 @@ _AT_ONCE = 32  # clients whose models and information are in memory together
 
 
 def most_informative_replaced(
-    run: Run, share: float = 0.05, by: Literal["fresh", "zero"] = "fresh", of: Definition = "batch-sum",
+    run: Run,
+    share: float = 0.05,
+    by: Literal["fresh", "zero"] = "fresh",
+    of: Definition = "batch-sum",
     clients: Sequence[int] | None = None,
-) -> pd.DataFrame:  # fmt: skip
-    """One row per client: the accuracy of the model it would use (`before`), the accuracy after the share of its parameters with the most
-    Fisher information on its training data got the values of a freshly initialised network, or 0 (`top`), and after as many parameters
-    drawn at random did (`random`)."""
+) -> pd.DataFrame:
+    """One row per client: the accuracy of the model it would use (`before`), the accuracy after the share of
+    its parameters with the most Fisher information on its training data got the values of a freshly
+    initialised network, or 0 (`top`), and after as many parameters drawn at random did (`random`)."""
     if not 0 <= share <= 1:
         raise ConfigError(f"share is a part of the parameters, from 0 to 1, not {share}")
     if by not in ("fresh", "zero"):
-        raise ConfigError(f"by is \"fresh\" or \"zero\", not {by!r}")
+        raise ConfigError(f'by is "fresh" or "zero", not {by!r}')
     experiment = run._experiment
     everyone = range(experiment.federation.clients) if clients is None else clients
     frames = []
@@ -39,23 +43,36 @@ def most_informative_replaced(
             ids = sorted(everyone[start : start + _AT_ONCE])
             frames.append(_measured(run, ids, share, by, of))
             advance(len(ids))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["client", "samples", "before", "top", "random"])
+    return (
+        pd.concat(frames, ignore_index=True)
+        if frames
+        else pd.DataFrame(columns=["client", "samples", "before", "top", "random"])
+    )
 
 
 def _measured(run: Run, ids: list[int], share: float, by: str, of: Definition) -> pd.DataFrame:
     experiment = run._experiment
     cell, network, samples = experiment.cell, experiment.network, experiment.cell.federation.samples
     models = torch.stack([run.vector(client) for client in ids])
-    who, plan, key = torch.tensor(ids), Plan(**run.manifest["plan"]), experiment.key.fold("diagnostics", "fisher")
+    who, plan, key = (
+        torch.tensor(ids),
+        Plan(**run.manifest["plan"]),
+        experiment.key.fold("diagnostics", "fisher"),
+    )
     fresh = network.initial(key.fold("fresh")) if by == "fresh" else torch.zeros_like(models[0])
     known = diagonal(network, models, samples, cell.data(who), experiment.cell.recipe, plan, of)
     luck = key.fold("random").fold(who).uniform(network.layout.size, dtype=torch.float64)
     test = cell.test(who)
     frame = pd.DataFrame({"client": ids, "samples": test.count.tolist()})
-    for column, tried in (("before", models), ("top", _replaced(network, models, fresh, known, share)),
-                          ("random", _replaced(network, models, fresh, luck, share))):  # fmt: skip
+    for column, tried in (
+        ("before", models),
+        ("top", _replaced(network, models, fresh, known, share)),
+        ("random", _replaced(network, models, fresh, luck, share)),
+    ):
         found = score(network, experiment.rule.predict, tried, torch.arange(len(ids)), samples, test, plan)
-        frame[column] = (found.correct.double() / found.total).tolist()  # NaN where there is nothing to test on
+        frame[column] = (
+            found.correct.double() / found.total
+        ).tolist()  # NaN where there is nothing to test on
     return frame
 
 

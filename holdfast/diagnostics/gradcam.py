@@ -1,7 +1,9 @@
-"""Where a network looks: Grad-CAM (Selvaraju et al., ICCV 2017), as FedCPA shows it of backdoored and defended models (Fig. 3).
+"""Where a network looks: Grad-CAM (Selvaraju et al., ICCV 2017), as FedCPA shows it of backdoored and
+defended models (Fig. 3).
 
-The last convolution's channels are weighted by the mean gradient of a class's output with respect to them; where their weighted sum is
-positive, the image speaks for the class. A backdoored model looks at the trigger, a defended one at the object."""
+The last convolution's channels are weighted by the mean gradient of a class's output with respect to them;
+where their weighted sum is positive, the image speaks for the class. A backdoored model looks at the trigger,
+a defended one at the object."""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ from holdfast.report.raster import write_image
 from holdfast.results.run import Run
 
 _SIDE, _GAP, _HEAD, _FRAME = 128, 10, 22, 4  # pixels
-_RIGHT, _WRONG, _INK = (31, 95, 191), (200, 40, 40), (27, 31, 36)  # the paper's frames: blue for success, red for failure
+_RIGHT, _WRONG, _INK = (
+    (31, 95, 191),
+    (200, 40, 40),
+    (27, 31, 36),
+)  # the paper's frames: blue for success, red for failure
 
 
-def grad_cam(module: nn.Module, images: Tensor, classes: Tensor | None = None, layer: str | None = None) -> tuple[Tensor, Tensor]:
-    """Heat maps [n, H, W] in [0, 1] for images [n, C, H, W] as the network reads them, and the classes they are about: those given, else
-    those predicted. `layer` names a convolution; by default the last one."""
+def grad_cam(
+    module: nn.Module, images: Tensor, classes: Tensor | None = None, layer: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Heat maps [n, H, W] in [0, 1] for images [n, C, H, W] as the network reads them, and the classes they
+    are about: those given, else those predicted. `layer` names a convolution; by default the last one."""
     convolution = _convolution(module, layer)
     caught: list[Tensor] = []
 
@@ -50,7 +58,9 @@ def grad_cam(module: nn.Module, images: Tensor, classes: Tensor | None = None, l
         handle.remove()
         module.train(was_training)
     heat = (slopes.mean(dim=(2, 3), keepdim=True) * seen).sum(dim=1).clamp(min=0).detach()
-    heat = nn.functional.interpolate(heat[:, None], size=images.shape[2:], mode="bilinear", align_corners=False)[:, 0]
+    heat = nn.functional.interpolate(
+        heat[:, None], size=images.shape[2:], mode="bilinear", align_corners=False
+    )[:, 0]
     most = heat.amax(dim=(1, 2), keepdim=True)
     return torch.where(most > 0, heat / most, 0.0), about
 
@@ -58,13 +68,17 @@ def grad_cam(module: nn.Module, images: Tensor, classes: Tensor | None = None, l
 def _convolution(module: nn.Module, layer: str | None) -> nn.Module:
     found = {name: one for name, one in module.named_modules() if isinstance(one, nn.Conv2d)}
     if not found:
-        raise ConfigError("model: Grad-CAM needs a network with a convolution; choose one that has, for example lenet")
+        raise ConfigError(
+            "model: Grad-CAM needs a network with a convolution; choose one that has, for example lenet"
+        )
     if layer is not None and layer not in found:
         raise ConfigError(f"layer: the network has no convolution '{layer}'; it has {', '.join(found)}")
     return found[layer or list(found)[-1]]
 
 
-def write_picture(runs: Mapping[str, Run], images: Sequence[int], path: str | Path, **options: Any) -> pd.DataFrame:
+def write_picture(
+    runs: Mapping[str, Run], images: Sequence[int], path: str | Path, **options: Any
+) -> pd.DataFrame:
     """The picture of `picture` as a PNG; returns what every model predicted."""
     drawn, told = picture(runs, images, **options)
     write_image(drawn, Path(path))
@@ -72,13 +86,18 @@ def write_picture(runs: Mapping[str, Run], images: Sequence[int], path: str | Pa
 
 
 def picture(
-    runs: Mapping[str, Run], images: Sequence[int], triggered: bool = True, client: int | None = None, layer: str | None = None
+    runs: Mapping[str, Run],
+    images: Sequence[int],
+    triggered: bool = True,
+    client: int | None = None,
+    layer: str | None = None,
 ) -> tuple[Image.Image, pd.DataFrame]:
-    """A picture with a row for each test image (by its place in the test set) and a column for the image and for each run's model, with the
-    heat map of what it predicts laid over it; a blue frame: it is right, a red one: it is not.
+    """A picture with a row for each test image (by its place in the test set) and a column for the image and
+    for each run's model, with the heat map of what it predicts laid over it; a blue frame: it is right, a red
+    one: it is not.
 
-    `triggered`: the images carry the trigger of the attack in the runs. `client`: the models that this client would use; by default the
-    global ones. Beside it, what every model predicted."""
+    `triggered`: the images carry the trigger of the attack in the runs. `client`: the models that this client
+    would use; by default the global ones. Beside it, what every model predicted."""
     if not runs or not len(images):
         raise ConfigError("images: name at least one run and one test image")
     shown, labels = _images(runs, images, triggered)
@@ -96,28 +115,43 @@ def picture(
 
 
 def heat_on_trigger(run: Run, images: Sequence[int], layer: str | None = None) -> pd.DataFrame:
-    """For each of these test images with the attack's trigger on it: the share of the heat that lies on the trigger (NaN: no heat), the
-    true label, what the global model predicts and the trigger's target. `area` is the share of the image that the trigger takes."""
+    """For each of these test images with the attack's trigger on it: the share of the heat that lies on the
+    trigger (NaN: no heat), the true label, what the global model predicts and the trigger's target. `area` is
+    the share of the image that the trigger takes."""
     shown, labels = _images({"": run}, images, triggered=True)
     attack = run._experiment.adversary.attack
     trigger = None if attack is None else attack.trigger(shown)
     assert trigger is not None  # else there were no such images
-    flat = [torch.full_like(shown.x[:1], level) for level in (0, 1)]  # a pixel of the trigger differs from one of the two
+    flat = [
+        torch.full_like(shown.x[:1], level) for level in (0, 1)
+    ]  # a pixel of the trigger differs from one of the two
     mask = torch.stack([(trigger.stamp(one.clone()) != one).any(dim=1)[0] for one in flat]).any(dim=0)
     module = run.model()
-    heat, predicted = grad_cam(module, shown.batch(torch.arange(len(shown)), next(module.parameters()).dtype), layer=layer)
+    heat, predicted = grad_cam(
+        module, shown.batch(torch.arange(len(shown)), next(module.parameters()).dtype), layer=layer
+    )
     share = heat[:, mask].sum(dim=1) / heat.sum(dim=(1, 2))
-    about = {"image": list(images), "label": labels.tolist(), "predicted": predicted.tolist(), "share": share.tolist()}
+    about = {
+        "image": list(images),
+        "label": labels.tolist(),
+        "predicted": predicted.tolist(),
+        "share": share.tolist(),
+    }
     return pd.DataFrame({**about, "target": trigger.target, "area": float(mask.double().mean())})
 
 
 def carriers(run: Run, many: int) -> list[int]:
-    """The first test images, by their place, to which the attack's trigger adds something: those of other classes than its target."""
+    """The first test images, by their place, to which the attack's trigger adds something: those of other
+    classes than its target."""
     attack, federation = run._experiment.adversary.attack, run._experiment.federation
     trigger = None if attack is None else attack.trigger(federation.samples)
     if trigger is None:
-        raise ConfigError(f"attack: {run.path} has none with a trigger; choose a run under the attack backdoor")
-    return [place for place, label in enumerate(federation.global_test.label.tolist()) if label != trigger.target][:many]
+        raise ConfigError(
+            f"attack: {run.path} has none with a trigger; choose a run under the attack backdoor"
+        )
+    return [
+        place for place, label in enumerate(federation.global_test.label.tolist()) if label != trigger.target
+    ][:many]
 
 
 def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> tuple[Samples, Tensor]:
@@ -127,12 +161,21 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
     samples, table = federation.samples, federation.global_test
     for name, run in runs.items():
         other = run._experiment.federation.samples
-        if (other.name, other.sample_shape, other.classes) != (samples.name, samples.sample_shape, samples.classes):
-            raise ConfigError(f"runs: '{name}' is about {other.name}, the first one about {samples.name}; show runs on the same data")
+        if (other.name, other.sample_shape, other.classes) != (
+            samples.name,
+            samples.sample_shape,
+            samples.classes,
+        ):
+            raise ConfigError(
+                f"runs: '{name}' is about {other.name}, the first one about {samples.name}; show runs on the"
+                " same data"
+            )
     if samples.words or len(samples.sample_shape) != 3:
         raise ConfigError(f"data: Grad-CAM is about images, but a sample of {samples.name} is none")
     if min(images) < 0 or max(images) >= len(table.row):
-        raise ConfigError(f"images: the test set has images 0 to {len(table.row) - 1}, got {min(images)} to {max(images)}")
+        raise ConfigError(
+            f"images: the test set has images 0 to {len(table.row) - 1}, got {min(images)} to {max(images)}"
+        )
     chosen = torch.tensor(list(images))
     x = samples.x[table.row[chosen]]
     if triggered:
@@ -140,7 +183,10 @@ def _images(runs: Mapping[str, Run], images: Sequence[int], triggered: bool) -> 
         triggers = [attack.trigger(samples) for attack in attacks if attack is not None]
         stamps = [trigger.stamp for trigger in triggers if trigger is not None]
         if not stamps:
-            raise ConfigError("triggered: no run has an attack with a trigger; set it to false, or choose runs under the attack backdoor")
+            raise ConfigError(
+                "triggered: no run has an attack with a trigger; set it to false, or choose runs under the"
+                " attack backdoor"
+            )
         x = stamps[0](x)
     return replace(samples, x=x, y=table.label[chosen], train_rows=0, user=None), table.label[chosen]
 
@@ -160,21 +206,34 @@ def _pixels(samples: Samples, place: int) -> np.ndarray:
 
 def _overlaid(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """From blue (nothing) to red (most), half of it seen through."""
-    wide = np.asarray(Image.fromarray(heat.astype(np.float32)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)).clip(0, 1)
+    wide = np.asarray(
+        Image.fromarray(heat.astype(np.float32)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    ).clip(0, 1)
     colours = np.stack([wide, 1 - np.abs(2 * wide - 1), 1 - wide], axis=2) * 255
     return (0.5 * pixels + 0.5 * colours).round().astype(np.uint8)
 
 
-def _sheet(tiles: list[list[np.ndarray]], frames: list[list[tuple[int, int, int]]], names: list[str]) -> Image.Image:
+def _sheet(
+    tiles: list[list[np.ndarray]], frames: list[list[tuple[int, int, int]]], names: list[str]
+) -> Image.Image:
     step = _SIDE + 2 * _FRAME + _GAP
     sheet = Image.new("RGB", (_GAP + step * len(names), _HEAD + _GAP + step * len(tiles)), (255, 255, 255))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for column, name in enumerate(names):
-        draw.text((_GAP + step * column + _FRAME, _HEAD / 2 + 2), shorten(name, 18), fill=_INK, font=font, anchor="lm")
+        draw.text(
+            (_GAP + step * column + _FRAME, _HEAD / 2 + 2),
+            shorten(name, 18),
+            fill=_INK,
+            font=font,
+            anchor="lm",
+        )
     for row, line in enumerate(tiles):
         for column, tile in enumerate(line):
             left, top = _GAP + step * column, _HEAD + step * row
             if column:
-                draw.rectangle((left, top, left + _SIDE + 2 * _FRAME - 1, top + _SIDE + 2 * _FRAME - 1), fill=frames[row][column - 1])
+                draw.rectangle(
+                    (left, top, left + _SIDE + 2 * _FRAME - 1, top + _SIDE + 2 * _FRAME - 1),
+                    fill=frames[row][column - 1],
+                )
             sheet.paste(Image.fromarray(tile), (left + _FRAME, top + _FRAME))
     return sheet

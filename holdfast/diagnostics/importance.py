@@ -1,10 +1,11 @@
-"""How training changes the order of parameters by importance, and what poisoned training changes besides (FedCPA, Han et al., ICCV 2023,
-section 4; Fig. 1 and 4).
+"""How training changes the order of parameters by importance, and what poisoned training changes besides
+(FedCPA, Han et al., ICCV 2023, section 4; Fig. 1 and 4).
 
-In each round the parameters are put in order by the importance that the last change of the global model gives them. Every client of the
-cohort is then trained twice from that same model, on the same batches: once as if nobody attacked, once as if it were an attacker. How far
-each parameter moves in the order is its rank change; the disparity is the poisoned training's change minus the honest one's. FedCPA rests
-on the disparity being large at both ends of the order."""
+In each round the parameters are put in order by the importance that the last change of the global model gives
+them. Every client of the cohort is then trained twice from that same model, on the same batches: once as if
+nobody attacked, once as if it were an attacker. How far each parameter moves in the order is its rank change;
+the disparity is the poisoned training's change minus the honest one's. FedCPA rests on the disparity being
+large at both ends of the order."""
 
 from __future__ import annotations
 
@@ -40,10 +41,12 @@ from holdfast.sweeps.session import start
 def rank_changes(
     source: Run | Config | Mapping[str, Any], rounds: int | None = None, places: int = 50, min_dims: int = 2
 ) -> pd.DataFrame:
-    """Play a run's experiment again, in a folder that does not stay, and compare both trainings in every round from the second on.
+    """Play a run's experiment again, in a folder that does not stay, and compare both trainings in every
+    round from the second on.
 
-    One row for each round, client and place in the order: `place` goes from 0 (least important) to 1, `benign` and `poisoned` are mean rank
-    changes there as shares of the number of parameters, `disparity` is their difference. Without an attack there is only `benign`."""
+    One row for each round, client and place in the order: `place` goes from 0 (least important) to 1,
+    `benign` and `poisoned` are mean rank changes there as shares of the number of parameters, `disparity` is
+    their difference. Without an attack there is only `benign`."""
     config = _config_of(source, rounds)
     found = _Comparison(places, min_dims)
 
@@ -60,12 +63,16 @@ def rank_changes(
 
         start([("", config)], Path(folder) / "run", Watch(moved=moved), engine=engine)
     if not found.frames:
-        raise ConfigError("train.rounds: importance ranks change from the second round on, if the model moves in the first; set 3 or more")
+        raise ConfigError(
+            "train.rounds: importance ranks change from the second round on, if the model moves in the first;"
+            " set 3 or more"
+        )
     return pd.concat(found.frames, ignore_index=True)
 
 
 def by_place(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over clients and rounds, one row for each place: what the paper's figures show."""
+    """Mean and standard deviation over clients and rounds, one row for each place: what the paper's figures
+    show."""
     figures = [name for name in ("benign", "poisoned", "disparity") if name in frame]
     out = frame.groupby("place")[figures].agg(["mean", "std"])
     out.columns = [name if what == "mean" else f"{name}/std" for name, what in out.columns]
@@ -73,13 +80,28 @@ def by_place(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_page(frame: pd.DataFrame, path: str | Path, title: str = "Importance-rank changes") -> Path:
-    """The figures as one HTML page: changes of both trainings, and their disparity, along the order; bands are one standard deviation."""
+    """The figures as one HTML page: changes of both trainings, and their disparity, along the order; bands
+    are one standard deviation."""
     means = by_place(frame)
-    groups = {"Rank change": [n for n in ("benign", "poisoned") if n in means], "Disparity": [n for n in ("disparity",) if n in means]}
-    body = [header("diagnostics", title, '<p class="note">Shares of the number of parameters; 0 is the least important one.</p>')]
+    groups = {
+        "Rank change": [n for n in ("benign", "poisoned") if n in means],
+        "Disparity": [n for n in ("disparity",) if n in means],
+    }
+    body = [
+        header(
+            "diagnostics",
+            title,
+            '<p class="note">Shares of the number of parameters; 0 is the least important one.</p>',
+        )
+    ]
     for name, figures in groups.items():
         if figures:
-            drawn = curves([series_of(means, figure) for figure in figures], name, True, "place in the order by importance, in per cent")
+            drawn = curves(
+                [series_of(means, figure) for figure in figures],
+                name,
+                True,
+                "place in the order by importance, in per cent",
+            )
             body.append(f"<section><h2>{escape(name)}</h2>{drawn}</section>")
     write_atomically(Path(path), document(title, body).encode(errors="replace"))
     return Path(path)
@@ -91,11 +113,14 @@ def series_of(means: pd.DataFrame, figure: str) -> Series:
 
 
 def changes(last: Tensor, own: Tensor, places: int) -> Tensor:
-    """[n, places]: how far parameters moved between the order by `last` [d] and each client's own [n, d], as shares of d, averaged over
-    neighbours in the order by `last`, which ascends. Equally important parameters stand by their index."""
+    """[n, places]: how far parameters moved between the order by `last` [d] and each client's own [n, d], as
+    shares of d, averaged over neighbours in the order by `last`, which ascends. Equally important parameters
+    stand by their index."""
     d = len(last)
     order = last.argsort(stable=True)
-    rank = torch.empty_like(own, dtype=torch.int64).scatter_(1, own.argsort(dim=1, stable=True), torch.arange(d).expand(len(own), -1))
+    rank = torch.empty_like(own, dtype=torch.int64).scatter_(
+        1, own.argsort(dim=1, stable=True), torch.arange(d).expand(len(own), -1)
+    )
     moved = (rank[:, order] - torch.arange(d)).abs().double() / d
     return torch.stack([part.mean(dim=1) for part in moved.tensor_split(min(places, d), dim=1)], dim=1)
 
@@ -138,12 +163,15 @@ class _Comparison:
     def _frame(self, round: int, ids: Tensor, values: Tensor, name: str) -> pd.DataFrame:
         n, places = values.shape
         client, place = ids.repeat_interleave(places), ((torch.arange(places) + 0.5) / places).repeat(n)
-        return pd.DataFrame({"round": round, "client": client.numpy(), "place": place.numpy(), name: values.flatten().numpy()})
+        return pd.DataFrame(
+            {"round": round, "client": client.numpy(), "place": place.numpy(), name: values.flatten().numpy()}
+        )
 
 
 @dataclass
 class _Both:
-    """An engine that plays a run as it is, and lets a comparison look before every training; nothing of what it asks is kept."""
+    """An engine that plays a run as it is, and lets a comparison look before every training; nothing of what
+    it asks is kept."""
 
     inner: Simulator
     comparison: _Comparison
@@ -159,13 +187,15 @@ class _Both:
 
 
 def _ways(cell: Cell) -> dict[str, tuple[Adversary, Any]]:
-    """Nobody attacks; and, where the run has an attack, everybody does: an attacker's data is drawn by its own key, so each one's is what
-    it would be among few."""
+    """Nobody attacks; and, where the run has an attack, everybody does: an attacker's data is drawn by its
+    own key, so each one's is what it would be among few."""
     real = cell.adversary
     honest = real.honest if real.honest is not None else cell.federation
     ways: dict[str, Attack | None] = {"benign": None}
     if real.attack is not None:
-        ways["poisoned"] = real.attack.model_copy(update={"clients": tuple(real.members.tolist()), "redraw": False})
+        ways["poisoned"] = real.attack.model_copy(
+            update={"clients": tuple(real.members.tolist()), "redraw": False}
+        )
     out = {}
     for name, attack in ways.items():
         adversary = Adversary(attack, real.members, real.key)
@@ -174,11 +204,28 @@ def _ways(cell: Cell) -> dict[str, tuple[Adversary, Any]]:
 
 
 def _one_model(cell: Cell, exchange: Exchange) -> Tensor:
-    if not exchange.pick.shape[1] or bool((exchange.pick[:, 0] != exchange.pick[0, 0]).any()) or int(exchange.pick[0, 0]) < 0:
-        raise ConfigError(f"method: '{cell.method.name}' does not send everybody one model, so there is no common order; choose fedavg")
+    if (
+        not exchange.pick.shape[1]
+        or bool((exchange.pick[:, 0] != exchange.pick[0, 0]).any())
+        or int(exchange.pick[0, 0]) < 0
+    ):
+        raise ConfigError(
+            f"method: '{cell.method.name}' does not send everybody one model, so there is no common order;"
+            " choose fedavg"
+        )
     return exchange.bank[int(exchange.pick[0, 0])]
 
 
 def _config_of(source: Run | Config | Mapping[str, Any], rounds: int | None) -> Config:
-    config = source.config if isinstance(source, Run) else source if isinstance(source, Config) else make_config(source)
-    return config if rounds is None else config.model_copy(update={"train": config.train.model_copy(update={"rounds": rounds})})
+    config = (
+        source.config
+        if isinstance(source, Run)
+        else source
+        if isinstance(source, Config)
+        else make_config(source)
+    )
+    return (
+        config
+        if rounds is None
+        else config.model_copy(update={"train": config.train.model_copy(update={"rounds": rounds})})
+    )

@@ -1,4 +1,5 @@
-"""What `run.table` holds, ready to look at: benign against malicious clients over the rounds, matrices of one round, who fell out."""
+"""What `run.table` holds, ready to look at: benign against malicious clients over the rounds, matrices of one
+round, who fell out."""
 
 from __future__ import annotations
 
@@ -37,10 +38,11 @@ def diagnose(run: Run, what: str, round: int | None = None) -> Diagnosis:
 
 
 def name_of_run(run: Run) -> str:
-    """As a title tells it: its label in a sweep, else the method, the rule where it is not the plain mean, and the attack."""
+    """As a title tells it: its label in a sweep, else the method, the rule where it is not the plain mean,
+    and the attack."""
     config = run.manifest["config"]
     rule, attack = name_of(config["aggregator"]), name_of(config["attack"])
-    words = f"{name_of(config['method'])}{f' with {rule}' if rule not in (None, 'mean') else ''}{f' under {attack}' if attack else ''}"
+    words = f"{name_of(config['method'])}{f' with {rule}' if rule not in (None, 'mean') else ''}{f' under {attack}' if attack else ''}"  # noqa: E501
     return run.manifest["label"] if len(run.manifest["group"]) > 1 else words
 
 
@@ -48,7 +50,11 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
     """Median and range of both kinds of client."""
     share = what.rsplit("/", 1)[-1] in SHARES
     usable = frame[np.isfinite(frame["value"])]
-    lost = f" {len(frame) - len(usable)} values that are not finite are left out." if len(usable) < len(frame) else ""
+    lost = (
+        f" {len(frame) - len(usable)} values that are not finite are left out."
+        if len(usable) < len(frame)
+        else ""
+    )
     if "client" not in frame:
         series = [Series(what.rsplit("/", 1)[-1], _points(usable))]
         return Diagnosis(title, frame, _some(frame), [Curves(title, note + lost, series, share)])
@@ -64,7 +70,9 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
         short = short.merge(threshold.rename(columns={"value": "threshold"}), on="round", how="left")
     more = _sittings(run, what.replace("/accuracy", "/members")) if what.endswith("/accuracy") else []
     middle = "Mean" if what.endswith("/admitted") else "Median and range over the clients"
-    return Diagnosis(title, frame, _some(short), [Curves(title, f"{note} {middle}.{lost}", series, share), *more])
+    return Diagnosis(
+        title, frame, _some(short), [Curves(title, f"{note} {middle}.{lost}", series, share), *more]
+    )
 
 
 def _sittings(run: Run, what: str) -> Sequence[Cells]:
@@ -83,7 +91,10 @@ def _points(frame: pd.DataFrame, mean: bool = False) -> list[Point]:
     """One for each round: middle, least and most; of a mean, three times the same."""
     by_round = frame.groupby("round")["value"]
     found = [by_round.mean()] * 3 if mean else [by_round.median(), by_round.min(), by_round.max()]
-    return [(int(round), float(middle), float(low), float(high)) for round, middle, low, high in zip(found[0].index, *found, strict=True)]
+    return [
+        (int(round), float(middle), float(low), float(high))
+        for round, middle, low, high in zip(found[0].index, *found, strict=True)
+    ]
 
 
 def _parts(frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
@@ -92,7 +103,10 @@ def _parts(frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
     wide = wide[list(dict.fromkeys(frame["part"]))]
     if what == "bytes":
         wide, note = wide / _MEGABYTE, note + " In megabytes."
-    series = [Series(str(name), [(int(r), float(v), float(v), float(v)) for r, v in wide[name].items()]) for name in wide]
+    series = [
+        Series(str(name), [(int(r), float(v), float(v), float(v)) for r, v in wide[name].items()])
+        for name in wide
+    ]
     total = wide.sum().to_frame().T.assign(round="all")
     short = pd.concat([_some(wide.reset_index()), total], ignore_index=True)
     return Diagnosis(title, frame, short, [Curves(title, note, series)])
@@ -111,7 +125,9 @@ def _pairs(frame: pd.DataFrame, title: str, note: str, round: int, what: str) ->
     words = ("model of", "member") if what.endswith("/votes") else ("model of", "client")
     unit = " In per cent." if share else ""
     heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
-    cells = Cells(title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most)
+    cells = Cells(
+        title, f"{note} Round {round}.{unit}{_stars(bad)}", values, heads, names, words, texts, legend, most
+    )
     return Diagnosis(title, frame, _some(_largest(one), 40), [cells.shown()])
 
 
@@ -119,7 +135,9 @@ def _largest(one: pd.DataFrame) -> pd.DataFrame:
     """A line per client: of whom it has most."""
     rows = []
     for client, row in one.sort_values("value", ascending=False, kind="stable").groupby("client"):
-        top = ", ".join(f"{other}: {value:.3g}" for other, value in zip(row["other"][:4], row["value"][:4], strict=True))
+        top = ", ".join(
+            f"{other}: {value:.3g}" for other, value in zip(row["other"][:4], row["value"][:4], strict=True)
+        )
         rows.append({"client": client, "malicious": bool(row["malicious"].iloc[0]), "most of": top})
     return pd.DataFrame(rows)
 
@@ -131,12 +149,19 @@ def _matches(frame: pd.DataFrame, title: str, note: str, round: int) -> Diagnosi
     values = [[0.0 if np.isnan(v) else 0.1 if v < 0 else 0.25 for v in wide[name]] for name in wide]
     texts = [["" if np.isnan(v) else "none" if v < 0 else f"{v:.0f}" for v in wide[name]] for name in wide]
     heads, names = list(map(str, wide.columns)), _marked(wide.index, bad)
-    cells = Cells(title, f"{note} Round {round}.{_stars(bad)}", values, heads, names, ("class", "client"), texts)
+    cells = Cells(
+        title, f"{note} Round {round}.{_stars(bad)}", values, heads, names, ("class", "client"), texts
+    )
     return Diagnosis(title, frame, _some(one.rename(columns={"value": "peer"}), 40), [cells.shown()])
 
 
 def _members(run: Run, frame: pd.DataFrame, title: str, note: str) -> Diagnosis:
-    short = frame.groupby("round")["client"].agg(lambda ids: ", ".join(map(str, ids))).rename("members").reset_index()
+    short = (
+        frame.groupby("round")["client"]
+        .agg(lambda ids: ", ".join(map(str, ids)))
+        .rename("members")
+        .reset_index()
+    )
     return Diagnosis(title, frame, _some(short), [_calendar(run, frame, title, note, lambda row: 1.0)])
 
 
@@ -161,7 +186,9 @@ def _calendar(run: Run, frame: pd.DataFrame, title: str, note: str, shade: Calla
 def _round(frame: pd.DataFrame, asked: int | None) -> int:
     there = sorted(frame["round"].unique())
     if asked is not None and asked not in there:
-        raise ConfigError(f"--round: this table has rounds {there[0]} to {there[-1]}, and none for round {asked}")
+        raise ConfigError(
+            f"--round: this table has rounds {there[0]} to {there[-1]}, and none for round {asked}"
+        )
     return int(there[-1] if asked is None else asked)
 
 

@@ -1,4 +1,5 @@
-"""One task on a stack of clients: the same few lines in the simulator (n clients) and on a real client (n = 1)."""
+"""One task on a stack of clients: the same few lines in the simulator (n clients) and on a real client (n =
+1)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ EVALUATE = "evaluate"
 
 @dataclass(frozen=True)
 class Job:
-    """What a stack of clients is asked to do. `stored` is the private state of the clients in `known`, row after row."""
+    """What a stack of clients is asked to do. `stored` is the private state of the clients in `known`, row
+    after row."""
 
     task: str
     received: Received
@@ -45,7 +47,9 @@ def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Map
     if job.task == SCORE:
         return None, {"score": _scored(rule, local, state, job.received)}
     if job.task not in rule.tasks:
-        raise RunError(f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}")
+        raise RunError(
+            f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}"
+        )
     state, fields = getattr(rule, job.task)(local, state, job.received, job.extra)
     return None if state is None else _plain(state), _plain(fields)
 
@@ -70,7 +74,10 @@ def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure
             fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
             fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
     if measure.trigger:
-        fields |= {f"triggered/{name}": count for name in ("total", *(f"{model}/correct" for model in measure.models))}
+        fields |= {
+            f"triggered/{name}": count
+            for name in ("total", *(f"{model}/correct" for model in measure.models))
+        }
     return fields
 
 
@@ -82,23 +89,32 @@ def _state(rule: ClientRule, local: Local, job: Job) -> State:
     if not bool(job.known.any()):
         return fresh
     if fresh.keys() != job.stored.keys():
-        raise RunError(f"{rule.method.name}: init gives the private state {sorted(fresh)}, but training left {sorted(job.stored)}")
+        raise RunError(
+            f"{rule.method.name}: init gives the private state {sorted(fresh)}, but training left"
+            f" {sorted(job.stored)}"
+        )
     order = torch.argsort(torch.cat([job.known.nonzero().flatten(), (~job.known).nonzero().flatten()]))
     return rows_of(stack_states([job.stored, fresh]), order)
 
 
 def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[str, Tensor]:
-    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a copy; writes nothing."""
+    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a
+    copy; writes nothing."""
     measure, received = job.measure, job.received
     assert measure is not None and job.test is not None
     shared = received
-    if {"global", "customised"} <= set(rule.method.models):  # then the global model is sent too, in front of the client's own
+    if {"global", "customised"} <= set(
+        rule.method.models
+    ):  # then the global model is sent too, in front of the client's own
         received = replace(received, pick=received.pick[:, 1:])
     data = {"test": job.test, **({"validation": local.validation} if measure.validation else {})}
     out: dict[str, Tensor] = {}
     for model in measure.models:
         if model == "personal":
-            bank, which = _personal(rule, local, state, replace(job, received=received)), torch.arange(local.n)
+            bank, which = (
+                _personal(rule, local, state, replace(job, received=received)),
+                torch.arange(local.n),
+            )
         else:
             bank, which = _sent(local, shared if model == "global" else received)
         aux = _plain(rule.aux(local, state, received))
@@ -111,41 +127,67 @@ def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[
             out[f"{split}/total"] = result.total.double()
         if job.triggered is not None:
             result = _tested(rule, local, bank, which, job.triggered, aux, measure.test == "global")
-            out |= {f"triggered/{model}/correct": result.correct.double(), "triggered/total": result.total.double()}
+            out |= {
+                f"triggered/{model}/correct": result.correct.double(),
+                "triggered/total": result.total.double(),
+            }
     return out
 
 
 def _tested(
-    rule: ClientRule, local: Local, bank: Tensor, which: Tensor, table: Padded, aux: Mapping[str, Tensor], common: bool,
+    rule: ClientRule,
+    local: Local,
+    bank: Tensor,
+    which: Tensor,
+    table: Padded,
+    aux: Mapping[str, Tensor],
+    common: bool,
     metrics: Collection[str] = (),
-) -> Score:  # fmt: skip
-    """How every client's model fares. Where all are tested on the same samples, a model that several were sent is tested once."""
+) -> Score:
+    """How every client's model fares. Where all are tested on the same samples, a model that several were
+    sent is tested once."""
     if not common or aux:
         return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
     models, of = which.unique(return_inverse=True)
-    first = torch.full_like(models, len(which)).scatter_reduce_(0, of, torch.arange(len(which), device=of.device), "amin")
+    first = torch.full_like(models, len(which)).scatter_reduce_(
+        0, of, torch.arange(len(which), device=of.device), "amin"
+    )
     theirs = Padded(*(part[first.to(part.device)] for part in (table.rows, table.labels, table.count)))
-    return score(local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics).of(of)
+    return score(
+        local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics
+    ).of(of)
 
 
 def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:
-    """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its training samples where it has no
-    others); undefined for one that it was not sent, or where it has no samples at all."""
-    data = local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
+    """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its
+    training samples where it has no others); undefined for one that it was not sent, or where it has no
+    samples at all."""
+    data = (
+        local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
+    )
     out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
-    for j in range(received.pick.shape[1]):  # one model per client at a time: a committee may be sent a whole cohort
+    for j in range(
+        received.pick.shape[1]
+    ):  # one model per client at a time: a committee may be sent a whole cohort
         one = replace(received, pick=received.pick[:, j : j + 1])
         found = score(
-            local.network, rule.predict, rule.tried(local, state, one), torch.arange(local.n), local.samples, data, local.plan,
+            local.network,
+            rule.predict,
+            rule.tried(local, state, one),
+            torch.arange(local.n),
+            local.samples,
+            data,
+            local.plan,
             rule.aux(local, state, one),
-        )  # fmt: skip
+        )
         known = one.has & (found.total > 0)
         out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
     return out
 
 
 def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:
-    """The models that were sent, and which of them each client got. Where only a part travels, or nothing, the start model fills in."""
+    """The models that were sent, and which of them each client got. Where only a part travels, or nothing,
+    the start model fills in."""
     if local.wire.whole and bool(received.has.all()):
         return received.bank, received.pick[:, 0]
     return received.into(local.initial), torch.arange(local.n)
@@ -157,8 +199,8 @@ def perform_personal(rule: ClientRule, local: Local, job: Job) -> Tensor:
 
 
 def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
-    """The personal models, with the chosen treatment of clients outside the cohort, and in it. One that never trained has only what it is
-    sent."""
+    """The personal models, with the chosen treatment of clients outside the cohort, and in it. One that never
+    trained has only what it is sent."""
     measure, received = job.measure, job.received
     assert measure is not None
     outside = ~local.selected
@@ -169,7 +211,9 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
         state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
         return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
     kept = job.known if measure.selected == "keep_own" else outside & job.known
-    held = replace(received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick))
+    held = replace(
+        received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick)
+    )
     own = rule.personal(local, state, held)
     taken = outside & received.has if measure.unselected == "deliver" else outside & received.has & ~job.known
     if not state or not bool(taken.any()):
@@ -179,11 +223,23 @@ def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
 
 def pick(local: Local, rows: Tensor) -> Local:
     """The same world for fewer clients; `rows` is a mask."""
-    data, validation = (Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation))
+    data, validation = (
+        Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation)
+    )
     settings = type(local.settings)(**{k: rows_of_number(v, rows) for k, v in vars(local.settings).items()})
-    numbers: dict[str, Any] = {k: rows_of_number(v, rows) for k, v in vars(local.recipe).items() if isinstance(v, Tensor)}
+    numbers: dict[str, Any] = {
+        k: rows_of_number(v, rows) for k, v in vars(local.recipe).items() if isinstance(v, Tensor)
+    }
     recipe = replace(local.recipe, **numbers)
     return replace(
-        local, ids=local.ids[rows], key=local.key[rows], initial=local.initial[rows], settings=settings, recipe=recipe,
-        selected=local.selected[rows], data=data, validation=validation, facts=rows_of(dict(local.facts), rows),
-    )  # fmt: skip
+        local,
+        ids=local.ids[rows],
+        key=local.key[rows],
+        initial=local.initial[rows],
+        settings=settings,
+        recipe=recipe,
+        selected=local.selected[rows],
+        data=data,
+        validation=validation,
+        facts=rows_of(dict(local.facts), rows),
+    )

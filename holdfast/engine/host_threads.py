@@ -1,8 +1,10 @@
-"""Many experiments' work for the CPU, at once: what clients send is dealt out and written down, attackers change it, servers aggregate.
+"""Many experiments' work for the CPU, at once: what clients send is dealt out and written down, attackers
+change it, servers aggregate.
 
-While a GPU trains a whole table of experiments as one stack, the cores of its host are idle; afterwards they would go through the table
-cell by cell, one core at a time, and the GPU would wait. No cell's work depends on another's, so inside `hands` it is shared out over
-threads. Each of them counts with as many threads of PyTorch's as the caller, so the bits are the same with and without."""
+While a GPU trains a whole table of experiments as one stack, the cores of its host are idle; afterwards they
+would go through the table cell by cell, one core at a time, and the GPU would wait. No cell's work depends on
+another's, so inside `hands` it is shared out over threads. Each of them counts with as many threads of
+PyTorch's as the caller, so the bits are the same with and without."""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def hands(count: int) -> Iterator[None]:
 
 
 def each(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """work(item) of all, in their order. All of them have ended, well or not, when this returns or raises the first one's error."""
+    """work(item) of all, in their order. All of them have ended, well or not, when this returns or raises the
+    first one's error."""
     if _pool is None or len(items) < 2:
         return [work(item) for item in items]
     grad = torch.is_grad_enabled()  # PyTorch remembers this for each thread
@@ -58,19 +61,25 @@ def each(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
 
 
 def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The rows of all parts end to end, on a device: put together where the device takes them from, each part by a hand. A single part
-    is not copied: one model for a thousand clients stays one."""
+    """The rows of all parts end to end, on a device: put together where the device takes them from, each part
+    by a hand. A single part is not copied: one model for a thousand clients stays one."""
     if len(parts) == 1:
         return put(parts[0], device)
     ends = list(accumulate(len(part) for part in parts))
     small = sum(part.numel() * part.element_size() for part in parts) <= PINNED
-    whole = torch.empty(ends[-1], *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=small and device.type == "cuda")
-    each(lambda piece: whole[piece[1] - len(piece[0]) : piece[1]].copy_(piece[0]), list(zip(parts, ends, strict=True)))
+    whole = torch.empty(
+        ends[-1], *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=small and device.type == "cuda"
+    )
+    each(
+        lambda piece: whole[piece[1] - len(piece[0]) : piece[1]].copy_(piece[0]),
+        list(zip(parts, ends, strict=True)),
+    )
     return whole.to(device, non_blocking=True)
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same in the host's memory; what comes from a GPU goes through page-locked memory, which is several times as fast."""
+    """The same in the host's memory; what comes from a GPU goes through page-locked memory, which is several
+    times as fast."""
     return {name: _on_host(value) for name, value in tensors.items()}
 
 

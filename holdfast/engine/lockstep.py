@@ -1,4 +1,5 @@
-"""Many experiments at once: their round generators run together, and what they ask for at the same point is answered together."""
+"""Many experiments at once: their round generators run together, and what they ask for at the same point is
+answered together."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class Player:
     error: Exception | None = None
 
     def turn(self, up: Uplink | None) -> None:
-        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other with it; a disk that
-        refuses is nobody's failure and stops them all."""
+        """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other
+        with it; a disk that refuses is nobody's failure and stops them all."""
         try:
             self.waiting = self.steps.send(up)
         except StopIteration as end:
@@ -54,7 +55,8 @@ class Player:
         self.waiting, self.error = None, error
 
     def place(self) -> tuple[int, int, int]:
-        """Where in its run it stands; those furthest behind go first, so that cells stay together and can be fused."""
+        """Where in its run it stands; those furthest behind go first, so that cells stay together and can be
+        fused."""
         if isinstance(self.waiting, Ready):
             return self.cell.round, 2, 0
         assert self.waiting is not None
@@ -62,14 +64,18 @@ class Player:
 
 
 def drive(
-    engine: Engine, players: list[Player], after: Callable[[Player], None] = lambda player: None,
+    engine: Engine,
+    players: list[Player],
+    after: Callable[[Player], None] = lambda player: None,
     failed: Callable[[Player], None] = lambda player: None,
-) -> None:  # fmt: skip
-    """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is closed behind them.
+) -> None:
+    """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is
+    closed behind them.
 
-    A round is committed when all that play it are ready: then a killed process leaves them where they can go on together, and together
-    means with the same bits. For the same reason `failed` is called only once the others have committed the round in which one failed:
-    if the process is killed before that, the round is played again by all of them, with the one that fails."""
+    A round is committed when all that play it are ready: then a killed process leaves them where they can go
+    on together, and together means with the same bits. For the same reason `failed` is called only once the
+    others have committed the round in which one failed: if the process is killed before that, the round is
+    played again by all of them, with the one that fails."""
     told: set[int] = set()
 
     def tell(round: float) -> None:
@@ -82,7 +88,9 @@ def drive(
         _to_the_end(engine, players, after, tell)
 
 
-def _to_the_end(engine: Engine, players: list[Player], after: Callable[[Player], None], tell: Callable[[float], None]) -> None:
+def _to_the_end(
+    engine: Engine, players: list[Player], after: Callable[[Player], None], tell: Callable[[float], None]
+) -> None:
     for player in players:
         player.turn(None)
         after(player)
@@ -95,15 +103,19 @@ def _to_the_end(engine: Engine, players: list[Player], after: Callable[[Player],
             answers: list[Uplink | None] = [None] * len(now)
         else:
             answers = _exchange(engine, now)
-        each(lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None, list(zip(now, answers, strict=True)))
+        each(
+            lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
+            list(zip(now, answers, strict=True)),
+        )
         for player in now:
             after(player)
     tell(math.inf)
 
 
 def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
-    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind. A worker process that was lost may be
-    nobody's failure, so then all are asked together once more: one by one, their last bits could be others."""
+    """All at once; if that fails, one by one, so that only the one that cannot go on is left behind. A worker
+    process that was lost may be nobody's failure, so then all are asked together once more: one by one, their
+    last bits could be others."""
     try:
         try:
             return _together(engine, now)
@@ -126,7 +138,11 @@ def _together(engine: Engine, now: list[Player]) -> list[Uplink | None]:
     for player in now:
         player.cell.rows.keep()
     try:
-        return list(engine.exchange([Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]))
+        return list(
+            engine.exchange(
+                [Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]
+            )
+        )
     except Exception:
         for player in now:
             player.cell.rows.restore()  # what some of them had already done would be done twice

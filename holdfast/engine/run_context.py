@@ -22,8 +22,8 @@ from holdfast.storage.client_state import RowStore
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured on a client: which of its models, on which data, what a client outside the cohort and one in it uses, and which
-    metrics beside accuracy and loss."""
+    """What is measured on a client: which of its models, on which data, what a client outside the cohort and
+    one in it uses, and which metrics beside accuracy and loss."""
 
     models: tuple[str, ...]
     test: str = "per-client"
@@ -84,21 +84,34 @@ class Cell:
     def triggered(self, ids: Tensor) -> Padded:
         table = self.adversary.triggered
         assert table is not None
-        return table.take(ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64))
+        return table.take(
+            ids if self.measure.test == "per-client" else torch.zeros(len(ids), dtype=torch.int64)
+        )
 
     def fact(self, name: str, ids: Tensor) -> Tensor:
-        """What the partition says of these clients; -1 where it says nothing, and for the root pseudo-client."""
+        """What the partition says of these clients; -1 where it says nothing, and for the root
+        pseudo-client."""
         said = self.federation.facts.get(name)
         return torch.full_like(ids, -1) if said is None else torch.where(ids == ROOT, -1, said[ids])
 
     def group(self, task: str) -> tuple[Any, ...]:
-        """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real settings may differ."""
+        """Exchanges with equal keys are trained as one computation; learning rate, epochs, seed and real
+        settings may differ."""
         r = self.recipe
         return (
-            task, self.method.structure(), self.network.signature, self.network.dtype, id(self.federation.samples),
-            self.measure if task == "evaluate" else None, r.batch_size, r.shuffle, r.drop_last, r.augment, identity(r.loss),
+            task,
+            self.method.structure(),
+            self.network.signature,
+            self.network.dtype,
+            id(self.federation.samples),
+            self.measure if task == "evaluate" else None,
+            r.batch_size,
+            r.shuffle,
+            r.drop_last,
+            r.augment,
+            identity(r.loss),
             r.steps is None,
-        )  # fmt: skip
+        )
 
 
 def take(table: Table, ids: Tensor, root: Table | None) -> Padded:

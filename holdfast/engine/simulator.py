@@ -1,8 +1,9 @@
 """The simulator: carries out the exchanges of one experiment, or of many in lockstep.
 
-Exchanges whose cells share a group key become one cohort: rows of all cells are stacked, trained together, and dealt out again. Memory
-is bounded by working through the stack in chunks; private rows are read from disk for a chunk and written back after it. Where the plan
-has workers, the chunks are dealt to them. How a cohort is cut depends on the plan and never on who was free, so the bits do not either."""
+Exchanges whose cells share a group key become one cohort: rows of all cells are stacked, trained together,
+and dealt out again. Memory is bounded by working through the stack in chunks; private rows are read from disk
+for a chunk and written back after it. Where the plan has workers, the chunks are dealt to them. How a cohort
+is cut depends on the plan and never on who was free, so the bits do not either."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ _Piece = tuple[int, Call, slice]
 """Of a chunk: which call it belongs to, what of it, and where in the chunk."""
 
 
-NEEDS_SAMPLES = 'data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples'
+NEEDS_SAMPLES = (
+    'data.name = "declared" is for federations whose nodes bring their own data; a simulation needs samples'
+)
 
 
 @dataclass
@@ -70,7 +73,9 @@ class Simulator:
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
             ex = call.exchange
-            width = ex.pick.shape[1] if ex.task == SCORE else None  # one column of the reply for each model: committees of one size only
+            width = (
+                ex.pick.shape[1] if ex.task == SCORE else None
+            )  # one column of the reply for each model: committees of one size only
             groups.setdefault((*call.cell.group(ex.task), ex.rehearsal, width), []).append(place)
         answers: dict[int, Uplink] = {}
         for places in groups.values():
@@ -81,7 +86,8 @@ class Simulator:
         return each(lambda pair: self._answer(*pair), list(zip(calls, self._gathered(calls), strict=True)))
 
     def _gathered(self, calls: list[Call]) -> list[dict[str, Tensor]]:
-        """Carry out the calls chunk by chunk: private rows go to the disk, what each cell's clients send comes back."""
+        """Carry out the calls chunk by chunk: private rows go to the disk, what each cell's clients send
+        comes back."""
         fields: list[dict[str, Tensor]] = [{} for _ in calls]
         done = [0] * len(calls)
         chunks = self._chunks(calls)
@@ -96,10 +102,16 @@ class Simulator:
         return fields
 
     def _deal(
-        self, calls: list[Call], fields: list[dict[str, Tensor]], done: list[int], state: State | None, sent: State, piece: _Piece
+        self,
+        calls: list[Call],
+        fields: list[dict[str, Tensor]],
+        done: list[int],
+        state: State | None,
+        sent: State,
+        piece: _Piece,
     ) -> None:
-        """One call's piece of a chunk: what its clients send to the rest of it, their private rows to the disk. A call has one piece
-        of a chunk, so no two of them meet."""
+        """One call's piece of a chunk: what its clients send to the rest of it, their private rows to the
+        disk. A call has one piece of a chunk, so no two of them meet."""
         place, part, rows = piece
         end = done[place] + len(part.exchange.to)
         for name, value in sent.items():
@@ -124,26 +136,34 @@ class Simulator:
             yield self.work(stack, *private_rows(stack, pinned=self.device.type == "cuda"))
 
     def _room(self, call: Call, like: Tensor) -> Tensor:
-        """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a name, which goes when the tensor
-        goes and which the system may keep on disk meanwhile."""
+        """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a
+        name, which goes when the tensor goes and which the system may keep on disk meanwhile."""
         cell, shape = call.cell, (len(call.exchange.to), *like.shape[1:])
         size, bound = math.prod(shape) * like.element_size(), self.plans[cell.plan_key].memory
         if bound is None or size <= bound:
             return torch.empty(shape, dtype=like.dtype)
-        with readable(cell.rows.path), tempfile.NamedTemporaryFile(dir=cell.rows.path, prefix=".", suffix=".writing") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here; later it would be a signal
-            return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype).view(shape)
+        with (
+            readable(cell.rows.path),
+            tempfile.NamedTemporaryFile(dir=cell.rows.path, prefix=".", suffix=".writing") as file,
+        ):
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # a full disk is an error here; later it would be a signal
+            return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=like.dtype).view(
+                shape
+            )
 
     def _chunks(self, calls: list[Call]) -> list[list[tuple[int, Call]]]:
-        """Cut the joint cohort into runs that train at most `plan.rows` models, equally many for each worker, remembering which call each
-        piece belongs to."""
+        """Cut the joint cohort into runs that train at most `plan.rows` models, equally many for each worker,
+        remembering which call each piece belongs to."""
         chunks: list[list[tuple[int, Call]]] = [[]]
         first = calls[0].cell
         plan = self.plans[first.plan_key]
         most = max(1, plan.rows // first.rule.models_per_client)
         if plan.workers > 1:
             total = max(1, sum(len(call.exchange.to) for call in calls))
-            # one by one, clients may as well come in smaller portions: who has had clients with little data takes more of them
+            # one by one, clients may as well come in smaller portions: who has had clients with little data
+            # takes more of them
             turns = max(-(-total // (most * plan.workers)), _PORTIONS if plan.name == "loop" else 1)
             most = -(-total // (turns * plan.workers))
         room = most
@@ -155,28 +175,39 @@ class Simulator:
                     room = most
                 stop = min(n, start + room)
                 piece = call.exchange.only(torch.arange(start, stop))
-                chunks[-1].append((place, Call(call.cell, piece if plan.workers == 1 else picked_only(piece))))
+                chunks[-1].append(
+                    (place, Call(call.cell, piece if plan.workers == 1 else picked_only(piece)))
+                )
                 room -= stop - start
                 start = stop
         return [chunk for chunk in chunks if chunk]
 
     def work(self, parts: list[Call], known: Tensor, stored: State) -> Done:
-        """Carry out one stack of calls, given the private rows of the clients that have any: the new private rows (None: nothing
-        changes) and the fields to send. A real client is a stack of one."""
+        """Carry out one stack of calls, given the private rows of the clients that have any: the new private
+        rows (None: nothing changes) and the fields to send. A real client is a stack of one."""
         first = parts[0].cell
         local = self.local(parts)
         task = parts[0].exchange.task
         job = Job(
-            task, self._received(parts, local),
+            task,
+            self._received(parts, local),
             {k: self._put(torch.cat([p.exchange.extra[k] for p in parts])) for k in parts[0].exchange.extra},
-            known, {k: self._put(v) for k, v in stored.items()},
-            self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None, first.measure,
-            self.table([p.cell.triggered(p.exchange.to) for p in parts]) if task == EVALUATE and first.measure.trigger else None,
-        )  # fmt: skip
+            known,
+            {k: self._put(v) for k, v in stored.items()},
+            self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None,
+            first.measure,
+            (
+                self.table([p.cell.triggered(p.exchange.to) for p in parts])
+                if task == EVALUATE and first.measure.trigger
+                else None
+            ),
+        )
         with counting(self.device, local.plan.precision):
             try:
                 state, fields = perform(first.rule, local, job)
-            except torch.OutOfMemoryError:  # programs of other networks may hold what is missing; nothing was changed yet
+            except (
+                torch.OutOfMemoryError
+            ):  # programs of other networks may hold what is missing; nothing was changed yet
                 forget()
                 state, fields = perform(first.rule, local, job)
         return None if parts[0].exchange.rehearsal else state, fields
@@ -187,28 +218,47 @@ class Simulator:
         sizes = [len(p.exchange.to) for p in parts]
 
         def spread(values: list[float]) -> Tensor:
-            return torch.cat([torch.full((n,), v, dtype=torch.float64) for n, v in zip(sizes, values, strict=True)])
+            return torch.cat(
+                [torch.full((n,), v, dtype=torch.float64) for n, v in zip(sizes, values, strict=True)]
+            )
 
         cells = [p.cell for p in parts]
-        steps = None if first.recipe.steps is None else spread([float(c.recipe.steps or 0) for c in cells]).long()
+        steps = (
+            None if first.recipe.steps is None else spread([float(c.recipe.steps or 0) for c in cells]).long()
+        )
         numbers: dict[str, Any] = dict(
-            lr=spread([c.lr() for c in cells]), epochs=spread([float(c.recipe.epochs) for c in cells]).long(), steps=steps,
-            momentum=spread([float(c.recipe.momentum) for c in cells]), weight_decay=spread([float(c.recipe.weight_decay) for c in cells]),
-        )  # fmt: skip
+            lr=spread([c.lr() for c in cells]),
+            epochs=spread([float(c.recipe.epochs) for c in cells]).long(),
+            steps=steps,
+            momentum=spread([float(c.recipe.momentum) for c in cells]),
+            weight_decay=spread([float(c.recipe.weight_decay) for c in cells]),
+        )
         recipe = replace(first.recipe, **handed("recipe", numbers))
         rows = [c.method.row_settings() for c in cells]
         settings = {name: spread([row[name] for row in rows]).to(first.network.dtype) for name in rows[0]}
-        selected = [p.exchange.extra.get("selected", torch.ones(n, dtype=torch.bool)) for p, n in zip(parts, sizes, strict=True)]
+        selected = [
+            p.exchange.extra.get("selected", torch.ones(n, dtype=torch.bool))
+            for p, n in zip(parts, sizes, strict=True)
+        ]
         return Local(
-            network=first.network, wire=first.wire(), ids=torch.cat([p.exchange.to for p in parts]),
+            network=first.network,
+            wire=first.wire(),
+            ids=torch.cat([p.exchange.to for p in parts]),
             key=Key(torch.cat([client_key(p.cell.key, p.cell.round, p.exchange).bits for p in parts])),
-            samples=first.federation.samples.on(self.device), data=self.table([p.cell.data(p.exchange.to) for p in parts]),
+            samples=first.federation.samples.on(self.device),
+            data=self.table([p.cell.data(p.exchange.to) for p in parts]),
             validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
             initial=self._initial([c.initial for c in cells], sizes),
-            recipe=recipe, plan=self.plans[first.plan_key], settings=Settings(**handed("settings", settings, self._put)),
-            selected=torch.cat(selected), round=first.round,
-            facts={name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts])) for name in sorted(first.rule.knows)},
-        )  # fmt: skip
+            recipe=recipe,
+            plan=self.plans[first.plan_key],
+            settings=Settings(**handed("settings", settings, self._put)),
+            selected=torch.cat(selected),
+            round=first.round,
+            facts={
+                name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts]))
+                for name in sorted(first.rule.knows)
+            },
+        )
 
     def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
         """Each client's first model. Every cell's travels once, and is multiplied where it is needed."""
@@ -236,7 +286,9 @@ class Simulator:
             return nobody(schema, cell.network.dtype)
         if ex.task == EVALUATE:
             return up
-        up = cell.adversary.poison(ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step), cell.round, ex)
+        up = cell.adversary.poison(
+            ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step), cell.round, ex
+        )
         return screen(up, schema, cell.norm_cap)
 
     def table(self, parts: list[Padded]) -> Padded:
@@ -249,13 +301,20 @@ class Simulator:
 
 def _pieces(chunk: list[tuple[int, Call]]) -> list[_Piece]:
     ends = list(accumulate(len(part.exchange.to) for _, part in chunk))
-    return [(place, part, slice(start, end)) for (place, part), start, end in zip(chunk, [0, *ends], ends, strict=False)]
+    return [
+        (place, part, slice(start, end))
+        for (place, part), start, end in zip(chunk, [0, *ends], ends, strict=False)
+    ]
 
 
 def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:
     """Which of these clients have private rows on disk, and those rows; for a GPU in page-locked memory."""
     known = [call.cell.rows.present(call.exchange.to) for call in calls]
-    asked = [(call.cell.rows, call.exchange.to[there]) for call, there in zip(calls, known, strict=True) if bool(there.any())]
+    asked = [
+        (call.cell.rows, call.exchange.to[there])
+        for call, there in zip(calls, known, strict=True)
+        if bool(there.any())
+    ]
     ends = list(accumulate(len(ids) for _, ids in asked))
     whole = asked[0][0].room(ends[-1], pinned) if asked else {}
 
@@ -268,21 +327,27 @@ def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State
 
 
 def picked_only(exchange: Exchange) -> Exchange:
-    """The same request without the models that none of its clients receives: a worker need not be sent them."""
+    """The same request without the models that none of its clients receives: a worker need not be sent
+    them."""
     used, place = exchange.pick.clamp(min=0).unique(return_inverse=True)
     if exchange.bank.shape[0] <= 1 or not len(used):
         return exchange
-    return replace(exchange, bank=exchange.bank[used], pick=torch.where(exchange.pick >= 0, place, exchange.pick))
+    return replace(
+        exchange, bank=exchange.bank[used], pick=torch.where(exchange.pick >= 0, place, exchange.pick)
+    )
 
 
 def nobody(schema: Schema, dtype: torch.dtype) -> Uplink:
     """The answer of no client at all."""
-    fields = {name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()}
+    fields = {
+        name: torch.zeros(0, *field.shape, dtype=field.dtype or dtype) for name, field in schema.items()
+    }
     return Uplink(torch.zeros(0, dtype=torch.int64), fields)
 
 
 def _end_to_end(parts: list[Tensor]) -> Tensor:
-    """torch.cat that leaves a single view a view: one model for a thousand clients is not copied a thousand times."""
+    """torch.cat that leaves a single view a view: one model for a thousand clients is not copied a thousand
+    times."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

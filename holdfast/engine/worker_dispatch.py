@@ -1,4 +1,5 @@
-"""The workers of a simulator: what they are sent of a stack, what they send back, and whom they cannot work for."""
+"""The workers of a simulator: what they are sent of a stack, what they send back, and whom they cannot work
+for."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class KeepsState(Exception):
 
 @dataclass
 class Staff:
-    """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a cell change in a run, so these
-    are sent; a cell that the workers have never seen has them forked again."""
+    """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a
+    cell change in a run, so these are sent; a cell that the workers have never seen has them forked again."""
 
     work: Callable[[list[Call], Tensor, State], Done]
     private_rows: Callable[[list[Call]], tuple[Tensor, State]]
@@ -42,7 +43,8 @@ class Staff:
     unfit: bool = False
 
     def carry_out(self, stacks: list[list[Call]], workers: int) -> Generator[Done, None, None]:
-        """The outcome of each stack, in order, or of the first few where workers turn out to be of no use: the rest is the caller's."""
+        """The outcome of each stack, in order, or of the first few where workers turn out to be of no use:
+        the rest is the caller's."""
         if self.unfit:
             return
         pool = self._pool([part.cell for stack in stacks for part in stack], workers)
@@ -51,7 +53,11 @@ class Staff:
         except KeepsState as found:
             self.close()
             self.unfit = True
-            warnings.warn(f"{found}; worker processes cannot be used, this process does all the work", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{found}; worker processes cannot be used, this process does all the work",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         except BaseException:
             self.close()
             raise
@@ -72,7 +78,9 @@ class Staff:
 
     def _message(self, stack: list[Call]) -> Any:
         place = {id(cell): place for place, cell in enumerate(self.cells)}
-        return [(place[id(part.cell)], part.cell.round, part.exchange) for part in stack], *self.private_rows(stack)
+        return [(place[id(part.cell)], part.cell.round, part.exchange) for part in stack], *self.private_rows(
+            stack
+        )
 
     def _perform(self, message: Any) -> Done:
         """In a worker."""
@@ -87,7 +95,10 @@ class Staff:
         for thing, memory in before:
             for name in _changed(memory, _memory(thing)):
                 owner = getattr(thing, "__qualname__", type(thing).__qualname__)
-                raise KeepsState(f"{owner}.{name} changes from call to call, and one process does not see what another keeps")
+                raise KeepsState(
+                    f"{owner}.{name} changes from call to call, and one process does not see what another"
+                    " keeps"
+                )
         return done
 
 
@@ -101,9 +112,12 @@ def _memory(thing: Any) -> dict[str, tuple[Any, int]]:
 
 
 def _changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> list[str]:
-    """Names whose value is another. Where there was none, a cache has been filled, which every worker can do for itself."""
+    """Names whose value is another. Where there was none, a cache has been filled, which every worker can do
+    for itself."""
 
     def same(name: str, value: Any, mark: int) -> bool:
         return name in after and after[name][0] is value and after[name][1] == mark
 
-    return [name for name, (value, mark) in before.items() if value is not None and not same(name, value, mark)]
+    return [
+        name for name, (value, mark) in before.items() if value is not None and not same(name, value, mark)
+    ]

@@ -1,5 +1,6 @@
-"""Worker processes: children forked from this one. They know everything it knew then, user's functions and samples included, and are sent
-only what is new; tensors go through a socket as they lie in memory. They hold no lock, write no file and end when their parent ends."""
+"""Worker processes: children forked from this one. They know everything it knew then, user's functions and
+samples included, and are sent only what is new; tensors go through a socket as they lie in memory. They hold
+no lock, write no file and end when their parent ends."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Work = Callable[[Any], Any]
 
 
 class WorkerLost(RunError):
-    """A worker process ended in the middle of its work: memory ran out, or somebody killed it. Not always the work's own fault."""
+    """A worker process ended in the middle of its work: memory ran out, or somebody killed it. Not always the
+    work's own fault."""
 
 
 _BUFFER = 1 << 22  # bytes that a socket should hold: fewer changes between the processes
@@ -54,7 +56,8 @@ class Pool:
         self._links: list[socket.socket] = []
         self._pids: list[int | None] = []
         self.close = weakref.finalize(self, _end, os.getpid(), self._pids, self._links)
-        """Ends them at once: they have nothing to save. Called at the latest when nobody holds the pool any more."""
+        """Ends them at once: they have nothing to save. Called at the latest when nobody holds the pool any
+        more."""
         try:
             for _ in range(count):
                 self._fork(work)
@@ -72,9 +75,9 @@ class Pool:
         return [pid for pid in self._pids if pid is not None]
 
     def answers(self, jobs: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-        """What the workers make of these messages, in their order. Whoever is free takes the next message, which is made only then, and
-        nobody runs far ahead, so that few messages and answers exist at a time. Whatever goes wrong ends the pool: nobody may find an
-        answer to a question of before."""
+        """What the workers make of these messages, in their order. Whoever is free takes the next message,
+        which is made only then, and nobody runs far ahead, so that few messages and answers exist at a time.
+        Whatever goes wrong ends the pool: nobody may find an answer to a question of before."""
         free, busy, found = list(range(self.size)), dict[int, int](), dict[int, Any]()
         given = 0
         try:
@@ -110,7 +113,9 @@ class Pool:
                 stream.flush()
         parent = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: a worker uses none of them
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of forking beside threads: a worker uses none of them
             pid = os.fork()
         if pid == 0:
             try:
@@ -165,7 +170,9 @@ def _end(owner: int, pids: list[int | None], links: list[socket.socket]) -> None
 
 def _serve(link: socket.socket, work: Work, parent: int) -> None:
     """A worker's whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group of processes; the parent ends the workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group of processes; the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -202,7 +209,9 @@ def _told(error: BaseException) -> tuple[bytes | None, str, str, str, tuple[str,
     return None, type(error).__name__, text, "".join(traceback.format_exception(error)), place
 
 
-def _error(packed: bytes | None, name: str, text: str, trace: str, place: tuple[str, int, str] | None) -> Exception:
+def _error(
+    packed: bytes | None, name: str, text: str, trace: str, place: tuple[str, int, str] | None
+) -> Exception:
     error: Exception = RunError(f"{name}: {text}") if packed is None else pickle.loads(packed)
     note_place(error, place)
     error.add_note(f"in a worker process:\n{trace}")
@@ -220,7 +229,11 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(content, dtype=dtype).view(shape) if len(content) else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(content, dtype=dtype).view(shape)
+        if len(content)
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 def send(link: socket.socket, message: Any) -> None:
@@ -234,7 +247,8 @@ def send(link: socket.socket, message: Any) -> None:
 
 
 def receive(link: socket.socket) -> Any:
-    """Pickle is for this process and the children it has forked, over a pair of sockets that nobody else can open."""
+    """Pickle is for this process and the children it has forked, over a pair of sockets that nobody else can
+    open."""
     (count,) = struct.unpack("<Q", _exactly(link, 8))
     sizes = struct.unpack(f"<{count}Q", _exactly(link, 8 * count))
     head, *contents = [_exactly(link, size) for size in sizes]

@@ -1,5 +1,5 @@
-"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked, into one tally. Whatever else
-is wanted of a model's answers goes the same way, `through` it."""
+"""How good a model is on a client's data: the client's samples through it, one by one, by model or stacked,
+into one tally. Whatever else is wanted of a model's answers goes the same way, `through` it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from holdfast.local.plan import Plan
 from holdfast.models.network import Network
 
 Predict = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Tensor]
-_VALUES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 26}  # of the samples of one forward pass: more of them spill a core's cache
+_VALUES_AT_ONCE = {
+    "cpu": 1 << 17,
+    "cuda": 1 << 26,
+}  # of the samples of one forward pass: more of them spill a core's cache
 _SAMPLES_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 14}
-_ANSWERS_KEPT = {"cpu": 1 << 22, "cuda": 1 << 26}  # numbers of 8 bytes, one per place and class, where a metric needs all of a client's
+_ANSWERS_KEPT = {
+    "cpu": 1 << 22,
+    "cuda": 1 << 26,
+}  # numbers of 8 bytes, one per place and class, where a metric needs all of a client's
 
 
 class Sink(Protocol):
@@ -33,41 +39,86 @@ S = TypeVar("S", bound=Sink)
 
 
 def score(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    aux: Mapping[str, Tensor] | None = None, metrics: Collection[str] = (),
-) -> Score:  # fmt: skip
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    plan: Plan,
+    aux: Mapping[str, Tensor] | None = None,
+    metrics: Collection[str] = (),
+) -> Score:
     """How client i's data fares with model bank[which[i]]. `metrics` are those beside accuracy and loss."""
     n, most = len(data.count), _ANSWERS_KEPT[data.rows.device.type]
     portions = list(_portions(data.count, samples.classes, most)) if "auc" in metrics else [slice(0, n)]
     tallies = through(
-        network, predict, bank, which, samples, data, plan, lambda own: Tally(own, samples.classes, metrics), aux, portions
-    )  # fmt: skip
+        network,
+        predict,
+        bank,
+        which,
+        samples,
+        data,
+        plan,
+        lambda own: Tally(own, samples.classes, metrics),
+        aux,
+        portions,
+    )
     return Score.joined([tally.score() for tally in tallies])
 
 
 def through(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    begin: Callable[[Padded], S], aux: Mapping[str, Tensor] | None = None, portions: Sequence[slice] | None = None,
-) -> list[S]:  # fmt: skip
-    """Client i's data through model bank[which[i]], in evaluation mode, into what `begin` makes for each portion of the clients.
-    Clients that share a model go through it together, except on plan `loop`, where every client is measured exactly as it would measure
-    itself."""
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    plan: Plan,
+    begin: Callable[[Padded], S],
+    aux: Mapping[str, Tensor] | None = None,
+    portions: Sequence[slice] | None = None,
+) -> list[S]:
+    """Client i's data through model bank[which[i]], in evaluation mode, into what `begin` makes for each
+    portion of the clients. Clients that share a model go through it together, except on plan `loop`, where
+    every client is measured exactly as it would measure itself."""
     training = network.module.training
     network.module.eval()
     try:
         with torch.no_grad():
-            return _through(network, predict, bank, which, samples, data, plan, begin, aux or {}, portions or [slice(0, len(data.count))])
+            return _through(
+                network,
+                predict,
+                bank,
+                which,
+                samples,
+                data,
+                plan,
+                begin,
+                aux or {},
+                portions or [slice(0, len(data.count))],
+            )
     finally:
         network.module.train(training)
 
 
 def _through(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, plan: Plan,
-    begin: Callable[[Padded], S], aux: Mapping[str, Tensor], portions: Sequence[slice],
-) -> list[S]:  # fmt: skip
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    plan: Plan,
+    begin: Callable[[Padded], S],
+    aux: Mapping[str, Tensor],
+    portions: Sequence[slice],
+) -> list[S]:
     n = len(data.count)
     device = data.rows.device.type
-    at_once = max(1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape))))
+    at_once = max(
+        1, min(_SAMPLES_AT_ONCE[device], _VALUES_AT_ONCE[device] // max(1, math.prod(samples.sample_shape)))
+    )
     # on a CPU, clients who fill much of a pass by themselves gain nothing from being stacked
     large = device == "cpu" and n > 0 and float(data.count.double().mean()) * 8 > at_once
     few = not aux and bank.shape[0] * 4 <= n
@@ -90,7 +141,9 @@ def _through(
         while True:
             try:
                 return [work(part, most) for part in portions]
-            except torch.OutOfMemoryError:  # how much a network needs for a sample cannot be told from the sample
+            except (
+                torch.OutOfMemoryError
+            ):  # how much a network needs for a sample cannot be told from the sample
                 if most < 2:
                     raise
                 most //= 4
@@ -100,7 +153,8 @@ def _through(
 
 
 def _portions(count: Tensor, classes: int, most: int) -> Iterator[slice]:
-    """Consecutive clients whose answers, in a table as wide as the longest of them needs, are within the bound; at least one of them."""
+    """Consecutive clients whose answers, in a table as wide as the longest of them needs, are within the
+    bound; at least one of them."""
     start = longest = 0
     for i, samples in enumerate(count.tolist()):
         longest = max(longest, samples)
@@ -116,17 +170,29 @@ def _binder(network: Network) -> Callable[[Tensor], nn.Module]:
     slots = network.layout.slots
 
     def bind(vector: Tensor) -> nn.Module:
-        views = network.layout.tensors(vector.clone())  # a module may write, as an embedding with max_norm does
-        single.bind({s.name: views[s.name] for s in slots if not s.buffer}, {s.name: views[s.name] for s in slots if s.buffer})
+        views = network.layout.tensors(
+            vector.clone()
+        )  # a module may write, as an embedding with max_norm does
+        single.bind(
+            {s.name: views[s.name] for s in slots if not s.buffer},
+            {s.name: views[s.name] for s in slots if s.buffer},
+        )
         return single.module
 
     return bind
 
 
 def _one_by_one(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, sink: Sink,
-) -> None:  # fmt: skip
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    aux: Mapping[str, Tensor],
+    at_once: int,
+    sink: Sink,
+) -> None:
     bind = _binder(network)
     for i, count in enumerate(data.count.tolist()):
         module, own = bind(bank[which[i]]), {name: value[i] for name, value in aux.items()}
@@ -137,7 +203,14 @@ def _one_by_one(
 
 
 def _by_model(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, at_once: int, sink: Sink
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    at_once: int,
+    sink: Sink,
 ) -> None:
     """Few models for many clients: all samples of a model's clients in long batches."""
     bind, real = _binder(network), data.mask
@@ -161,9 +234,17 @@ class _Predictor(nn.Module):
 
 
 def _stacked(
-    network: Network, predict: Predict, bank: Tensor, which: Tensor, samples: Samples, data: Padded, aux: Mapping[str, Tensor],
-    at_once: int, most: int, sink: Sink,
-) -> None:  # fmt: skip
+    network: Network,
+    predict: Predict,
+    bank: Tensor,
+    which: Tensor,
+    samples: Samples,
+    data: Padded,
+    aux: Mapping[str, Tensor],
+    at_once: int,
+    most: int,
+    sink: Sink,
+) -> None:
     """Every client under its own model, several clients in one pass."""
     wrapped = _Predictor(network.module, predict)
     forward = vmap(lambda tensors, x, own: functional_call(wrapped, tensors, (x, own)))
@@ -177,4 +258,6 @@ def _stacked(
         longest = int(data.count[rows].max()) if len(data.count[rows]) else 0
         for first in range(0, longest, width):
             part = slice(first, min(first + width, longest))
-            sink.add(rows, part, forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own))
+            sink.add(
+                rows, part, forward(tensors, samples.batch(data.rows[rows, part], dtype=network.dtype), own)
+            )

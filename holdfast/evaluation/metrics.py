@@ -1,4 +1,5 @@
-"""From counts per client to the figures of a result. Accuracy is in [0, 1], over benign clients, and every name says what it is of."""
+"""From counts per client to the figures of a result. Accuracy is in [0, 1], over benign clients, and every
+name says what it is of."""
 
 from __future__ import annotations
 
@@ -15,8 +16,21 @@ Figures = dict[str, float | None]
 Answers = tuple[list[int], dict[int, str]]
 """One exchange: whose replies were accepted, and why others were refused."""
 SECONDS = ("client", "server", "server/aggregate", "server/calibrate", "server/detect", "evaluate")
-_OF_MODELS = ("global", "customised", "personal", "pooled", "better_of", "tacc", "tacc/pooled", "worst10", "std",
-              "best", "last10", "last10_std", "selected")  # fmt: skip
+_OF_MODELS = (
+    "global",
+    "customised",
+    "personal",
+    "pooled",
+    "better_of",
+    "tacc",
+    "tacc/pooled",
+    "worst10",
+    "std",
+    "best",
+    "last10",
+    "last10_std",
+    "selected",
+)
 NAMES = ("accuracy", *(f"accuracy/{name}" for name in (*_OF_MODELS, "late")))
 """What every result has; null where a method has no such model or nothing was measured."""
 _OF_METRICS = ("global", "customised", "personal", "worst10", "std", "clients")
@@ -24,11 +38,16 @@ _OF_METRICS = ("global", "customised", "personal", "worst10", "std", "clients")
 
 
 def of_round(
-    fields: Mapping[str, Tensor], benign: Tensor, models: Sequence[str], deployed: str, asked: Sequence[str] = (),
+    fields: Mapping[str, Tensor],
+    benign: Tensor,
+    models: Sequence[str],
+    deployed: str,
+    asked: Sequence[str] = (),
     has: Sequence[str] | None = None,
-) -> Figures:  # fmt: skip
-    """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the deployed model gives the headline.
-    `asked` are the metrics beside accuracy and loss, `has` the method's models where not all of them were measured."""
+) -> Figures:
+    """One evaluation: per model the mean over benign clients, pooled, spread and the worst tenth; the
+    deployed model gives the headline. `asked` are the metrics beside accuracy and loss, `has` the method's
+    models where not all of them were measured."""
     out: Figures = {}
     for split, prefix in (("test", ""), ("validation", "validation/")):
         if f"{split}/total" not in fields:
@@ -37,7 +56,10 @@ def of_round(
         for model in models:
             figures = _of_model(fields, split, model, benign)
             pooled[model] = figures["pooled"]
-            out |= {f"{prefix}accuracy/{model}": figures.pop("mean"), f"{prefix}loss/{model}": figures.pop("loss")}
+            out |= {
+                f"{prefix}accuracy/{model}": figures.pop("mean"),
+                f"{prefix}loss/{model}": figures.pop("loss"),
+            }
             if model == deployed:
                 out[f"{prefix}accuracy"] = out[f"{prefix}accuracy/{model}"]
                 out[f"{prefix}loss"] = out[f"{prefix}loss/{model}"]
@@ -45,23 +67,32 @@ def of_round(
         means = {model: out[f"{prefix}accuracy/{model}"] for model in models}
         out[f"{prefix}accuracy/better_of"] = _largest(means, models)
         scored = of_tacc(models if has is None else has)
-        out |= {f"{prefix}accuracy/tacc": _largest(means, scored), f"{prefix}accuracy/tacc/pooled": _largest(pooled, scored)}
+        out |= {
+            f"{prefix}accuracy/tacc": _largest(means, scored),
+            f"{prefix}accuracy/tacc/pooled": _largest(pooled, scored),
+        }
         for metric in asked:
             for model in models:
                 figures = _of_metric(fields[f"{split}/{model}/{metric}"][benign])
                 out[f"{prefix}{metric}/{model}"] = mean = figures.pop("mean")
                 if model == deployed:
-                    out |= {f"{prefix}{metric}": mean, **{f"{prefix}{metric}/{name}": value for name, value in figures.items()}}
+                    out |= {
+                        f"{prefix}{metric}": mean,
+                        **{f"{prefix}{metric}/{name}": value for name, value in figures.items()},
+                    }
     if f"triggered/{deployed}/correct" in fields:
         shown = float(fields["triggered/total"][benign].sum())
-        out["attack/asr"] = float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
+        out["attack/asr"] = (
+            float(fields[f"triggered/{deployed}/correct"][benign].sum()) / shown if shown else None
+        )
     return out
 
 
 def of_tacc(has: Sequence[str]) -> list[str]:
-    """Which of a method's models FedCAP's TAcc takes the better of: what a client is sent, its customised model or else the global one, and
-    what it made of it. The higher average counts, in the paper and in the released code, not each client's better model; the paper
-    averages over clients, the code over test samples."""
+    """Which of a method's models FedCAP's TAcc takes the better of: what a client is sent, its customised
+    model or else the global one, and what it made of it. The higher average counts, in the paper and in the
+    released code, not each client's better model; the paper averages over clients, the code over test
+    samples."""
     return [model for model in has if model != "global" or "customised" not in has]
 
 
@@ -72,7 +103,8 @@ def _largest(figures: Figures, models: Sequence[str]) -> float | None:
 
 
 def of_late(fields: Mapping[str, Tensor], late: Tensor, models: Sequence[str], deployed: str) -> Figures:
-    """Accuracy of clients that never trained, with what they would be given now; nothing where there are none."""
+    """Accuracy of clients that never trained, with what they would be given now; nothing where there are
+    none."""
     if not bool(late.any()):
         return {}
     found = {f"accuracy/late/{model}": _of_model(fields, "test", model, late)["mean"] for model in models}
@@ -95,51 +127,92 @@ def _of_model(fields: Mapping[str, Tensor], split: str, model: str, benign: Tens
 def _of_metric(values: Tensor) -> Figures:
     """Over the clients for which it is defined, and how many those are."""
     values = values[values >= 0]
-    return (_over_clients(values) if len(values) else {"mean": None, "std": None, "worst10": None}) | {"clients": len(values)}
+    return (_over_clients(values) if len(values) else {"mean": None, "std": None, "worst10": None}) | {
+        "clients": len(values)
+    }
 
 
 def _over_clients(values: Tensor) -> Figures:
     worst = values.sort().values[: max(1, math.ceil(len(values) / 10))]
-    return {"mean": float(values.mean()), "std": float(values.std(unbiased=False)), "worst10": float(worst.mean())}
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std(unbiased=False)),
+        "worst10": float(worst.mean()),
+    }
 
 
 def of_matches(matches: Tensor, ids: Tensor, facts: Mapping[str, Tensor], benign: Tensor) -> Figures:
-    """How many decisions of a matching server name the true partner (FedCOM Table 2). `matches` [n, classes] has a peer's id, -1 where
-    the client did not ask, less where nobody was found, which is wrong too. A partner is one in the client's target class: what is
-    decided on other classes is not judged. Nothing can be said where the partition knows no partners."""
+    """How many decisions of a matching server name the true partner (FedCOM Table 2). `matches` [n, classes]
+    has a peer's id, -1 where the client did not ask, less where nobody was found, which is wrong too. A
+    partner is one in the client's target class: what is decided on other classes is not judged. Nothing can
+    be said where the partition knows no partners."""
     if "partner" not in facts:
         return {"matching/accuracy": None}
     judged = (matches != -1) & benign[:, None]
     if "target" in facts:
         judged &= torch.arange(matches.shape[1]) == facts["target"][ids][:, None]
     right, decisions = int((judged & (matches == facts["partner"][ids][:, None])).sum()), int(judged.sum())
-    return {"matching/accuracy": right / decisions if decisions else None, "matching/right": right, "matching/decisions": decisions}
+    return {
+        "matching/accuracy": right / decisions if decisions else None,
+        "matching/right": right,
+        "matching/decisions": decisions,
+    }
 
 
 def divergence(figures: Figures, exchanges: Sequence[Answers], malicious: set[int]) -> str | None:
-    """Why a round counts as diverged, if it does. Screening refuses what is not finite, so a run whose training explodes goes on with its
-    old model and looks alive: the sign is a round in which all that benign clients sent was refused for that. A loss that is not finite,
-    over the benign clients, is the other sign."""
+    """Why a round counts as diverged, if it does. Screening refuses what is not finite, so a run whose
+    training explodes goes on with its old model and looks alive: the sign is a round in which all that benign
+    clients sent was refused for that. A loss that is not finite, over the benign clients, is the other
+    sign."""
     for accepted, refused in exchanges:
         reasons = [reason for client, reason in refused.items() if client not in malicious]
-        if reasons and not set(accepted) - malicious and all(reason.endswith(NOT_FINITE) for reason in reasons):
+        if (
+            reasons
+            and not set(accepted) - malicious
+            and all(reason.endswith(NOT_FINITE) for reason in reasons)
+        ):
             return f"nothing that the {len(reasons)} clients sent was finite ({reasons[0]})"
     # a loss that was not measured is None
-    worst = next((name for name, value in figures.items() if "loss" in name and value is not None and not math.isfinite(value)), None)
+    worst = next(
+        (
+            name
+            for name, value in figures.items()
+            if "loss" in name and value is not None and not math.isfinite(value)
+        ),
+        None,
+    )
     return f"{worst} is not finite" if worst is not None else None
 
 
 def of_run(
-    parts: Sequence[Mapping[str, Any]], targets: Sequence[float], malicious: Tensor, clients: int, banned: Mapping[int, Any],
+    parts: Sequence[Mapping[str, Any]],
+    targets: Sequence[float],
+    malicious: Tensor,
+    clients: int,
+    banned: Mapping[int, Any],
     asked: Sequence[str] = (),
-) -> Figures:  # fmt: skip
+) -> Figures:
     """The final figures: the last evaluation, and what can only be said of all rounds."""
     evaluated = [p for p in parts if p["metrics"].get("accuracy") is not None]
     # also where the deployed model is not among evaluate.models, and there is no headline
-    measured = [p for p in parts if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())]
-    names = [*NAMES, *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS)))]
+    measured = [
+        p
+        for p in parts
+        if any(name.startswith("accuracy/") and v is not None for name, v in p["metrics"].items())
+    ]
+    names = [
+        *NAMES,
+        *(name for metric in asked for name in (metric, *(f"{metric}/{of}" for of in _OF_METRICS))),
+    ]
     out: Figures = dict.fromkeys(names) | (measured[-1]["metrics"] if measured else {})
-    of_rounds = ("bytes/", "cohort", "refused", "rejected", "loss/train", "matching/")  # which are summed up below, or mean nothing later
+    of_rounds = (
+        "bytes/",
+        "cohort",
+        "refused",
+        "rejected",
+        "loss/train",
+        "matching/",
+    )  # which are summed up below, or mean nothing later
     out = {name: value for name, value in out.items() if not name.startswith(of_rounds)}
     accuracy = [float(p["metrics"]["accuracy"]) for p in evaluated]
     if accuracy:
@@ -150,7 +223,9 @@ def of_run(
         out["accuracy/selected"] = _selected(evaluated)
     for target in targets:
         reached = [p["round"] for p in evaluated if float(p["metrics"]["accuracy"]) >= target]
-        out[f"rounds_to/{target:.2f}" if round(target, 2) == target else f"rounds_to/{target}"] = reached[0] if reached else None
+        out[f"rounds_to/{target:.2f}" if round(target, 2) == target else f"rounds_to/{target}"] = (
+            reached[0] if reached else None
+        )
     out["diverged"] = first_diverged(parts)
     out["fallback_rounds"] = sum(bool(p.get("fallback")) for p in parts)
     fooled = [float(p["metrics"]["attack/asr"]) for p in parts if p["metrics"].get("attack/asr") is not None]
@@ -161,14 +236,18 @@ def of_run(
     out |= detection(malicious, clients, banned)
     for name in ("bytes/up", "bytes/down", "refused", "rejected"):
         out[name] = sum(p["metrics"].get(name) or 0 for p in parts)
-    for name in dict.fromkeys((*SECONDS, *(name for p in parts for name in p.get("seconds", {})))):  # a method may time more parts
+    for name in dict.fromkeys(
+        (*SECONDS, *(name for p in parts for name in p.get("seconds", {})))
+    ):  # a method may time more parts
         out[f"seconds/{name}"] = math.fsum(p.get("seconds", {}).get(name, 0.0) for p in parts)
     return out
 
 
 def _matching(parts: Sequence[Mapping[str, Any]]) -> Figures:
     """Over all decisions of the run; none for methods that match nobody."""
-    right, decisions = (sum(p["metrics"].get(f"matching/{name}", 0) for p in parts) for name in ("right", "decisions"))
+    right, decisions = (
+        sum(p["metrics"].get(f"matching/{name}", 0) for p in parts) for name in ("right", "decisions")
+    )
     return {"matching/accuracy": right / decisions if decisions else None}
 
 
@@ -191,6 +270,7 @@ def detection(malicious: Tensor, clients: int, banned: Mapping[int, Any]) -> Fig
 
 
 def _selected(evaluated: Sequence[Mapping[str, Any]]) -> float | None:
-    """Test accuracy of the round that validation data would choose: the first with the best validation accuracy."""
+    """Test accuracy of the round that validation data would choose: the first with the best validation
+    accuracy."""
     scored = [p["metrics"] for p in evaluated if p["metrics"].get("validation/accuracy") is not None]
     return float(max(scored, key=lambda m: m["validation/accuracy"])["accuracy"]) if scored else None

@@ -16,8 +16,8 @@ from holdfast.models.network import Network
 
 
 class Prototypes(NamedTuple):
-    """means [n, classes, d], zeros where a client has nothing of the class; counts [n, classes]; squares [n, classes], the mean squared
-    length of the features."""
+    """means [n, classes, d], zeros where a client has nothing of the class; counts [n, classes]; squares [n,
+    classes], the mean squared length of the features."""
 
     means: Tensor
     counts: Tensor
@@ -25,10 +25,17 @@ class Prototypes(NamedTuple):
 
 
 def prototypes(
-    network: Network, model: Tensor, samples: Samples, data: Padded, plan: Plan, head: str | None, classes: int | None = None
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    plan: Plan,
+    head: str | None,
+    classes: int | None = None,
 ) -> Prototypes:
-    """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up as they come and never
-    kept. Without a head, the features are the model's answers. `classes`: as many as the model tells apart, if not those of the data."""
+    """Client i's samples through its model[i], in evaluation mode, a portion at a time: features are added up
+    as they come and never kept. Without a head, the features are the model's answers. `classes`: as many as
+    the model tells apart, if not those of the data."""
     predict: Predict = lambda net, x, aux: features(net, x, head)  # noqa: E731
     width = width_of(network, model, samples, head)
     begin = partial(_Sums, classes=classes or samples.classes, width=width, dtype=network.dtype)
@@ -45,23 +52,30 @@ def held(data: Padded, classes: int) -> Tensor:
 
 
 def apart(found: Tensor, means: Tensor, known: Tensor, y: Tensor) -> Tensor:
-    """For losses: the mean squared distance of each sample's features to the prototype of its class, 0 where that is not known."""
+    """For losses: the mean squared distance of each sample's features to the prototype of its class, 0 where
+    that is not known."""
     return known[y] * (found - means[y]).square().mean(1)
 
 
-def averaged(means: Tensor, held: Tensor, weighting: str, old: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """The prototypes of a server from those of n clients, [classes, d] and which are known: each class over the clients that hold it, all
-    alike ("equal") or by their samples of it. A class that none of them holds keeps the prototype it had."""
+def averaged(
+    means: Tensor, held: Tensor, weighting: str, old: Tensor, known: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The prototypes of a server from those of n clients, [classes, d] and which are known: each class over
+    the clients that hold it, all alike ("equal") or by their samples of it. A class that none of them holds
+    keeps the prototype it had."""
     share = held if weighting == "samples" else (held > 0).to(means.dtype)
     total = share.sum(0)
-    share = share / total.clamp(min=torch.finfo(total.dtype).tiny)  # before anything is added up: the mean of finite numbers is finite
+    share = share / total.clamp(
+        min=torch.finfo(total.dtype).tiny
+    )  # before anything is added up: the mean of finite numbers is finite
     mean = torch.einsum("kc,kcd->cd", share, means)
     fresh = total > 0
     return torch.where(fresh[:, None], mean, old), torch.where(fresh, torch.ones_like(known), known)
 
 
 def width_of(network: Network, model: Tensor, samples: Samples, head: str | None) -> int:
-    """How many features there are: one sample through the first model tells, also where no client has any sample."""
+    """How many features there are: one sample through the first model tells, also where no client has any
+    sample."""
     if not len(model):
         return 0
     module, tensors = network.module, network.layout.tensors(model[0])

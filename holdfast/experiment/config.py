@@ -1,4 +1,5 @@
-"""The typed config: the same fields in TOML, in Python and behind --set. Everything wrong is said here, before anything runs."""
+"""The typed config: the same fields in TOML, in Python and behind --set. Everything wrong is said here,
+before anything runs."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ class TrainSettings(Section):
     lr_decay: float = setting(1.0, "the learning rate is multiplied by this after every round", gt=0, le=1)
     momentum: float = setting(0.0, "of the clients' SGD", ge=0, lt=1)
     weight_decay: float = setting(0.0, "of the clients' SGD", ge=0)
-    participation: float = setting(1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1)
-    availability: Availability = setting(1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file")
+    participation: float = setting(
+        1.0, "share of all clients that is drawn in each round, from those that are available", gt=0, le=1
+    )
+    availability: Availability = setting(
+        1.0, "who is there: a probability, {client = [[from, to], ...]} in rounds, or a JSON file"
+    )
     dropout: float = setting(0.0, "probability that a drawn client's reply is lost", ge=0, le=1)
     server_lr: float = setting(1.0, "the server moves this far along the aggregate", gt=0)
     shuffle: bool = setting(True, "draw a new order of samples in every epoch")
@@ -58,9 +63,14 @@ class TrainSettings(Section):
     loss: Chosen = setting("cross-entropy", "a loss by name, or a function of one client's batch")
     augment: Augment = Augment()
     norm_cap: float | None = setting(
-        None, f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in simulations", gt=0
+        None,
+        f"refuse updates that are longer than this; none: {FEDERATION_NORM_CAP:g} in federations, no cap in"
+        " simulations",
+        gt=0,
     )
-    dtype: Literal["float32", "float64"] = setting("float32", "numbers of the model; float64 for exact comparisons")
+    dtype: Literal["float32", "float64"] = setting(
+        "float32", "numbers of the model; float64 for exact comparisons"
+    )
 
 
 class EvaluateSettings(Section):
@@ -72,27 +82,52 @@ class EvaluateSettings(Section):
         ("global", "customised", "personal"), "which of them, where the method has them"
     )
     unselected: Literal["keep_own", "deliver", "finetune"] = setting(
-        "keep_own", "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained from that"
+        "keep_own",
+        "personal model of a client outside the cohort: its own, what it would be sent, or a copy trained"
+        " from that",
     )
     selected: Literal["deliver", "keep_own"] = setting(
-        "deliver", "personal model of a client in the cohort: with what it would be sent now, or as its own training left it"
+        "deliver",
+        "personal model of a client in the cohort: with what it would be sent now, or as its own training"
+        " left it",
     )
-    test: Literal["per-client", "global"] = setting("per-client", "each client's own test samples, or the dataset's test split")
+    test: Literal["per-client", "global"] = setting(
+        "per-client", "each client's own test samples, or the dataset's test split"
+    )
     metrics: tuple[Metric, ...] = setting((), "what is measured beside accuracy and loss")
-    targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting((0.8,), "accuracies for rounds_to/..., in [0, 1]")
+    targets: tuple[Annotated[float, Field(ge=0, le=1)], ...] = setting(
+        (0.8,), "accuracies for rounds_to/..., in [0, 1]"
+    )
 
 
 class EngineSettings(Section):
     """The [engine] section: where and how, never what."""
 
-    plan: Literal["auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"] = setting(
-        "auto", "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial finds faster"
+    plan: Literal[
+        "auto", "loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"
+    ] = setting(
+        "auto",
+        "clients one by one or stacked; on cuda also captured or compiled; auto: whichever a short trial"
+        " finds faster",
     )
-    precision: Literal["fp32", "tf32", "bf16"] = setting("tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU")
+    precision: Literal["fp32", "tf32", "bf16"] = setting(
+        "tf32", "of matrix products of float32 models; tf32 means fp32 on a CPU"
+    )
     device: str = setting("cpu", "cpu, cuda or cuda:1")
-    memory: str = setting("auto", "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on a GPU")
-    threads: int | None = setting(None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096)
-    workers: int | None = setting(None, "processes that train side by side; default: as many as cores, where clearly faster", ge=1, le=1024)
+    memory: str = setting(
+        "auto",
+        "bound on a stack of training clients, as 2GB; auto: 2GB on a CPU, four fifths of what is free on"
+        " a GPU",
+    )
+    threads: int | None = setting(
+        None, "threads; default: 1, or PyTorch's own number where that is clearly faster", ge=1, le=4096
+    )
+    workers: int | None = setting(
+        None,
+        "processes that train side by side; default: as many as cores, where clearly faster",
+        ge=1,
+        le=1024,
+    )
 
     @field_validator("memory")
     @classmethod
@@ -121,21 +156,23 @@ class Config(Section):
     @field_validator("attack", mode="before")
     @classmethod
     def _nobody(cls, attack: Any) -> Any:
-        """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name "none"."""
+        """TOML has no word for nothing, and a sweep over attacks wants a cell without one: the name
+        "none"."""
         return None if (attack.get("name") if isinstance(attack, Mapping) else attack) == "none" else attack
 
     @field_validator("detectors", mode="before")
     @classmethod
     def _several(cls, detectors: Any) -> Any:
         if not isinstance(detectors, (list, tuple)):
-            raise ValueError("needs a list: detectors = [\"norm\"], or [[detectors]] above a table of settings")
+            raise ValueError('needs a list: detectors = ["norm"], or [[detectors]] above a table of settings')
         return detectors
 
     def parts(self) -> Parts:
         return Parts.of(self)
 
     def plain(self) -> dict[str, Any]:
-        """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be resumed by name alone."""
+        """The config as it stands in a manifest; objects are named, and a run with unnamed objects cannot be
+        resumed by name alone."""
         return plain(self, self._numbers)
 
     def numbered(self, numbers: Numbers) -> Config:
@@ -144,9 +181,13 @@ class Config(Section):
 
 
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain config as this version would write it: settings that are younger than it have their defaults."""
+    """A plain config as this version would write it: settings that are younger than it have their
+    defaults."""
     usual = Config().plain()
-    return {**began, **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")}}
+    return {
+        **began,
+        **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")},
+    }
 
 
 class Parts(Section):
@@ -165,25 +206,38 @@ class Parts(Section):
         if not isinstance(method, Method):
             raise ConfigError(f"method: {type(method).__name__} is not a method")
         if isinstance(config.model, nn.Module):
-            raise ConfigError("model: wrap the module, as in holdfast.Model(module, head=\"fc\"), so that its head has a name")
+            raise ConfigError(
+                'model: wrap the module, as in holdfast.Model(module, head="fc"), so that its head has a name'
+            )
         aggregator = _aggregator(config.aggregator)
         if config.aggregator is not None and not method.reduces:
-            raise ConfigError(f"aggregator: method '{method.name}' never reduces updates; leave aggregator '{aggregator.name}' out")
+            raise ConfigError(
+                f"aggregator: method '{method.name}' never reduces updates; leave aggregator"
+                f" '{aggregator.name}' out"
+            )
         if config.detectors and not method.reduces:
             raise ConfigError(f"detectors: method '{method.name}' sends no updates to judge; leave them out")
         if "root" in aggregator.needs and config.data.root < 1:
-            raise ConfigError(f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example to 100")
+            raise ConfigError(
+                f"aggregator '{aggregator.name}' needs the server's own data; set data.root, for example"
+                " to 100"
+            )
         if aggregator.idle():
-            raise ConfigError(f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for example to 0.2")
+            raise ConfigError(
+                f"aggregator.f: '{aggregator.name}' leaves out as many as are assumed malicious; set f, for"
+                " example to 0.2"
+            )
         known = config.data.known_clients
         if known is not None:
             check_cohort(aggregator, cohort_size(config.train.participation, known - config.data.held_out))
         if "validation" in method.Client.needs and config.data.split.validation <= 0:
-            raise ConfigError(f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1")
+            raise ConfigError(
+                f"method '{method.name}' needs validation data; set data.split.validation, for example to 0.1"
+            )
         if config.evaluate.clients == "held-out" and config.data.held_out < 1:
-            raise ConfigError("evaluate.clients = \"held-out\" needs held-out clients; set data.held_out")
+            raise ConfigError('evaluate.clients = "held-out" needs held-out clients; set data.held_out')
         if config.evaluate.test == "global" and config.data.pool != "train":
-            raise ConfigError("evaluate.test = \"global\" would test on training data; set data.pool = \"train\"")
+            raise ConfigError('evaluate.test = "global" would test on training data; set data.pool = "train"')
         if not set(config.evaluate.models) & set(method.models):
             raise ConfigError(f"evaluate.models: method '{method.name}' has only {', '.join(method.models)}")
         if not callable(config.train.loss) or isinstance(config.train.loss, Part):
@@ -191,10 +245,13 @@ class Parts(Section):
         else:
             loss = config.train.loss
         found = dict(
-            method=method, model=config.model if isinstance(config.model, Model) else build("model", config.model), aggregator=aggregator,
+            method=method,
+            model=config.model if isinstance(config.model, Model) else build("model", config.model),
+            aggregator=aggregator,
             detectors=tuple(build("detector", d, f"detectors.{i}") for i, d in enumerate(config.detectors)),
-            attack=None if config.attack is None else build("attack", config.attack), loss=loss,
-        )  # fmt: skip
+            attack=None if config.attack is None else build("attack", config.attack),
+            loss=loss,
+        )
         try:
             return cls(**found)
         except INVALID as error:  # an object of the wrong kind
@@ -202,12 +259,13 @@ class Parts(Section):
 
 
 def check_cohort(aggregator: Aggregator, n: int) -> None:
-    """A rule that a full cohort of n is too small for would fall back in every round: that is not what was asked for."""
+    """A rule that a full cohort of n is too small for would fall back in every round: that is not what was
+    asked for."""
     if not aggregator.enough(n):
         f = aggregator.assumed(n)
         raise ConfigError(
-            f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients with f = {f}; "
-            "lower aggregator.f, or raise data.clients or train.participation"
+            f"aggregator '{aggregator.name}' needs {aggregator.condition}, but a cohort has n = {n} clients"
+            f" with f = {f}; lower aggregator.f, or raise data.clients or train.participation"
         )
 
 
@@ -263,7 +321,8 @@ def parse_changes(changes: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def rank(path: str) -> tuple[int, bool]:
-    """The order in which keys are set: a part's name before its settings, because naming another part resets its own."""
+    """The order in which keys are set: a part's name before its settings, because naming another part resets
+    its own."""
     return path.count("."), not path.endswith(".name")
 
 
@@ -299,7 +358,8 @@ def assign(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _rename(table: dict[str, Any], section: str, name: Any) -> None:
-    """Another part: settings of the old one mean nothing to it, except those that every part of the kind has."""
+    """Another part: settings of the old one mean nothing to it, except those that every part of the kind
+    has."""
     if section in PART_SECTIONS and table.get("name", name) != name:
         kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
         table.clear()
@@ -307,8 +367,8 @@ def _rename(table: dict[str, Any], section: str, name: Any) -> None:
 
 
 def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An object stands for the
-    whole part."""
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An
+    object stands for the whole part."""
     out = dict(table)
     for key, given in sections.items():
         there = out.get(key)
@@ -317,8 +377,16 @@ def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, An
         if isinstance(given, str) and key in PART_SECTIONS and isinstance(there, Mapping):
             given = {"name": given}
         if not isinstance(given, Mapping) or not isinstance(there, Mapping):
-            if isinstance(given, Mapping) and "name" not in given and key in PART_SECTIONS and there is not None:
-                raise ConfigError(f"{key}: the config has a Python object there, which has no single settings to change; give it anew")
+            if (
+                isinstance(given, Mapping)
+                and "name" not in given
+                and key in PART_SECTIONS
+                and there is not None
+            ):
+                raise ConfigError(
+                    f"{key}: the config has a Python object there, which has no single settings to change;"
+                    " give it anew"
+                )
             out[key] = given
             continue
         inner = dict(there)
@@ -337,14 +405,18 @@ def as_table(config: Any) -> dict[str, Any]:
     if isinstance(config, (str, os.PathLike)):
         return read_config(Path(config))
     if isinstance(config, Config):
-        raise ConfigError("a Config is one experiment, without a sweep; give a table with \"sweep\", or the path of a TOML file")
+        raise ConfigError(
+            'a Config is one experiment, without a sweep; give a table with "sweep", or the path of a TOML'
+            " file"
+        )
     shown = repr(config).splitlines()[0][:60]
     raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
 
 
 PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
 _COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
-"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules about the same assumptions."""
+"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules
+about the same assumptions."""
 
 
 def _default_of(section: str) -> dict[str, Any]:

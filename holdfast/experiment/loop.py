@@ -1,5 +1,5 @@
-"""One experiment: the config's objects, and the run loop. The loop is a generator of exchanges, so whoever carries them out, the
-simulator or a Flower server, drives the same lines."""
+"""One experiment: the config's objects, and the run loop. The loop is a generator of exchanges, so whoever
+carries them out, the simulator or a Flower server, drives the same lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ Steps = Generator[Any, Any, Any]
 
 
 class Experiment:
-    """Built from a config without touching the disk; `play` then opens the run directory and goes round by round."""
+    """Built from a config without touching the disk; `play` then opens the run directory and goes round by
+    round."""
 
     def __init__(self, config: Config, out: Path, label: str = "", samples: Samples | None = None):
         self.config, self.out, self.label = config, Path(out), label or Path(out).name
@@ -46,20 +47,31 @@ class Experiment:
         self.method = self.parts.method
         self.key = Key(config.seed)
         self.federation = build_federation(config.data, self.key.fold("data"), samples)
-        trainers = torch.tensor([c for c in range(self.federation.clients) if c not in self.federation.held_out], dtype=torch.int64)
+        trainers = torch.tensor(
+            [c for c in range(self.federation.clients) if c not in self.federation.held_out],
+            dtype=torch.int64,
+        )
         self.adversary = Adversary(self.parts.attack, trainers, self.key.fold("attack"))
         self.rule, self.server = self.method.client_half(), self.method.Server(self.method)
         self.weights = Weights.of(self.parts.model)
         self.network = make_network(self.parts, self.federation.samples, config.train.dtype, self.weights)
         self.store = Store(self.out)
-        start = None if self.weights is None else self.store.start()  # a run that has begun does not need the file again
+        start = (
+            None if self.weights is None else self.store.start()
+        )  # a run that has begun does not need the file again
         self.initial = self.network.initial(self.key.fold("model")) if start is None else start
         config.train.augment.check(self.federation.samples.sample_shape)
         availability = read_availability(config.train.availability, self.federation.clients)
         self.roster = Roster(
-            trainers, self.key.fold("roster"), config.train.participation, availability, draws_banned=self.method.draws_banned
+            trainers,
+            self.key.fold("roster"),
+            config.train.participation,
+            availability,
+            draws_banned=self.method.draws_banned,
         )
-        check_cohort(self.parts.aggregator, self.roster.cohort_size())  # how many users a dataset has is known only now
+        check_cohort(
+            self.parts.aggregator, self.roster.cohort_size()
+        )  # how many users a dataset has is known only now
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
         self.cell = self._cell()
@@ -72,11 +84,13 @@ class Experiment:
 
     @property
     def committed(self) -> int:
-        """The last round on disk: that before the one which is under way. -1 where even the start is not there."""
+        """The last round on disk: that before the one which is under way. -1 where even the start is not
+        there."""
         return self.cell.round - (self.finished is None)
 
     def play(self) -> Generator[Exchange | Ready, Any, dict[str, Any]]:
-        """The run: resume from the committed round, play the rest, finish. A finished run only says its result again."""
+        """The run: resume from the committed round, play the rest, finish. A finished run only says its
+        result again."""
         (state, ready), cell, server = self._restore(), self.cell, self.server
         if ready is not None:
             yield ready
@@ -118,10 +132,19 @@ class Experiment:
         wire = self.cell.wire()
         head = wire.pack(self.network.head)[: wire.parameters] if self.network.head_name else None
         return Context(
-            round=round, cohort=cohort, available=available, key=self.key.fold("server", round), wire=wire, layout=self.network.layout,
-            initial=wire.pack(self.initial), aggregator=self.parts.aggregator, detectors=self.parts.detectors,
-            server_lr=train.server_lr, weighting=self.parts.aggregator.weights, head=head,
-        )  # fmt: skip
+            round=round,
+            cohort=cohort,
+            available=available,
+            key=self.key.fold("server", round),
+            wire=wire,
+            layout=self.network.layout,
+            initial=wire.pack(self.initial),
+            aggregator=self.parts.aggregator,
+            detectors=self.parts.detectors,
+            server_lr=train.server_lr,
+            weighting=self.parts.aggregator.weights,
+            head=head,
+        )
 
     def _metered(self, steps: Steps) -> Steps:
         """Pass exchanges through, number them, lose some replies if asked to, and count bytes and seconds."""
@@ -148,8 +171,11 @@ class Experiment:
         luck = self.key.fold("dropout", self.cell.round, exchange.step).fold(exchange.to).uniform()
         return exchange.only((luck >= self.config.train.dropout) | (exchange.to == ROOT))
 
-    def _evaluate(self, state: State, ctx: Context, last: bool = False) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
-        """Measure what the clients would use now. Off the books: no traffic is counted, no state is written."""
+    def _evaluate(
+        self, state: State, ctx: Context, last: bool = False
+    ) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
+        """Measure what the clients would use now. Off the books: no traffic is counted, no state is
+        written."""
         if not last and self.cell.round % self.config.evaluate.every and self.cell.round != self.rounds:
             return {}, {}
         started = time.perf_counter()
@@ -158,26 +184,37 @@ class Experiment:
         sent = yield from self.rehearsed(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
-        if {"global", "customised"} <= set(self.method.models):  # the global model too, in front of the client's own
-            assert reference is not None, f"{self.method.name} has global models but its server half names none"
+        if {"global", "customised"} <= set(
+            self.method.models
+        ):  # the global model too, in front of the client's own
+            assert reference is not None, (
+                f"{self.method.name} has global models but its server half names none"
+            )
             bank = torch.cat([bank, reference[None]])
             pick = torch.cat([torch.full((len(ids), 1), len(sent.bank), dtype=torch.int64), pick], dim=1)
         selected = torch.isin(ids, self.meter.took_part())
-        up = yield Exchange(EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.next_step())
+        up = yield Exchange(
+            EVALUATE, ids, bank, pick, {**sent.extra, "selected": selected}, step=self.meter.next_step()
+        )
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
         benign = self.adversary.benign(up.ids, self.cell.round)
         of_late = torch.isin(up.ids, late)
         counted, asked = benign & torch.isin(up.ids, measured), self.metrics
-        figures = metrics.of_round(up.fields, counted, self.models, self.method.deploys, asked, has=self.method.models)
+        figures = metrics.of_round(
+            up.fields, counted, self.models, self.method.deploys, asked, has=self.method.models
+        )
         figures |= metrics.of_late(up.fields, of_late, self.models, self.method.deploys)
         self.meter.evaluate += time.perf_counter() - started
         arrays = {"ids": up.ids, "selected": selected, **up.fields}
         shown = {"evaluate": torch.isin(up.ids, measured), **({"late": of_late} if len(late) else {})}
-        return figures, {f"{of}/{name}": value[rows] for of, rows in shown.items() for name, value in arrays.items()}
+        return figures, {
+            f"{of}/{name}": value[rows] for of, rows in shown.items() for name, value in arrays.items()
+        }
 
     def rehearsed(self, steps: Steps) -> Steps:
-        """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of it is kept."""
+        """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of
+        it is kept."""
         up = None
         while True:
             try:
@@ -195,12 +232,21 @@ class Experiment:
             return torch.tensor(self.federation.held_out, dtype=torch.int64)
         return members[self.adversary.benign(members, self.cell.round)] if which == "benign" else members
 
-    def _ready(self, state: State, ctx: Context, verdict: Verdict, figures: metrics.Figures, arrays: Mapping[str, Tensor]) -> Ready:
+    def _ready(
+        self,
+        state: State,
+        ctx: Context,
+        verdict: Verdict,
+        figures: metrics.Figures,
+        arrays: Mapping[str, Tensor],
+    ) -> Ready:
         """All of the round written; who drives makes it the truth."""
         meter, round, rows = self.meter, self.cell.round, self.cell.rows
         if "matches" in verdict.tables:  # of a method that looks for peers
             benign = self.adversary.benign(verdict.ids, round)
-            figures = figures | metrics.of_matches(verdict.tables["matches"], verdict.ids, self.federation.facts, benign)
+            figures = figures | metrics.of_matches(
+                verdict.tables["matches"], verdict.ids, self.federation.facts, benign
+            )
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.cell.round,
@@ -226,7 +272,8 @@ class Experiment:
         return self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
 
     def _restore(self) -> tuple[State, Ready | None]:
-        """The committed state, or the start: round 0 is to be committed too, so that a run exists on disk before it trains."""
+        """The committed state, or the start: round 0 is to be committed too, so that a run exists on disk
+        before it trains."""
         head = self.store.head()
         if head is not None:
             self.cell.round, saved = head
@@ -234,20 +281,31 @@ class Experiment:
                 self.roster.restore(saved)
                 self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
-                raise RunError(f"{self.out}: the committed state of round {self.cell.round} is damaged ({error})") from None
+                raise RunError(
+                    f"{self.out}: the committed state of round {self.cell.round} is damaged ({error})"
+                ) from None
             self.store.tidy(self.cell.round)  # a kill after the last commit may have left the state before it
-            return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}, None
+            return {
+                name.removeprefix("server/"): value
+                for name, value in saved.items()
+                if name.startswith("server/")
+            }, None
         if self.weights is not None:
             self.store.write_start(self.initial)
         self.cell.round = 0
         self.cell.rows = RowStore(self.out / "rows")
         ctx = self.context()
         state = self.server.init(ctx)
-        state |= {f"aggregator/{k}": v for k, v in self.parts.aggregator.init(ctx.wire.layout(self.network.layout)).items()}
+        state |= {
+            f"aggregator/{k}": v
+            for k, v in self.parts.aggregator.init(ctx.wire.layout(self.network.layout)).items()
+        }
         for place, detector in enumerate(self.parts.detectors):
             state |= {f"detector{place}/{k}": v for k, v in detector.init().items()}
         server = {f"server/{k}": v for k, v in state.items()}
-        return state, self.store.prepare(0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows)
+        return state, self.store.prepare(
+            0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows
+        )
 
     def _conclude(self) -> dict[str, Any]:
         """Write the final figures beside the protocol they were measured by."""
@@ -255,9 +313,18 @@ class Experiment:
         who = self.adversary.malicious, len(self.roster.clients), self.roster.banned
         final = metrics.of_run(parts, self.config.evaluate.targets, *who, self.metrics)
         final |= detection.of_rounds(self._seen(parts), decide=self.adversary.redraws)
-        protocol = {**self.config.evaluate.model_dump(mode="json"), "models": list(self.models), "metrics": list(self.metrics)}
+        protocol = {
+            **self.config.evaluate.model_dump(mode="json"),
+            "models": list(self.models),
+            "metrics": list(self.metrics),
+        }
         protocol["deployed"] = self.method.deploys
-        self.finished = {"run_dir": str(self.out), "rounds": self.rounds, "final": final, "protocol": protocol}
+        self.finished = {
+            "run_dir": str(self.out),
+            "rounds": self.rounds,
+            "final": final,
+            "protocol": protocol,
+        }
         self.store.write_json("result.json", self.finished)
         return self.finished
 
@@ -265,22 +332,53 @@ class Experiment:
         """Every round's verdict beside the truth, where there is one to tell."""
         if not len(self.adversary.malicious):
             return []
-        return [detection.Seen.of(part, self.store.arrays(part["round"]), self.adversary.at(part["round"])) for part in parts]
+        return [
+            detection.Seen.of(part, self.store.arrays(part["round"]), self.adversary.at(part["round"]))
+            for part in parts
+        ]
 
     def _cell(self) -> Cell:
         train, evaluate = self.config.train, self.config.evaluate
         recipe = Recipe(
-            lr=train.lr, epochs=train.local_epochs, steps=train.local_steps, batch_size=train.batch_size, momentum=train.momentum,
-            weight_decay=train.weight_decay, shuffle=train.shuffle, drop_last=train.drop_last, augment=train.augment, loss=self.parts.loss,
-        )  # fmt: skip
-        poisoned = self.adversary.poison_data(self.federation, "test" if evaluate.test == "per-client" else "global_test")
+            lr=train.lr,
+            epochs=train.local_epochs,
+            steps=train.local_steps,
+            batch_size=train.batch_size,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            shuffle=train.shuffle,
+            drop_last=train.drop_last,
+            augment=train.augment,
+            loss=self.parts.loss,
+        )
+        poisoned = self.adversary.poison_data(
+            self.federation, "test" if evaluate.test == "per-client" else "global_test"
+        )
         validates, triggers = self.config.data.split.validation > 0, self.adversary.triggered is not None
-        measure = Measure(self.models, evaluate.test, evaluate.unselected, validates, self.metrics, triggers, evaluate.selected)
+        measure = Measure(
+            self.models,
+            evaluate.test,
+            evaluate.unselected,
+            validates,
+            self.metrics,
+            triggers,
+            evaluate.selected,
+        )
         return Cell(
-            label=self.label, key=self.key, method=self.method, rule=self.rule, network=self.network, initial=self.initial,
-            federation=poisoned, recipe=recipe, lr_decay=train.lr_decay, measure=measure,
-            rows=RowStore(self.out / "rows"), adversary=self.adversary, norm_cap=train.norm_cap,
-        )  # fmt: skip
+            label=self.label,
+            key=self.key,
+            method=self.method,
+            rule=self.rule,
+            network=self.network,
+            initial=self.initial,
+            federation=poisoned,
+            recipe=recipe,
+            lr_decay=train.lr_decay,
+            measure=measure,
+            rows=RowStore(self.out / "rows"),
+            adversary=self.adversary,
+            norm_cap=train.norm_cap,
+        )
 
 
 class Meter:
@@ -330,7 +428,8 @@ class Meter:
 
 
 def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | None = None) -> Network:
-    """The method's network around the chosen model. Where its start comes from is not in its signature: it is one network all the same."""
+    """The method's network around the chosen model. Where its start comes from is not in its signature: it is
+    one network all the same."""
     rule, model = parts.method.client_half(), parts.model
     built_by = name_of(type(rule).network)
     if type(rule).network is not ClientRule.network:  # which may read settings
@@ -340,7 +439,10 @@ def make_network(parts: Parts, samples: Samples, dtype: str, weights: Weights | 
     elif hasattr(model, "build"):
         check_reads(model, samples.sample_shape, samples.words)
         make, head = partial(model.build, samples.sample_shape, samples.classes), "head"
-        about = f"{name_of(type(model))} {described(architecture(model))} {samples.sample_shape} {samples.classes}"
+        about = (
+            f"{name_of(type(model))} {described(architecture(model))} {samples.sample_shape}"
+            f" {samples.classes}"
+        )
     else:
         raise ConfigError(f"model '{model.name}' cannot be built")
     rule.head_name = head

@@ -45,8 +45,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json")
     if manifest is None:
         raise ConfigError(f"no run in {folder}: it has no manifest.json")
-    expected = {"config": dict, "plan": dict, "threads": int, "device": str, "label": str, "group": list, "partition": str, "initial": str}
-    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)] or _broken(manifest)
+    expected = {
+        "config": dict,
+        "plan": dict,
+        "threads": int,
+        "device": str,
+        "label": str,
+        "group": list,
+        "partition": str,
+        "initial": str,
+    }
+    broken = [name for name, kind in expected.items() if not isinstance(manifest.get(name), kind)] or _broken(
+        manifest
+    )
     if broken:
         raise RunError(f"{folder / 'manifest.json'} is damaged: '{broken[0]}' cannot be read")
     return manifest
@@ -56,16 +67,29 @@ def _broken(manifest: Mapping[str, Any]) -> list[str]:
     """Which values of a manifest are not what is written there, where all are of the right type."""
     config, malicious = manifest["config"], manifest.get("malicious")
     sections = [config.get(name) for name in ("data", "train", "evaluate", "engine")]
-    sound = all(isinstance(section, dict) for section in sections) and is_whole(config["train"].get("rounds"), least=1)
-    sound = sound and type(config.get("seed")) is int and all(isinstance(config.get(name), (str, dict)) for name in ("method", "model"))
-    sound = sound and all(name in config and isinstance(config[name], (str, dict, type(None))) for name in ("aggregator", "attack"))
+    sound = all(isinstance(section, dict) for section in sections) and is_whole(
+        config["train"].get("rounds"), least=1
+    )
+    sound = (
+        sound
+        and type(config.get("seed")) is int
+        and all(isinstance(config.get(name), (str, dict)) for name in ("method", "model"))
+    )
+    sound = sound and all(
+        name in config and isinstance(config[name], (str, dict, type(None)))
+        for name in ("aggregator", "attack")
+    )
     good = {
         "config": sound and are_words(config["evaluate"].get("metrics", [])),
-        "plan": is_plan(manifest["plan"]), "threads": is_whole(manifest["threads"], least=1, most=_MANY),
-        "device": is_device(manifest["device"]), "group": are_words(manifest["group"]),
-        "malicious": isinstance(malicious, str) or isinstance(malicious, list) and all(map(is_whole, malicious)),
+        "plan": is_plan(manifest["plan"]),
+        "threads": is_whole(manifest["threads"], least=1, most=_MANY),
+        "device": is_device(manifest["device"]),
+        "group": are_words(manifest["group"]),
+        "malicious": (
+            isinstance(malicious, str) or isinstance(malicious, list) and all(map(is_whole, malicious))
+        ),
         "plugins": are_words(manifest.get("plugins", [])),
-    }  # fmt: skip
+    }
     return [name for name, fits in good.items() if not fits]
 
 
@@ -84,7 +108,8 @@ def are_terms(threads: Any, device: Any, torch: Any) -> bool:
 
 
 def is_plan(table: Any) -> bool:
-    """Whether a table from a file is a plan that can be followed: so many rows and processes are asked of the machine."""
+    """Whether a table from a file is a plan that can be followed: so many rows and processes are asked of the
+    machine."""
     if not isinstance(table, Mapping) or table.keys() - Plan.__dataclass_fields__.keys():
         return False
     try:
@@ -92,7 +117,9 @@ def is_plan(table: Any) -> bool:
     except (ValueError, TypeError):
         return False
     counts = [plan.rows, *plan.sizes, *([] if plan.stack is None else [plan.stack])]
-    return all(is_whole(count, least=1, most=2**40) for count in counts) and is_whole(plan.workers, least=1, most=_MANY)
+    return all(is_whole(count, least=1, most=2**40) for count in counts) and is_whole(
+        plan.workers, least=1, most=_MANY
+    )
 
 
 def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = None) -> Config:
@@ -106,19 +133,28 @@ def config_of(folder: Path, manifest: Mapping[str, Any], given: Config | None = 
         return given
     objects = unnamed(manifest["config"])
     if objects:
-        raise ConfigError(f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path, config=...)")
+        raise ConfigError(
+            f"{folder}: {objects[0]} was a Python object; pass the same config again, holdfast.resume(path,"
+            " config=...)"
+        )
     return with_parts(lambda: make_config(manifest["config"]), folder, manifest.get("plugins", []))
 
 
 def warn_of_objects(folder: Path, config: Config) -> None:
-    """A name and settings are compared, code is not: who goes on with other code under the same name would mix two experiments."""
+    """A name and settings are compared, code is not: who goes on with other code under the same name would
+    mix two experiments."""
     if objects := unnamed(config.plain()):
-        warnings.warn(f"{folder} goes on with Python objects ({', '.join(objects)}); their names and settings are those it began with, "
-                      "their code cannot be compared: see that it is the same", UserWarning, stacklevel=2)  # fmt: skip
+        warnings.warn(
+            f"{folder} goes on with Python objects ({', '.join(objects)}); their names and settings are those"
+            " it began with, their code cannot be compared: see that it is the same",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def with_parts(read: Callable[[], Config], folder: Path, plugins: Sequence[str]) -> Config:
-    """A config whose parts are all known. What a run directory names is not run unasked: the files may not be the reader's own."""
+    """A config whose parts are all known. What a run directory names is not run unasked: the files may not be
+    the reader's own."""
     try:
         config = read()
         config.parts()
@@ -127,25 +163,54 @@ def with_parts(read: Callable[[], Config], folder: Path, plugins: Sequence[str])
         if not plugins:
             raise
         unknown, names = str(error).partition(";")[0], ", ".join(map(str, plugins))
-        raise ConfigError(f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE") from None
+        raise ConfigError(
+            f"{folder}: {unknown}; this run used plug-ins ({names}); if you trust them, pass --plugin FILE"
+        ) from None
 
 
 def manifest_of(
-    experiment: Experiment, plan: Plan, threads: int, device: str, group: Sequence[str], plugins: Sequence[str], sweep: bool = False
+    experiment: Experiment,
+    plan: Plan,
+    threads: int,
+    device: str,
+    group: Sequence[str],
+    plugins: Sequence[str],
+    sweep: bool = False,
 ) -> dict[str, Any]:
-    """`group` names the cells that it is played with, itself among them; a run on its own has a group of one and is no part of a sweep."""
+    """`group` names the cells that it is played with, itself among them; a run on its own has a group of one
+    and is no part of a sweep."""
     return {
-        "holdfast": __version__, "torch": torch.__version__, "python": platform.python_version(), "label": experiment.label,
-        "config": experiment.config.plain(), "plan": asdict(plan), "threads": threads, "device": device, "group": list(group),
+        "holdfast": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "label": experiment.label,
+        "config": experiment.config.plain(),
+        "plan": asdict(plan),
+        "threads": threads,
+        "device": device,
+        "group": list(group),
         "sweep": sweep,
-        "partition": experiment.federation.digest, "samples": experiment.federation.samples.digest,
+        "partition": experiment.federation.digest,
+        "samples": experiment.federation.samples.digest,
         "initial": digest_of(experiment.initial),
-        "weights": None if experiment.weights is None else {"file": experiment.weights.file, "sha256": experiment.weights.digest},
-        "plugins": sorted({*(str(Path(p).resolve()) for p in plugins), *plugins_of(experiment.parts, experiment.config.data)}),
-        "clients": experiment.federation.clients, "parameters": experiment.network.layout.parameters,
-        "malicious": "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist(),
+        "weights": (
+            None
+            if experiment.weights is None
+            else {"file": experiment.weights.file, "sha256": experiment.weights.digest}
+        ),
+        "plugins": sorted(
+            {
+                *(str(Path(p).resolve()) for p in plugins),
+                *plugins_of(experiment.parts, experiment.config.data),
+            }
+        ),
+        "clients": experiment.federation.clients,
+        "parameters": experiment.network.layout.parameters,
+        "malicious": (
+            "redrawn every round" if experiment.adversary.redraws else experiment.adversary.malicious.tolist()
+        ),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def digest_of(initial: torch.Tensor) -> str:
@@ -156,11 +221,23 @@ def digest_of(initial: torch.Tensor) -> str:
 def plugins_of(parts: Parts, data: DataSettings) -> set[str]:
     """The plug-in files behind an experiment's parts, however they were loaded."""
     rule, around = parts.aggregator.layers()
-    chosen = (parts.method, parts.model, rule, *around, *parts.detectors, parts.attack, parts.loss, data.dealer(), data.source())
+    chosen = (
+        parts.method,
+        parts.model,
+        rule,
+        *around,
+        *parts.detectors,
+        parts.attack,
+        parts.loss,
+        data.dealer(),
+        data.source(),
+    )
     return {file for file in map(plugin_of, chosen) if file is not None}
 
 
 def folder_name(place: int, cells: int, label: str) -> str:
     safe = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)[:80]
-    number = f"{place:0{max(3, len(str(cells - 1)))}d}"  # as wide as the largest, so that folders sort as cells do
+    number = (  # as wide as the largest, so that folders sort as cells do
+        f"{place:0{max(3, len(str(cells - 1)))}d}"
+    )
     return f"{number}-{safe}" if safe else number

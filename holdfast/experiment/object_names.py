@@ -1,5 +1,6 @@
-"""What a Python object in a config is called: by its name and its settings, never by where it lies in memory, so that every process gives
-it the same name. Objects that nothing of that tells apart are numbered within their sweep."""
+"""What a Python object in a config is called: by its name and its settings, never by where it lies in memory,
+so that every process gives it the same name. Objects that nothing of that tells apart are numbered within
+their sweep."""
 
 from __future__ import annotations
 
@@ -32,9 +33,14 @@ def words(value: Any) -> str:
     if isinstance(value, Model):
         said = {"head": value.head, "weights": value.weights, "weights_head": value.weights_head}
         usual = {"head": "head", "weights": None, "weights_head": "file"}
-        return words(value.source) + "".join(f",{name}={given}" for name, given in said.items() if given != usual[name])
+        return words(value.source) + "".join(
+            f",{name}={given}" for name, given in said.items() if given != usual[name]
+        )
     if isinstance(value, partial):
-        given = [*map(_said, value.args), *(f"{name}={_said(inner)}" for name, inner in value.keywords.items())]
+        given = [
+            *map(_said, value.args),
+            *(f"{name}={_said(inner)}" for name, inner in value.keywords.items()),
+        ]
         return f"{words(value.func)}({','.join(given)})" if given else words(value.func)
     if (own := _own_words(value)) is not None:
         return own
@@ -42,7 +48,8 @@ def words(value: Any) -> str:
 
 
 def full_words(value: Any) -> str:
-    """For a config on disk, where no name finds the object again: <Model(Net)>, <make.<locals>.loss(tau=0.5)>."""
+    """For a config on disk, where no name finds the object again: <Model(Net)>,
+    <make.<locals>.loss(tau=0.5)>."""
     if isinstance(value, (Model, Wrapped, partial)):
         return f"<{_title(value)}({words(value)})>"
     own = _own_words(value)
@@ -66,11 +73,17 @@ def numbered(values: Iterable[Any]) -> dict[int, int]:
         for each in _objects(value):
             if not (isinstance(each, Part) and is_named(each)):
                 found.setdefault(full_words(each), {})[id(each)] = None
-    return {which: place for alike in found.values() if len(alike) > 1 for place, which in enumerate(alike, start=1)}
+    return {
+        which: place
+        for alike in found.values()
+        if len(alike) > 1
+        for place, which in enumerate(alike, start=1)
+    }
 
 
 def plain(value: Any, numbers: Numbers) -> Any:
-    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says what it was."""
+    """As JSON would hold it. A part that a name finds becomes its table, any other object a <word> that says
+    what it was."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Wrapped):
@@ -89,7 +102,8 @@ def plain(value: Any, numbers: Numbers) -> Any:
 
 
 def agree(was: Any, wanted: Any) -> bool:
-    """Whether two plain configs, or values of them, are the same. An older one may have only the kind of an object."""
+    """Whether two plain configs, or values of them, are the same. An older one may have only the kind of an
+    object."""
     if isinstance(was, Mapping) and isinstance(wanted, Mapping):
         return was.keys() == wanted.keys() and all(agree(was[key], wanted[key]) for key in was)
     if was == wanted:
@@ -106,7 +120,11 @@ def is_word(value: Any) -> bool:
 def unnamed(table: Any, path: str = "") -> list[str]:
     """Where a plain config holds objects that only the Python program that made them has."""
     if isinstance(table, Mapping):
-        return [found for key, value in table.items() for found in unnamed(value, f"{path}.{key}" if path else str(key))]
+        return [
+            found
+            for key, value in table.items()
+            for found in unnamed(value, f"{path}.{key}" if path else str(key))
+        ]
     if isinstance(table, list):
         return [found for place, value in enumerate(table) for found in unnamed(value, f"{path}.{place}")]
     return [path] if is_word(table) else []
@@ -157,23 +175,36 @@ def _own_words(value: Any) -> str | None:
 
 
 def _settings(value: Any) -> str:
-    """(lam=0.5): what makes one object of its kind another, as far as it can be read; nothing where there is nothing."""
+    """(lam=0.5): what makes one object of its kind another, as far as it can be read; nothing where there is
+    nothing."""
     found: Mapping[str, Any]
     if isinstance(value, Part):
-        usual = {name: field.get_default(call_default_factory=True) for name, field in type(value).model_fields.items()}
-        found = {name: given for name, given in value.settings().items() if identity(given) != identity(usual[name])}
+        usual = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in type(value).model_fields.items()
+        }
+        found = {
+            name: given
+            for name, given in value.settings().items()
+            if identity(given) != identity(usual[name])
+        }
     elif isinstance(value, FunctionType):
         found = _simple(_bound(value))
     elif isinstance(value, type):
         found = {}
     else:
-        public = {name: given for name, given in getattr(value, "__dict__", {}).items() if not name.startswith("_") and name != "training"}
+        public = {
+            name: given
+            for name, given in getattr(value, "__dict__", {}).items()
+            if not name.startswith("_") and name != "training"
+        }
         found = _simple(public)
     return f"({','.join(f'{name}={_said(given)}' for name, given in found.items())})" if found else ""
 
 
 def _bound(function: FunctionType) -> dict[str, Any]:
-    """What a function inside another one has taken from there: by its closure, or as defaults of its arguments."""
+    """What a function inside another one has taken from there: by its closure, or as defaults of its
+    arguments."""
     if "<" not in function.__qualname__:
         return {}
     code, defaults = function.__code__, function.__defaults__ or ()
@@ -188,7 +219,11 @@ def _bound(function: FunctionType) -> dict[str, Any]:
 
 
 def _simple(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given for name, given in found.items() if isinstance(given, (bool, int, float, str)) and len(str(given)) <= _LONGEST}
+    return {
+        name: given
+        for name, given in found.items()
+        if isinstance(given, (bool, int, float, str)) and len(str(given)) <= _LONGEST
+    }
 
 
 def _said(given: Any) -> str:

@@ -1,4 +1,5 @@
-"""Who is there: which clients are registered, banned or away, and who is drawn for a round. Knows no more than a real server would."""
+"""Who is there: which clients are registered, banned or away, and who is drawn for a round. Knows no more
+than a real server would."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Roster:
     availability: float | Intervals = 1.0
     banned: dict[int, str] = field(default_factory=dict)
     draws_banned: bool = False
-    """Whether a ban keeps nobody from being drawn: some released code goes on like that, and ignores their replies."""
+    """Whether a ban keeps nobody from being drawn: some released code goes on like that, and ignores their
+    replies."""
     pardoned: set[int] = field(default_factory=set)
     """Whom the operator of a federation has let in again: their bans are not restored."""
 
@@ -41,17 +43,26 @@ class Roster:
                 return ids
             return ids[self.key.fold("available", round).fold(ids).uniform() < self.availability]
         spans = self.availability
-        there = [c not in spans or any(start <= round < stop for start, stop in spans[c]) for c in ids.tolist()]
+        there = [
+            c not in spans or any(start <= round < stop for start, stop in spans[c]) for c in ids.tolist()
+        ]
         return ids[torch.tensor(there, dtype=torch.bool)]
 
     def cohort(self, round: int, available: Tensor) -> Tensor:
-        """The clients drawn for this round: those with the smallest hash, so that a client's luck does not depend on the others' order."""
+        """The clients drawn for this round: those with the smallest hash, so that a client's luck does not
+        depend on the others' order."""
         if self.participation >= 1.0 or not len(available):
             return available
         wanted = min(self.cohort_size(), len(available))
         luck = self.key.fold("cohort", round).fold(available).bits
-        drawn = available[luck <= luck.kthvalue(wanted).values]  # by selection: of many thousands only these few have to be in order
-        return drawn if len(drawn) == wanted else available[torch.argsort(luck, stable=True)[:wanted]].sort().values
+        drawn = available[
+            luck <= luck.kthvalue(wanted).values
+        ]  # by selection: of many thousands only these few have to be in order
+        return (
+            drawn
+            if len(drawn) == wanted
+            else available[torch.argsort(luck, stable=True)[:wanted]].sort().values
+        )
 
     def cohort_size(self) -> int:
         """How many are drawn when all are there."""
@@ -90,15 +101,20 @@ def round_half_up(x: float) -> int:
     return int(x + 0.5)
 
 
-def read_availability(given: float | str | dict[str, list[tuple[int, int]]], clients: int) -> float | Intervals:
-    """A probability, or per client the rounds [from, to) in which it is there; clients that are not named are always there."""
+def read_availability(
+    given: float | str | dict[str, list[tuple[int, int]]], clients: int
+) -> float | Intervals:
+    """A probability, or per client the rounds [from, to) in which it is there; clients that are not named are
+    always there."""
     if isinstance(given, str):
         try:
             table = parse_json(read_whole(Path(given)))
         except (OSError, ValueError) as error:
             raise ConfigError(f"train.availability: {given} cannot be read as JSON: {error}") from None
         if not isinstance(table, dict):
-            raise ConfigError(f"train.availability: {given} must hold an object {{client: [[from, to], ...]}}")
+            raise ConfigError(
+                f"train.availability: {given} must hold an object {{client: [[from, to], ...]}}"
+            )
         given = table
     if isinstance(given, (int, float)):
         if not 0 < given <= 1:
@@ -109,7 +125,9 @@ def read_availability(given: float | str | dict[str, list[tuple[int, int]]], cli
         try:
             spans[int(client)] = [(int(start), int(stop)) for start, stop in intervals]
         except (TypeError, ValueError):
-            raise ConfigError(f"train.availability: client '{client}' needs a list of [from, to] rounds") from None
+            raise ConfigError(
+                f"train.availability: client '{client}' needs a list of [from, to] rounds"
+            ) from None
         if not 0 <= int(client) < clients:
             raise ConfigError(f"train.availability: no client {client}; there are {clients}, from 0")
     return spans

@@ -35,7 +35,9 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device: no CUDA device is available here; use cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"engine.device: there is no {name}; the last one is cuda:{torch.cuda.device_count() - 1}")
+        raise ConfigError(
+            f"engine.device: there is no {name}; the last one is cuda:{torch.cuda.device_count() - 1}"
+        )
     return device
 
 
@@ -58,11 +60,14 @@ class _Way:
         return sum(forecast.seconds(1) or 0.0 for forecast in self.forecasts.values())
 
 
-def plan_together(experiments: list[Experiment], device: torch.device, asked: int | None) -> tuple[int, dict[str, Forecast]]:
-    """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on a busy machine threads
-    wait for each other, so one thread is taken unless more are clearly faster; beside a GPU, one for each of several experiments
-    (engine/host_threads.py), and all for a single one; worker processes, which cost memory and are more to go
-    wrong, where they are clearly faster than either and the run is long enough for it to matter."""
+def plan_together(
+    experiments: list[Experiment], device: torch.device, asked: int | None
+) -> tuple[int, dict[str, Forecast]]:
+    """How many threads, and a plan for each network. Small tensors gain nothing from a second thread, and on
+    a busy machine threads wait for each other, so one thread is taken unless more are clearly faster; beside
+    a GPU, one for each of several experiments (engine/host_threads.py), and all for a single one; worker
+    processes, which cost memory and are more to go wrong, where they are clearly faster than either and the
+    run is long enough for it to matter."""
     most, workers = torch.get_num_threads(), experiments[0].config.engine.workers
     if workers is not None and workers > 1:
         _check_workers(device, asked)
@@ -72,11 +77,21 @@ def plan_together(experiments: list[Experiment], device: torch.device, asked: in
     ways = [_tried(experiments, device, threads) for threads in counts]
     best = ways[-1] if ways[-1].seconds() < _CLEARLY * ways[0].seconds() else ways[0]
     cores = min(usable_cores(), most)
-    if workers == 1 or device.type != "cpu" or not can_fork() or cores == 1 or (asked or 1) > 1 or _whole(best, experiments) < _LONG:
+    if (
+        workers == 1
+        or device.type != "cpu"
+        or not can_fork()
+        or cores == 1
+        or (asked or 1) > 1
+        or _whole(best, experiments) < _LONG
+    ):
         return best.threads, best.forecasts
     try:
         shared = _Way(1, _forecasts(experiments, device, cores))
-    except (HoldfastError, RuntimeError):  # say, PyTorch's own threads for a GPU are at work, which no child can do without
+    except (
+        HoldfastError,
+        RuntimeError,
+    ):  # say, PyTorch's own threads for a GPU are at work, which no child can do without
         return best.threads, best.forecasts
     # somebody else may have used the machine while one process was tried, so that is asked twice
     ahead = shared.seconds() / _CLEARLY
@@ -93,7 +108,9 @@ def _check_workers(device: torch.device, threads: int | None) -> None:
     if device.type != "cpu":
         raise ConfigError(f"engine.workers: worker processes train on the CPU, not on {device}; leave it out")
     if (threads or 1) > 1:
-        raise ConfigError(f"engine.workers: each has one thread, but engine.threads is {threads}; leave one of them out")
+        raise ConfigError(
+            f"engine.workers: each has one thread, but engine.threads is {threads}; leave one of them out"
+        )
     if not can_fork():
         raise ConfigError("engine.workers: this system cannot fork processes; leave it out")
 
@@ -104,7 +121,8 @@ def _whole(way: _Way, experiments: list[Experiment]) -> float:
 
 
 def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:
-    """A plan for each network, tried on the data of its first experiment with as many rows as its largest group trains at once."""
+    """A plan for each network, tried on the data of its first experiment with as many rows as its largest
+    group trains at once."""
     alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
         alike.setdefault(experiment.cell.plan_key, []).append(experiment)
@@ -115,9 +133,19 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
         engine, cell, groups = first.config.engine, first.cell, _groups(members)
         data = Simulator({}, device).table([cell.data(first.roster.clients)])
         tried = partial(
-            choose, engine.plan, cell.network, cell.initial, cell.federation.samples.on(device), data, cell.recipe,
-            -(-max(groups) // workers), memory[name] // workers, engine.precision, sum(client_steps(e) for e in members), groups,
-        )  # fmt: skip
+            choose,
+            engine.plan,
+            cell.network,
+            cell.initial,
+            cell.federation.samples.on(device),
+            data,
+            cell.recipe,
+            -(-max(groups) // workers),
+            memory[name] // workers,
+            engine.precision,
+            sum(client_steps(e) for e in members),
+            groups,
+        )
         out[name] = tried() if workers == 1 else _shared(tried, workers, first)
     return out
 
@@ -132,8 +160,8 @@ def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
 
 
 def _memory(alike: dict[str, list[Experiment]], device: torch.device) -> dict[str, int]:
-    """Bytes for each network's stacks. On a CPU they come and go; on a GPU programs keep theirs to the end, so each network has its share
-    of the whole, by what its stacks would take."""
+    """Bytes for each network's stacks. On a CPU they come and go; on a GPU programs keep theirs to the end,
+    so each network has its share of the whole, by what its stacks would take."""
     bounds = {name: memory_bound(members[0].config.engine.memory, device) for name, members in alike.items()}
     if device.type == "cpu":
         return bounds
@@ -145,11 +173,14 @@ def _row(experiment: Experiment) -> int:
     """Bytes of one model of a stack."""
     cell = experiment.cell
     cell.network.module.to("cpu")  # where it may have been left on a GPU by an earlier trial
-    return bytes_per_row(cell.network, cell.federation.samples.blank(cell.network.dtype), cell.recipe.batch_size)
+    return bytes_per_row(
+        cell.network, cell.federation.samples.blank(cell.network.dtype), cell.recipe.batch_size
+    )
 
 
 def _shared(tried: Callable[[], Forecast], workers: int, experiment: Experiment) -> Forecast:
-    """The same trial in all workers at once, as they will work, with the time that models take from process to process."""
+    """The same trial in all workers at once, as they will work, with the time that models take from process
+    to process."""
     model, per_client = experiment.initial, experiment.rule.models_per_client
     pool = Pool(workers, lambda message: tried() if message is None else message)
     with closing(pool):
@@ -176,8 +207,15 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) ->
     seconds = forecast.seconds(sum(client_steps(e) for e in experiments))
     if seconds is None:
         return f"plan {plan.name} (nothing to train)"
-    where = f"{threads} thread{'s' if threads > 1 else ''}" if plan.workers == 1 else f"{plan.workers} worker processes of 1 thread"
-    expect = f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a stack"
+    where = (
+        f"{threads} thread{'s' if threads > 1 else ''}"
+        if plan.workers == 1
+        else f"{plan.workers} worker processes of 1 thread"
+    )
+    expect = (
+        f"expect about {max(seconds, 0.1):.1f} s of training and {max(forecast.memory // 10**6, 1)} MB for a"
+        " stack"
+    )
     return f"plan {plan.name}, {where} (per client step: {measured}); {expect}"
 
 
@@ -190,5 +228,9 @@ def client_steps(experiment: Experiment) -> float:
     """Steps of all clients' models over the whole run, as planned."""
     train, count = experiment.config.train, experiment.cell.federation.train.counts.double()
     per_epoch = (count / train.batch_size).floor() if train.drop_last else (count / train.batch_size).ceil()
-    steps = float(train.local_steps) if train.local_steps is not None else float(per_epoch.mean()) * train.local_epochs
+    steps = (
+        float(train.local_steps)
+        if train.local_steps is not None
+        else float(per_epoch.mean()) * train.local_epochs
+    )
     return steps * _cohort_size(experiment) * experiment.rule.models_per_client * train.rounds

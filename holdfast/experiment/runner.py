@@ -1,4 +1,5 @@
-"""Experiments that are played together: on which terms, and how they are driven. Runs and sweeps both go through here."""
+"""Experiments that are played together: on which terms, and how they are driven. Runs and sweeps both go
+through here."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Watch:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bits of experiments that are played together depend on, besides their configs; one plan for each."""
+    """What the bits of experiments that are played together depend on, besides their configs; one plan for
+    each."""
 
     plans: tuple[Plan, ...]
     threads: int
@@ -55,7 +57,13 @@ def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
     try:
         return pick_device(asked or began)
     except ConfigError as error:
-        raise error if asked else RunError(f"{out} began on {began}, which is not here; --device cpu continues, with other bits") from None
+        raise (
+            error
+            if asked
+            else RunError(
+                f"{out} began on {began}, which is not here; --device cpu continues, with other bits"
+            )
+        ) from None
 
 
 def say_torch(began: str | None, watch: Watch) -> None:
@@ -66,20 +74,28 @@ def say_torch(began: str | None, watch: Watch) -> None:
 def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
     """What is built now is what the run began with."""
     if experiment.federation.digest != manifest["partition"]:
-        raise RunError(f"{experiment.out}: the data has changed since the run began (its partition is another)")
+        raise RunError(
+            f"{experiment.out}: the data has changed since the run began (its partition is another)"
+        )
     if manifest.get("samples", experiment.federation.samples.digest) != experiment.federation.samples.digest:
-        raise RunError(f"{experiment.out}: the data has changed since the run began (the samples themselves are others)")
+        raise RunError(
+            f"{experiment.out}: the data has changed since the run began (the samples themselves are others)"
+        )
     if digest_of(experiment.initial) != manifest["initial"]:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 
 
 def _hands(device: torch.device, threads: int, experiments: int) -> int:
-    """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out otherwise."""
+    """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out
+    otherwise."""
     return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
 
 
-def play_together(experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True) -> list[Player]:
-    """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in its folder."""
+def play_together(
+    experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True
+) -> list[Player]:
+    """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in
+    its folder."""
     device = pick_device(terms.device)
     by_cell = {id(e.cell): e for e in experiments}
     players = [Player(e.cell, e.play()) for e in experiments]
@@ -91,7 +107,9 @@ def play_together(experiments: list[Experiment], terms: Terms, make_engine: Make
             watch.say(f"{experiment.label} failed in round {player.cell.round}; the others go on")
 
     with on_threads(terms.threads), hands(_hands(device, terms.threads, len(experiments))):
-        engine = make_engine({e.cell.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device)
+        engine = make_engine(
+            {e.cell.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device
+        )
         watch.planned(experiments)
         for experiment in experiments:
             experiment.network.module.to(device)

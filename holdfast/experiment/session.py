@@ -1,4 +1,5 @@
-"""Start and resume one run in its own directory: the directory and its lock are taken, and the plan is written down."""
+"""Start and resume one run in its own directory: the directory and its lock are taken, and the plan is
+written down."""
 
 from __future__ import annotations
 
@@ -11,41 +12,71 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
-from holdfast.experiment.manifest import config_of, is_sweep, manifest_of, read_manifest, run_folders, warn_of_objects
-from holdfast.experiment.runner import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
+from holdfast.experiment.manifest import (
+    config_of,
+    is_sweep,
+    manifest_of,
+    read_manifest,
+    run_folders,
+    warn_of_objects,
+)
+from holdfast.experiment.runner import (
+    MakeEngine,
+    Terms,
+    Watch,
+    agree,
+    check_same,
+    choose_device,
+    play_together,
+    say_torch,
+)
 from holdfast.local.plan import Plan
 from holdfast.storage.damage import damage
 from holdfast.storage.status import forget_failure
 
 
-def start_run(label: str, config: Config, out: Path, watch: Watch, plugins: Sequence[str], engine: MakeEngine) -> dict[str, Any]:
+def start_run(
+    label: str, config: Config, out: Path, watch: Watch, plugins: Sequence[str], engine: MakeEngine
+) -> dict[str, Any]:
     """Run a new experiment in `out`; if it fails, its error is raised."""
     experiment = Experiment(config, out, label)
     _refuse_taken(out)
-    terms = agree([experiment], config.engine.device, watch)  # before anything is written: a model that fails leaves nothing
+    terms = agree(
+        [experiment], config.engine.device, watch
+    )  # before anything is written: a model that fails leaves nothing
     fresh = not out.exists()
     with _locked(experiment), _tidied(out, fresh):
         _refuse_taken(out)  # another process may have been faster
         experiment.store.write_json(
-            "manifest.json", manifest_of(experiment, terms.plans[0], terms.threads, terms.device, [experiment.label], plugins)
+            "manifest.json",
+            manifest_of(experiment, terms.plans[0], terms.threads, terms.device, [experiment.label], plugins),
         )
         return _play_one(experiment, terms, engine, watch)
 
 
-def resume_run(out: Path, watch: Watch, device: str | None, engine: MakeEngine, config: Config | None) -> dict[str, Any]:
-    """Continue a run under the plan and threads it began with. A run that was given Python objects needs its config again."""
+def resume_run(
+    out: Path, watch: Watch, device: str | None, engine: MakeEngine, config: Config | None
+) -> dict[str, Any]:
+    """Continue a run under the plan and threads it began with. A run that was given Python objects needs its
+    config again."""
     if not (Path(out) / "manifest.json").exists() and run_folders(out):
         raise ConfigError(f"the runs in {out} are not a sweep; resume them one by one")
     manifest = read_manifest(out)
-    terms = Terms((Plan(**manifest["plan"]),), int(manifest["threads"]), str(choose_device(out, device, manifest["device"])))
+    terms = Terms(
+        (Plan(**manifest["plan"]),),
+        int(manifest["threads"]),
+        str(choose_device(out, device, manifest["device"])),
+    )
     say_torch(manifest.get("torch"), watch)
     experiment = Experiment(config_of(out, manifest, config), out, manifest["label"])
     check_same(experiment, manifest)
     if experiment.store.result() is None:
         warn_of_objects(out, experiment.config)
     if len(manifest["group"]) > 1:
-        watch.say("a cell of a sweep, played on alone: on plan vmap its last bits, and those of the cells it was played with, may differ; "
-                  "resume the sweep's folder for the same bits")  # fmt: skip
+        watch.say(
+            "a cell of a sweep, played on alone: on plan vmap its last bits, and those of the cells it was"
+            " played with, may differ; resume the sweep's folder for the same bits"
+        )
     with _locked(experiment):
         forget_failure(experiment.out)  # who names this one run wants it tried
         return _play_one(experiment, terms, engine, watch)
@@ -56,10 +87,15 @@ def _play_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: W
     (player,) = play_together([experiment], terms, engine, watch, contain=False)
     if player.error is None:
         return player.result
-    damaged = None if before is None or experiment.store.round() != before else damage(experiment.out, before, player.error)
+    damaged = (
+        None
+        if before is None or experiment.store.round() != before
+        else damage(experiment.out, before, player.error)
+    )
     if damaged is None:
         raise player.error
-    raise damaged from player.error  # before anything else was committed: what it was resumed from is at fault
+    # before anything else was committed: what it was resumed from is at fault
+    raise damaged from player.error
 
 
 def _refuse_taken(out: Path) -> None:
@@ -67,7 +103,9 @@ def _refuse_taken(out: Path) -> None:
     taken = [folder for folder in run_folders(out) if (folder / "head.json").exists()]
     if taken or is_sweep(out):
         there = taken[0] if taken else out
-        raise ConfigError(f"{there} holds a run already; `holdfast resume {out}` continues it, or choose another --out")
+        raise ConfigError(
+            f"{there} holds a run already; `holdfast resume {out}` continues it, or choose another --out"
+        )
 
 
 @contextmanager
@@ -81,8 +119,8 @@ def _locked(experiment: Experiment) -> Iterator[None]:
 
 @contextmanager
 def _tidied(out: Path, fresh: bool) -> Iterator[None]:
-    """A start that fails before anything is committed (a full disk, say) leaves no new folder behind. Only inside the lock: a folder
-    that another process holds is not ours to remove."""
+    """A start that fails before anything is committed (a full disk, say) leaves no new folder behind. Only
+    inside the lock: a folder that another process holds is not ours to remove."""
     try:
         yield
     except BaseException:

@@ -1,6 +1,7 @@
-"""Before a run: rehearse it. What can be tried need not be modelled: all cells are built, the plan is chosen as a run would choose it, and
-a few rounds are played for real (all clients of the round, server, evaluation, commit) into a folder beside the run's own, which is
-removed. Only the local trainings are short (forecast/short_rounds.py)."""
+"""Before a run: rehearse it. What can be tried need not be modelled: all cells are built, the plan is chosen
+as a run would choose it, and a few rounds are played for real (all clients of the round, server, evaluation,
+commit) into a folder beside the run's own, which is removed. Only the local trainings are short
+(forecast/short_rounds.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from holdfast.experiment.loop import Experiment
 from holdfast.experiment.planner import client_steps, pick_device
 from holdfast.experiment.runner import Watch
 from holdfast.forecast.participation import attendance
-from holdfast.forecast.prediction import Memory, Prediction, Rehearsed, group_plans, predict_disk, predict_seconds
+from holdfast.forecast.prediction import (
+    Memory,
+    Prediction,
+    Rehearsed,
+    group_plans,
+    predict_disk,
+    predict_seconds,
+)
 from holdfast.forecast.short_rounds import Rehearsal, shares
 from holdfast.local.plan import Plan
 from holdfast.sweeps.runner import sweep
@@ -50,13 +58,21 @@ class _Stage:
 
     def planned(self, experiments: list[Experiment]) -> None:
         assert self.engine is not None
-        self.experiments, self.configs, self.threads = experiments, [e.config for e in experiments], torch.get_num_threads()
-        steps = [(client_steps(e) / e.rounds, self.engine.plans[e.cell.plan_key].microseconds or 0.0) for e in experiments]
+        self.experiments, self.configs, self.threads = (
+            experiments,
+            [e.config for e in experiments],
+            torch.get_num_threads(),
+        )
+        steps = [
+            (client_steps(e) / e.rounds, self.engine.plans[e.cell.plan_key].microseconds or 0.0)
+            for e in experiments
+        ]
         self.engine.shares = shares(sum(count * micro for count, micro in steps) * 1e-6, _LONGEST)
         self._shorten(_ROUNDS[1], 1)
 
     def new_round(self, round: int) -> None:
-        """Called at the first exchange of a round. Experiments that are not always evaluated are so in odd rounds, which train longer."""
+        """Called at the first exchange of a round. Experiments that are not always evaluated are so in odd
+        rounds, which train longer."""
         assert self.engine is not None
         if self.last:
             return  # the methods' finish
@@ -84,13 +100,26 @@ class _Stage:
                 expected = attendance(experiment, max(real, self.last), everyone=True)
             attendances.append(expected)
         return Rehearsed(
-            self.experiments, rounds, [config.evaluate.every for config in self.configs], self.last, engine.spans, engine.began,
-            self.called, time.perf_counter(), attendances, [engine.plans[e.cell.plan_key] for e in self.experiments], self.threads,
-        )  # fmt: skip
+            self.experiments,
+            rounds,
+            [config.evaluate.every for config in self.configs],
+            self.last,
+            engine.spans,
+            engine.began,
+            self.called,
+            time.perf_counter(),
+            attendances,
+            [engine.plans[e.cell.plan_key] for e in self.experiments],
+            self.threads,
+        )
 
 
 def rehearse(
-    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (), shard: tuple[int, int] = (1, 1)
+    cells: Sequence[tuple[str, Config]],
+    out: Path,
+    watch: Watch | None = None,
+    plugins: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
 ) -> Prediction:
     """What it will take to play these cells, or one shard of them, in `out`. Nothing is left behind."""
     device = pick_device(cells[0][1].engine.device)
@@ -103,7 +132,11 @@ def rehearse(
         seen = stage.seen()
         seconds, kinds = predict_seconds(seen)
         inside = [e.out for e in seen.experiments]
-        others = [file for file in (folder / out.name).rglob("*") if file.is_file() and not any(cell in file.parents for cell in inside)]
+        others = [
+            file
+            for file in (folder / out.name).rglob("*")
+            if file.is_file() and not any(cell in file.parents for cell in inside)
+        ]
         disk = predict_disk(seen, sum(file.stat().st_size for file in others), len(others))
     groups = group_plans(seen, kinds, device.type)
     labels = tuple(e.label for e in seen.experiments)
@@ -111,7 +144,13 @@ def rehearse(
     return Prediction(str(device), labels, groups, steps, seconds, _memory(stage, device), disk)
 
 
-def _play(stage: _Stage, cells: Sequence[tuple[str, Config]], folder: Path, plugins: Sequence[str], shard: tuple[int, int]) -> None:
+def _play(
+    stage: _Stage,
+    cells: Sequence[tuple[str, Config]],
+    folder: Path,
+    plugins: Sequence[str],
+    shard: tuple[int, int],
+) -> None:
     watch = replace(stage.watch, planned=stage.planned, moved=lambda experiment: None)
     if len(cells) == 1 and not cells[0][0]:
         if shard != (1, 1):

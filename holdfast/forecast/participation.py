@@ -1,5 +1,5 @@
-"""Who will take part in a run, as far as the roster knows beforehand: from this follow the steps of the whole run and how many clients
-will have private rows on disk. Bans and lost replies are not foreseen."""
+"""Who will take part in a run, as far as the roster knows beforehand: from this follow the steps of the whole
+run and how many clients will have private rows on disk. Bans and lost replies are not foreseen."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class Attendance:
     live: np.ndarray
     """Clients that have taken part so far."""
     records: np.ndarray
-    """Of private rows in the file after the round: a new row never replaces one that is not yet replaced by a commit."""
+    """Of private rows in the file after the round: a new row never replaces one that is not yet replaced by a
+    commit."""
 
 
 def attendance(experiment: Experiment, rounds: int, everyone: bool = False) -> Attendance:
     """`everyone`: all who are available train, not only those who are drawn."""
     roster, cell = experiment.roster, experiment.cell
-    own, seen = own_steps(cell.federation.train.counts, cell.recipe), np.zeros(experiment.federation.clients, dtype=bool)
+    own, seen = (
+        own_steps(cell.federation.train.counts, cell.recipe),
+        np.zeros(experiment.federation.clients, dtype=bool),
+    )
     constant = roster.availability == 1.0 and (everyone or roster.participation >= 1.0)
     steps, live, records = (np.zeros(rounds) for _ in range(3))
     free = end = 0

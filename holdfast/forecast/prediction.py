@@ -17,8 +17,8 @@ from holdfast.local.plan import Plan
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Cells whose clients are trained as one computation. `rows` models are trained in a round, `stack` of them take a step together
-    (in each worker)."""
+    """Cells whose clients are trained as one computation. `rows` models are trained in a round, `stack` of
+    them take a step together (in each worker)."""
 
     cells: tuple[str, ...]
     plan: str
@@ -47,7 +47,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peaks in bytes: resident sets of the process and its workers; tensors on the GPU, where there is one."""
+    """Peaks in bytes: resident sets of the process and its workers; tensors on the GPU, where there is
+    one."""
 
     host: int
     device: int | None
@@ -55,7 +56,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of all files at the end, and how they come about: what is written once, for each round, and private rows."""
+    """Bytes of all files at the end, and how they come about: what is written once, for each round, and
+    private rows."""
 
     total: int
     once: int
@@ -112,15 +114,22 @@ class _Kind:
 def predict_seconds(seen: Rehearsed) -> tuple[Seconds, list[_Kind]]:
     kinds = [_kind(seen, spans) for spans in _by_kind(seen.spans)]
     walls = {r: seen.began[r + 1] - seen.began[r] for r in range(1, seen.last)}
-    in_spans = {r: sum(span.seconds for span in seen.spans if span.round == r) for r in range(1, seen.last + 1)}
+    in_spans = {
+        r: sum(span.seconds for span in seen.spans if span.round == r) for r in range(1, seen.last + 1)
+    }
     rest = median(max(0.0, walls[r] - in_spans[r]) for r in range(2, seen.last))
     rounds = mean(seen.real_rounds)
     usual = median(in_spans[r] for r in range(3, seen.last + 1, 2)) + rest
     start = seen.began[1] - seen.called + max(0.0, walls[1] - usual)
-    end = max(0.0, seen.ended - seen.began[seen.last] - in_spans[seen.last] - rest)  # figures are gathered, workers end
+    end = max(
+        0.0, seen.ended - seen.began[seen.last] - in_spans[seen.last] - rest
+    )  # figures are gathered, workers end
     end -= min(end, sum(span.seconds for span in seen.spans if span.round > seen.last))
     training = sum(kind.seconds for kind in kinds if not kind.evaluation)
-    return Seconds(start, training, sum(kind.seconds for kind in kinds if kind.evaluation), rest * rounds + end), kinds
+    return (
+        Seconds(start, training, sum(kind.seconds for kind in kinds if kind.evaluation), rest * rounds + end),
+        kinds,
+    )
 
 
 def evaluations(rounds: int, every: int) -> int:
@@ -146,16 +155,23 @@ def _kind(seen: Rehearsed, spans: list[Span]) -> _Kind:
 
     points = [(total(r, "rows"), sum(span.seconds for span in spans if span.round == r)) for r in steady]
     fixed, slope = line(points)
-    times = mean(evaluations(seen.real_rounds[i], seen.real_every[i]) if first.evaluation else seen.real_rounds[i] for i in members)
+    times = mean(
+        evaluations(seen.real_rounds[i], seen.real_every[i]) if first.evaluation else seen.real_rounds[i]
+        for i in members
+    )
     growth = 1.0 if first.evaluation or not steady else _growth(seen, members, steady, times)
-    rows, steps = (mean([total(r, name) for r in steady] or [0.0]) * times * growth for name in ("rows_in_full", "steps_in_full"))
+    rows, steps = (
+        mean([total(r, name) for r in steady] or [0.0]) * times * growth
+        for name in ("rows_in_full", "steps_in_full")
+    )
     finish = sum(span.seconds + slope * (span.work.rows_in_full - span.work.rows) for span in after)
     steps += sum(span.work.steps_in_full for span in after)
     return _Kind(first.group, first.evaluation, steps, fixed * times + slope * rows + finish)
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(fixed, slope) through the short and the long rounds, from the middle one of either: another process may have slowed some."""
+    """(fixed, slope) through the short and the long rounds, from the middle one of either: another process
+    may have slowed some."""
     if not points:
         return 0.0, 0.0
     middle = mean((min(x for x, _ in points), max(x for x, _ in points)))
@@ -189,10 +205,19 @@ def group_plans(seen: Rehearsed, kinds: Sequence[_Kind], device: str) -> tuple[G
         rows = sum(e.roster.cohort_size() * e.rule.models_per_client for e in of)
         stack = min(-(-rows // plan.workers), plan.together) if plan.stacked else 1
         precision = "fp32" if device == "cpu" and plan.precision == "tf32" else plan.precision
-        out.append(GroupPlan(
-            tuple(e.label for e in of), plan.name, precision, rows, stack, plan.workers, seen.threads, steps,
-            seconds / steps * 1e6 if steps else None,
-        ))  # fmt: skip
+        out.append(
+            GroupPlan(
+                tuple(e.label for e in of),
+                plan.name,
+                precision,
+                rows,
+                stack,
+                plan.workers,
+                seen.threads,
+                steps,
+                seconds / steps * 1e6 if steps else None,
+            )
+        )
     return tuple(out)
 
 
@@ -207,15 +232,22 @@ def _cell_on_disk(seen: Rehearsed, place: int) -> tuple[float, float, float, flo
     """Bytes written once, in all rounds, of private rows; and how many files."""
     folder, attendance = seen.experiments[place].out, seen.attendances[place]
     rounds, last = seen.real_rounds[place], seen.last
-    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
-    parts = {r: sizes.pop(f"parts/{r:06d}.json") + sizes.pop(f"parts/{r:06d}.safetensors") for r in range(1, last + 1)}
+    sizes = {
+        str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()
+    }
+    parts = {
+        r: sizes.pop(f"parts/{r:06d}.json") + sizes.pop(f"parts/{r:06d}.safetensors")
+        for r in range(1, last + 1)
+    }
     measured = evaluations(rounds, seen.real_every[place])
     with_figures = mean(parts[r] for r in range(1, last + 1, 2))
     without = with_figures if measured == rounds else mean(parts[r] for r in range(2, last, 2))
     private = sizes.pop("rows/records", 0)
     if private:
         private = private * attendance.records[rounds - 1] / attendance.records[last - 1]
-        index = 16 * (attendance.live[rounds - 1] - attendance.live[last - 1])  # of whose row is where, in the state
+        index = 16 * (
+            attendance.live[rounds - 1] - attendance.live[last - 1]
+        )  # of whose row is where, in the state
     else:
         index = 0.0
     in_rounds = measured * with_figures + (rounds - measured) * without

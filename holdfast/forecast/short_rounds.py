@@ -1,8 +1,9 @@
-"""A simulator that only rehearses: every exchange is carried out for real, but trainings are cut to a share of their steps, and it is
-noted what each took, how many steps it had, and how many it would have had.
+"""A simulator that only rehearses: every exchange is carried out for real, but trainings are cut to a share
+of their steps, and it is noted what each took, how many steps it had, and how many it would have had.
 
-The share is the same for every client, so that short and long clients of a stack end in the same order as in the run. It alternates
-between two values: what does not depend on the number of steps can then be told from what does."""
+The share is the same for every client, so that short and long clients of a stack end in the same order as in
+the run. It alternates between two values: what does not depend on the number of steps can then be told from
+what does."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from holdfast.local.plan import REPLAYED, Plan
 
 @dataclass(frozen=True)
 class Work:
-    """Of a training, or of all in an exchange. Rows are what a device computes: on a replayed stack, padding too."""
+    """Of a training, or of all in an exchange. Rows are what a device computes: on a replayed stack, padding
+    too."""
 
     steps: float = 0.0
     rows: float = 0.0
@@ -100,23 +102,29 @@ class ShortLocal(Local):
         together = min(rows, self.plan.together)
         on_gpu = self.initial.is_cuda
         return Work(
-            float(short.sum()) * times, computed_rows(np.tile(short, times), self.plan),
-            float(own.sum()) * times, computed_rows(np.tile(own, times), self.plan),
+            float(short.sum()) * times,
+            computed_rows(np.tile(short, times), self.plan),
+            float(own.sum()) * times,
+            computed_rows(np.tile(own, times), self.plan),
             # the order of all clients; for the rows of a stack its positions, labels and masks
-            more * (8 * self.n + (8 if on_gpu else 32) * together), more * 17 * together if on_gpu else 0.0,
-        )  # fmt: skip
+            more * (8 * self.n + (8 if on_gpu else 32) * together),
+            more * 17 * together if on_gpu else 0.0,
+        )
 
 
 @dataclass
 class Rehearsal(Simulator):
     shares: tuple[float, float] = (1.0, 1.0)
-    """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of changes."""
+    """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of
+    changes."""
     new_round: Callable[[int], None] = lambda round: None
     spans: list[Span] = field(default_factory=list)
     began: dict[int, float] = field(default_factory=dict)
     """When the first exchange of each round came."""
     workers_peak: int = 0
-    _noted: Any = field(default_factory=lambda: multiprocessing.Array("d", len(fields(Work))))  # workers write into it too
+    _noted: Any = field(
+        default_factory=lambda: multiprocessing.Array("d", len(fields(Work)))
+    )  # workers write into it too
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         round = calls[0].cell.round
@@ -142,7 +150,11 @@ class Rehearsal(Simulator):
         answers = super()._fused(calls)
         evaluation = exchange.task == EVALUATE or exchange.rehearsal
         seconds = time.perf_counter() - began
-        self.spans.append(Span(cell.round, exchange.task, evaluation, cell.group(exchange.task), seconds, Work(*self._noted)))
+        self.spans.append(
+            Span(
+                cell.round, exchange.task, evaluation, cell.group(exchange.task), seconds, Work(*self._noted)
+            )
+        )
         return answers
 
     def _note(self, work: Work) -> None:

@@ -1,6 +1,9 @@
-"""Augmentation of image batches by key: what happens to an image depends on its client's key and its slot in the batch, on nothing else.
+"""Augmentation of image batches by key: what happens to an image depends on its client's key and its slot in
+the batch, on nothing else.
 
-A client augmented alone therefore gets the images it would get within a stack, and padding a batch changes none of its first slots.
+A client augmented alone therefore gets the images it would get within a stack, and padding a batch changes
+none of its first slots.
+
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from holdfast.core.registry import setting
 
 
 class Augment(BaseModel):
-    """Random changes of training images, applied in the order crop, flip, rotation, jitter; a setting of 0 leaves a change out."""
+    """Random changes of training images, applied in the order crop, flip, rotation, jitter; a setting of 0
+    leaves a change out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     crop: int = setting(0, "reflect-pad by this many pixels, then cut a random window of the old size", ge=0)
     flip: float = setting(0.0, "probability of a horizontal flip", ge=0, le=1)
     rotation: float = setting(0.0, "largest rotation in degrees, either way", ge=0, le=180)
-    jitter: float = setting(0.0, "strength j of brightness, contrast and saturation: factors within [1 - j, 1 + j]", ge=0, le=1)
+    jitter: float = setting(
+        0.0, "strength j of brightness, contrast and saturation: factors within [1 - j, 1 + j]", ge=0, le=1
+    )
 
     @property
     def active(self) -> bool:
@@ -33,10 +39,16 @@ class Augment(BaseModel):
         if not self.active:
             return
         if len(sample_shape) != 3:
-            raise ConfigError(f"augment needs images [channels, height, width], but a sample has shape {list(sample_shape)}; leave it out")
+            raise ConfigError(
+                "augment needs images [channels, height, width], but a sample has shape"
+                f" {list(sample_shape)}; leave it out"
+            )
         smallest = min(sample_shape[1:])
         if self.crop >= smallest:
-            raise ConfigError(f"augment.crop = {self.crop} must be smaller than the image ({sample_shape[1]}x{sample_shape[2]})")
+            raise ConfigError(
+                f"augment.crop = {self.crop} must be smaller than the image"
+                f" ({sample_shape[1]}x{sample_shape[2]})"
+            )
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:
         """x [n, B, C, H, W], already normalised, and one key per row; the result has the same shape."""
@@ -57,13 +69,15 @@ class Augment(BaseModel):
         return x
 
     def _jitter(self, x: Tensor, key: Key) -> Tensor:
-        """Acts on normalised values: brightness scales them about 0, the data's mean; they have no fixed range, so nothing is clamped."""
+        """Acts on normalised values: brightness scales them about 0, the data's mean; they have no fixed
+        range, so nothing is clamped."""
         brightness, contrast, saturation = (
             _per_image(1 + self._factor(key.fold(name), x.shape[1], self.jitter)).to(x.dtype)
             for name in ("brightness", "contrast", "saturation")
         )
         x = x * brightness
-        # Means in float64: the order of a sum depends on the stack's size, and rounding to float32 afterwards hides it.
+        # Means in float64: the order of a sum depends on the stack's size, and rounding to float32 afterwards
+        # hides it.
         middle = x.mean((2, 3, 4), keepdim=True, dtype=torch.float64).to(x.dtype)
         x = middle + (x - middle) * contrast
         if x.shape[2] != 3:
@@ -78,7 +92,8 @@ class Augment(BaseModel):
 
 
 def shift(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Image (i, j) of x [n, B, C, H, W] seen through a window moved by down[i, j] and right[i, j] pixels; mirrored beyond the edge."""
+    """Image (i, j) of x [n, B, C, H, W] seen through a window moved by down[i, j] and right[i, j] pixels;
+    mirrored beyond the edge."""
     height, width = x.shape[-2:]
     rows = _mirror(torch.arange(height, device=x.device) + down[..., None], height)
     columns = _mirror(torch.arange(width, device=x.device) + right[..., None], width)
@@ -92,19 +107,24 @@ def _mirror(index: Tensor, size: int) -> Tensor:
 
 
 def rotate(x: Tensor, degrees: Tensor) -> Tensor:
-    """Image (i, j) of x [n, B, C, H, W] turned anticlockwise about its centre by degrees[i, j]; bilinear, 0 (the data's mean) outside.
+    """Image (i, j) of x [n, B, C, H, W] turned anticlockwise about its centre by degrees[i, j]; bilinear, 0
+    (the data's mean) outside.
 
     The grid is spelt out because F.affine_grid multiplies matrices, which TF32 would round.
+
     """
     height, width = x.shape[-2:]
     angle = torch.deg2rad(degrees.to(torch.float64)).flatten()[:, None, None]
-    # float64 until the end: the last bit of a cosine may depend on its place in the array, and rounding to float32 hides it.
+    # float64 until the end: the last bit of a cosine may depend on its place in the array, and rounding to
+    # float32 hides it.
     across = (torch.arange(width, device=x.device, dtype=torch.float64) - (width - 1) / 2)[None, None, :]
     down = (torch.arange(height, device=x.device, dtype=torch.float64) - (height - 1) / 2)[None, :, None]
     source_across = across * angle.cos() - down * angle.sin()
     source_down = across * angle.sin() + down * angle.cos()
     grid = torch.stack((source_across * (2 / width), source_down * (2 / height)), -1).to(x.dtype)
-    return F.grid_sample(x.flatten(0, 1), grid, mode="bilinear", padding_mode="zeros", align_corners=False).view_as(x)
+    return F.grid_sample(
+        x.flatten(0, 1), grid, mode="bilinear", padding_mode="zeros", align_corners=False
+    ).view_as(x)
 
 
 def _per_image(value: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Which samples a client sees at which step: the argsort of a hash of (key, epoch, position), whatever the cohort or order of calls."""
+"""Which samples a client sees at which step: the argsort of a hash of (key, epoch, position), whatever the
+cohort or order of calls."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from holdfast.core.keys import Key
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batches of positions in each client's table: `index[t, i]` are the samples of row i at step t, -1 where there is none.
+    """Batches of positions in each client's table: `index[t, i]` are the samples of row i at step t, -1 where
+    there is none.
 
-    `steps[i]` is the number of steps of row i and `size[t, i]` the number of real samples, both known to the host."""
+    `steps[i]` is the number of steps of row i and `size[t, i]` the number of real samples, both known to the
+    host."""
 
     index: Tensor
     steps: np.ndarray
@@ -31,7 +34,8 @@ def schedule(
     shuffle: bool = True,
     drop_last: bool = False,
 ) -> Schedule:
-    """Plan all batches of a local training. Give epochs or steps, one number per row; steps run through as many epochs as they need."""
+    """Plan all batches of a local training. Give epochs or steps, one number per row; steps run through as
+    many epochs as they need."""
     n, longest = len(count), int(count.max(initial=0))
     per_epoch = count // batch_size if drop_last else -(-count // batch_size)
     if steps is not None:
@@ -53,7 +57,9 @@ def schedule(
         step = epoch * per_epoch[row] + batch
         kept = step < total[row]
         row, batch, step = row[kept], batch[kept], step[kept]
-        index[torch.from_numpy(step), torch.from_numpy(row)] = batches[torch.from_numpy(row), torch.from_numpy(batch)]
+        index[torch.from_numpy(step), torch.from_numpy(row)] = batches[
+            torch.from_numpy(row), torch.from_numpy(batch)
+        ]
         size[step, row] = np.minimum(count[row] - batch * batch_size, batch_size)
     return Schedule(index, total, size)
 
@@ -65,7 +71,8 @@ def _order(key: Key, valid: Tensor, shuffle: bool) -> Tensor:
     if shuffle:
         last = torch.iinfo(torch.int64).max
         drawn = torch.where(valid, key.to("cpu").hash(longest), last)
-        # stable: padding stands behind the real positions and stays there, even behind one whose hash is the largest number
+        # stable: padding stands behind the real positions and stays there, even behind one whose hash is the
+        # largest number
         position = torch.argsort(drawn, dim=1, stable=True)
     count = valid.sum(1, keepdim=True)
     return torch.where(torch.arange(longest) < count, position, -1)

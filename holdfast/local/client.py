@@ -1,4 +1,5 @@
-"""The world of a client half: its data, its settings, its randomness, and `fit`. Tensors carry a leading client axis; n = 1 for real."""
+"""The world of a client half: its data, its settings, its randomness, and `fit`. Tensors carry a leading
+client axis; n = 1 for real."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Received:
         return self.bank[pick.clamp(min=0).to(self.bank.device)]
 
     def into(self, own: Tensor) -> Tensor:
-        """Each client's whole model: what was sent in its place, the client's own for the rest and where nothing was sent."""
+        """Each client's whole model: what was sent in its place, the client's own for the rest and where
+        nothing was sent."""
         has = self.has.to(own.device)
         if not bool(has.any()):
             return own
@@ -57,7 +59,8 @@ class Received:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client half may use. `settings` are the method's numbers, each a tensor [n]: fused experiments may differ in them."""
+    """What a client half may use. `settings` are the method's numbers, each a tensor [n]: fused experiments
+    may differ in them."""
 
     network: Network
     wire: Wire
@@ -73,7 +76,8 @@ class Local:
     selected: Tensor
     round: int = 0
     facts: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the client half declares to know of its own data (`ClientRule.knows`): [n] each, -1 where the partition does not say."""
+    """What the client half declares to know of its own data (`ClientRule.knows`): [n] each, -1 where the
+    partition does not say."""
 
     @property
     def n(self) -> int:
@@ -85,15 +89,26 @@ class Local:
         return self.data.count
 
     def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
-        """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe` (lr, epochs, loss ...)."""
+        """Train models [r * n, size]; options are those of `fit` (pull, trainable, aux, step) and of `Recipe`
+        (lr, epochs, loss ...)."""
         recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
         if "epochs" in recipe:  # whoever asks for epochs does not mean the experiment's local_steps
             recipe.setdefault("steps", None)
         key = self.key.fold(purpose)
-        return fit(self.network, model, self.samples, self.data, key, replace(self.recipe, **recipe), self.plan, **options)
+        return fit(
+            self.network,
+            model,
+            self.samples,
+            self.data,
+            key,
+            replace(self.recipe, **recipe),
+            self.plan,
+            **options,
+        )
 
     def report(self, model: Tensor, received: Received, fitted: Fitted) -> dict[str, Tensor]:
-        """The usual reply of a training task: the update of what travels, its buffers, the sample count and the loss."""
+        """The usual reply of a training task: the update of what travels, its buffers, the sample count and
+        the loss."""
         sent = self.wire.pack(model)
         p = self.wire.parameters
         return {

@@ -1,12 +1,17 @@
-"""The Fisher information of each client's model on its own training data: squared gradients of the log-likelihood of the labels it has.
+"""The Fisher information of each client's model on its own training data: squared gradients of the
+log-likelihood of the labels it has.
 
 What is squared is a matter of definition, and the definitions differ by much more than a factor:
 
-    batch-sum     sum over the batches b of |grad of the mean of b|^2    grows with the number of batches: hides a weighting by size
+    batch-sum     sum over the batches b of |grad of the mean of b|^2    grows with the number of batches:
+                  hides a weighting by size
     batch-mean    the mean over the batches instead
-    per-sample    mean over the samples of |grad of the sample|^2        the usual (empirical) Fisher information; a step for each sample
-    full          |grad of the sum over all samples|^2                   of the data's log-likelihood; grows with the square of their number
-    full-mean     |grad of the mean of all samples|^2                    the same over that square; both go to 0 where a model is fitted
+    per-sample    mean over the samples of |grad of the sample|^2        the usual (empirical) Fisher
+                  information; a step for each sample
+    full          |grad of the sum over all samples|^2                   of the data's log-likelihood; grows
+                  with the square of their number
+    full-mean     |grad of the mean of all samples|^2                    the same over that square; both go to
+                  0 where a model is fitted
 
 Batches are those of the data's own order, the module is in evaluation mode, nothing is trained."""
 
@@ -35,38 +40,66 @@ _WHOLE = ("full", "full-mean")
 
 
 def trace(
-    network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, of: Definition = "batch-sum",
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    plan: Plan,
+    of: Definition = "batch-sum",
     loss: Loss = cross_entropy,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """[n]: the trace of client i's Fisher information under model[i]; 0 where it has no batch."""
     return _information(network, model, samples, data, recipe, plan, of, loss, each=False)
 
 
 def diagonal(
-    network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, of: Definition = "batch-sum",
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    plan: Plan,
+    of: Definition = "batch-sum",
     loss: Loss = cross_entropy,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """[n, size]: the same for each parameter by itself; 0 for buffers and for what the module freezes."""
     return _information(network, model, samples, data, recipe, plan, of, loss, each=True)
 
 
 def _information(
-    network: Network, model: Tensor, samples: Samples, data: Padded, recipe: Recipe, plan: Plan, of: Definition, loss: Loss, each: bool
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    plan: Plan,
+    of: Definition,
+    loss: Loss,
+    each: bool,
 ) -> Tensor:
     n, kept = len(data.count), network.layout.trainable
     batch = 1 if of == "per-sample" else recipe.batch_size
     drop = recipe.drop_last and of in ("batch-sum", "batch-mean")
-    key = Key(torch.zeros(n, dtype=torch.int64))  # nothing is drawn: no shuffling, and no Dropout in evaluation mode
-    order = schedule(key, data.count.cpu().numpy(), batch, np.ones(n, dtype=np.int64), shuffle=False, drop_last=drop)
+    key = Key(
+        torch.zeros(n, dtype=torch.int64)
+    )  # nothing is drawn: no shuffling, and no Dropout in evaluation mode
+    order = schedule(
+        key, data.count.cpu().numpy(), batch, np.ones(n, dtype=np.int64), shuffle=False, drop_last=drop
+    )
     plain = Recipe(batch_size=batch, shuffle=False, drop_last=drop, loss=loss)
     stack = Stack.of(network, model, samples, data, key, plain, order, None, None, {}, None)
     out = torch.zeros(n, int(kept.sum()) if each else 1, dtype=network.dtype, device=model.device)
-    ranking = np.argsort(-order.steps, kind="stable")  # as in `fit`: those that still have batches are the first ones
+    ranking = np.argsort(
+        -order.steps, kind="stable"
+    )  # as in `fit`: those that still have batches are the first ones
     training = network.module.training
     try:
         for part in np.array_split(ranking, -(-n // plan.together)) if n else []:
             rows = torch.from_numpy(part)
-            out[put(rows, out.device)] = network.attempt(partial(_added_up, stack, rows, plan, of, each), plan.stacked)
+            out[put(rows, out.device)] = network.attempt(
+                partial(_added_up, stack, rows, plan, of, each), plan.stacked
+            )
     finally:
         network.module.train(training)
     if not each:
@@ -79,13 +112,18 @@ def _information(
 def _added_up(stack: Stack, rows: Tensor, plan: Plan, of: Definition, each: bool) -> Tensor:
     """[m, parameters], or [m, 1] where only their sum is wanted."""
     owner = stack.owner(rows)
-    batches, count = torch.from_numpy(stack.order.steps)[owner].double(), stack.data.count.cpu()[owner].double()
+    batches, count = (
+        torch.from_numpy(stack.order.steps)[owner].double(),
+        stack.data.count.cpu()[owner].double(),
+    )
     width, device, dtype = int(stack.network.layout.trainable.sum()), stack.model.device, stack.network.dtype
     whole = of in _WHOLE
     total = torch.zeros(len(rows), width if each or whole else 1, dtype=dtype, device=device)
     for t, now, grads in (_together if plan.stacked else _one_by_one)(stack, rows, plan.precision):
         sizes = torch.from_numpy(stack.order.size[t])[owner[now]].double()
-        share = {"batch-sum": torch.ones_like(sizes), "full": sizes, "full-mean": sizes / count[now]}.get(of, 1 / batches[now])
+        share = {"batch-sum": torch.ones_like(sizes), "full": sizes, "full-mean": sizes / count[now]}.get(
+            of, 1 / batches[now]
+        )
         share = put(share.to(dtype), device)[:, None]
         total[now] += share * (grads if whole else _squares(grads, each))
     return _squares(total, each) if whole else total
@@ -96,7 +134,8 @@ def _squares(grads: Tensor, each: bool) -> Tensor:
 
 
 def _together(stack: Stack, rows: Tensor, precision: Precision) -> Iterator[tuple[int, slice, Tensor]]:
-    """The gradients [m, parameters] of batch t of the first rows, all at once; those without further batches have fallen off the end."""
+    """The gradients [m, parameters] of batch t of the first rows, all at once; those without further batches
+    have fallen off the end."""
     network, (params, buffers), wanted = stack.network, stack.tensors(rows), stack.trained()[0]
     stepper = Stacked(network, stack.recipe.loss, precision)
     network.module.eval()

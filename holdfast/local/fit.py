@@ -1,4 +1,5 @@
-"""The only training loop: a stack of clients, each from its own model on its own batches, by any loss written for one client."""
+"""The only training loop: a stack of clients, each from its own model on its own batches, by any loss written
+for one client."""
 
 from __future__ import annotations
 
@@ -49,9 +50,10 @@ def fit(
     aux: Mapping[str, Tensor] | None = None,
     step: Step | None = None,
 ) -> Fitted:
-    """Train a stack of models [r * n, size] on the data of n clients: row i belongs to client i mod n, and all models of a client see the
-    same batches. `pull = (target, lam)` adds lam * (parameters - target) to the gradient, `trainable` (bool[size] or one per row) freezes
-    the rest, `aux` are tensors with one row per client (or per model) that the loss finds in `batch.aux`."""
+    """Train a stack of models [r * n, size] on the data of n clients: row i belongs to client i mod n, and
+    all models of a client see the same batches. `pull = (target, lam)` adds lam * (parameters - target) to
+    the gradient, `trainable` (bool[size] or one per row) freezes the rest, `aux` are tensors with one row per
+    client (or per model) that the loss finds in `batch.aux`."""
     if step is not None and pull is not None:
         raise TypeError("fit: a step function does its own pulling; give `pull` or `step`, not both")
     model = plain(model)
@@ -62,16 +64,31 @@ def fit(
 
 
 def _fitted(
-    network: Network, model: Tensor, samples: Samples, data: Padded, key: Key, recipe: Recipe, plan: Plan,
-    pull: tuple[Tensor, PerRow] | None, trainable: Tensor | None, aux: Mapping[str, Tensor] | None, step: Step | None,
-) -> Fitted:  # fmt: skip
+    network: Network,
+    model: Tensor,
+    samples: Samples,
+    data: Padded,
+    key: Key,
+    recipe: Recipe,
+    plan: Plan,
+    pull: tuple[Tensor, PerRow] | None,
+    trainable: Tensor | None,
+    aux: Mapping[str, Tensor] | None,
+    step: Step | None,
+) -> Fitted:
     rows, clients, count = model.shape[0], len(data.count), data.count.cpu().numpy()
     order = schedule(
-        key, count, recipe.batch_size, _host(recipe.epochs, clients), None if recipe.steps is None else _host(recipe.steps, clients),
-        recipe.shuffle, recipe.drop_last,
-    )  # fmt: skip
+        key,
+        count,
+        recipe.batch_size,
+        _host(recipe.epochs, clients),
+        None if recipe.steps is None else _host(recipe.steps, clients),
+        recipe.shuffle,
+        recipe.drop_last,
+    )
     stack = Stack.of(network, model, samples, data, key, recipe, order, pull, trainable, aux or {}, step)
-    # rows with the most steps first: those still running are then always the first ones, and a chunk's rows end close together
+    # rows with the most steps first: those still running are then always the first ones, and a chunk's rows
+    # end close together
     ranking = np.argsort(-order.steps[np.arange(rows) % clients], kind="stable")
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64, device=model.device)
     for part in np.array_split(ranking, -(-rows // plan.together)):
@@ -124,8 +141,12 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[T
         else:
             full = bool((sizes[t, now] == stack.recipe.batch_size).all())
             grads, value = stepper.gradients(wanted, active, state, batch, key, full)
-            if t == 0:  # from here on in the order of their gradients, so that updates run straight through memory
-                params |= {name: arranged(params[name], grad) for name, grad in zip(wanted, grads, strict=True)}
+            if (
+                t == 0
+            ):  # from here on in the order of their gradients, so that updates run straight through memory
+                params |= {
+                    name: arranged(params[name], grad) for name, grad in zip(wanted, grads, strict=True)
+                }
                 sgd = sgd.arranged(grads)
             sgd.rows(now).apply([params[name][now] for name in wanted], grads)
         losses[now] += value
@@ -133,7 +154,8 @@ def _train_together(stack: Stack, rows: Tensor, precision: Precision) -> tuple[T
 
 
 def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Plan `loop`: one row after the other, each on exactly the samples it has; the same code a real client runs."""
+    """Plan `loop`: one row after the other, each on exactly the samples it has; the same code a real client
+    runs."""
     network, loss = stack.network, stack.recipe.loss
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()
@@ -143,7 +165,11 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tenso
     losses = torch.zeros(len(rows), dtype=network.dtype, device=stack.model.device)
     own_luck = no_luck(stack.model.device)
     for i, row in enumerate(rows):
-        own, state, update = {k: v[i] for k, v in params.items()}, {k: v[i] for k, v in buffers.items()}, sgd.rows(i)
+        own, state, update = (
+            {k: v[i] for k, v in params.items()},
+            {k: v[i] for k, v in buffers.items()},
+            sgd.rows(i),
+        )
         stepper.bind(own, state)
         owner = int(stack.owner(row))
         batches = stack.batches(int(row), owner)
@@ -164,7 +190,9 @@ def _train_each(stack: Stack, rows: Tensor, precision: Precision) -> tuple[Tenso
     return network.layout.flatten(params | buffers), losses
 
 
-def _write(old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str], masks: list[Tensor] | None = None) -> None:
+def _write(
+    old: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str], masks: list[Tensor] | None = None
+) -> None:
     for place, name in enumerate(names):
         fresh = new[name].detach()
         old[name].copy_(fresh if masks is None else torch.where(masks[place], fresh, old[name]))

@@ -1,8 +1,8 @@
 """When two functions are the same, as far as a program made from one of them goes.
 
-A method may write its loss as a closure, made anew in every round. If what it closes over is the same, it is the same function, and one
-program serves. If it closes over tensors, or over things that hold some, a program would go on with the old ones: such a function is
-none to make a program from. Tensors belong into `aux`."""
+A method may write its loss as a closure, made anew in every round. If what it closes over is the same, it is
+the same function, and one program serves. If it closes over tensors, or over things that hold some, a program
+would go on with the old ones: such a function is none to make a program from. Tensors belong into `aux`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Same:
 
 
 def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
-    """Something hashable that is equal for functions that do the same. `inside` are the addresses of what is being looked through."""
+    """Something hashable that is equal for functions that do the same. `inside` are the addresses of what is
+    being looked through."""
     if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
         return (type(thing), thing)
     if isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType)):
@@ -55,7 +56,9 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
         return _function(thing, deeper)
     if hasattr(type(thing), "stands_for"):  # it says itself what of it counts
         return same(_as_tuples(type(thing).stands_for(thing)), deeper)
-    if isinstance(thing, BaseModel):  # a part chosen by name: every experiment has its own, and equal settings mean the same
+    if isinstance(
+        thing, BaseModel
+    ):  # a part chosen by name: every experiment has its own, and equal settings mean the same
         return Same(type(thing)), same(_as_tuples(held_by(thing)), deeper)
     if isinstance(thing, (Tensor, dict, list, set)) or not hasattr(thing, "__dict__"):
         raise HoldsTensors(f"a {type(thing).__name__}")
@@ -65,7 +68,10 @@ def same(thing: Any, inside: tuple[int, ...] = ()) -> Any:
 def _as_tuples(data: Any) -> Any:
     """Lists and tables of settings, which nobody changes, as tuples."""
     if isinstance(data, Mapping):
-        return tuple((str(key), _as_tuples(value)) for key, value in sorted(data.items(), key=lambda pair: str(pair[0])))
+        return tuple(
+            (str(key), _as_tuples(value))
+            for key, value in sorted(data.items(), key=lambda pair: str(pair[0]))
+        )
     return tuple(_as_tuples(value) for value in data) if isinstance(data, (list, tuple)) else data
 
 
@@ -86,8 +92,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type, Enum, PurePath, np.generi
 
 
 def identity(thing: Any) -> Any:
-    """Something hashable that is equal for two settings only where they are the same: plain data and parts by value, with their types,
-    since True == 1 == 1.0; any other object only to itself, whatever its class calls equal."""
+    """Something hashable that is equal for two settings only where they are the same: plain data and parts by
+    value, with their types, since True == 1 == 1.0; any other object only to itself, whatever its class calls
+    equal."""
     if thing is None or isinstance(thing, _PLAIN):
         return type(thing), thing
     if isinstance(thing, (list, tuple)):
@@ -109,13 +116,15 @@ def held_by(thing: BaseModel) -> dict[str, Any]:
 
 
 def name_of(thing: Any) -> str:
-    """A class or function by name and address: a factory, or a cell of a notebook that is run again, makes several of one name."""
+    """A class or function by name and address: a factory, or a cell of a notebook that is run again, makes
+    several of one name."""
     return f"{thing.__module__}.{thing.__qualname__}@{id(thing):x}"
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings as a text that is equal only where they are, whatever an object says of itself: they are numbered in the order of their
-    coming. The number keeps them alive, so that no younger object is taken for an older one."""
+    """Settings as a text that is equal only where they are, whatever an object says of itself: they are
+    numbered in the order of their coming. The number keeps them alive, so that no younger object is taken for
+    an older one."""
     return f"settings {_numbers.setdefault(identity(settings), len(_numbers))}"
 
 

@@ -1,7 +1,9 @@
-"""How gradients of a batch are taken: for one client by plain autograd, or for a stack of clients by vmap. Nothing else differs.
+"""How gradients of a batch are taken: for one client by plain autograd, or for a stack of clients by vmap.
+Nothing else differs.
 
-The loss sees an ordinary nn.Module in both cases. In a stack, `functional_call` puts each client's tensors into the module while vmap
-runs it once for all; as the clients' losses do not touch each other, the gradient of their sum is every client's own gradient."""
+The loss sees an ordinary nn.Module in both cases. In a stack, `functional_call` puts each client's tensors
+into the module while vmap runs it once for all; as the clients' losses do not touch each other, the gradient
+of their sum is every client's own gradient."""
 
 from __future__ import annotations
 
@@ -18,10 +20,13 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.local.losses import Batch, Loss
 from holdfast.models.network import Network
 
-OWN_LUCK = "the model or the loss draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys"
+OWN_LUCK = (
+    "the model or the loss draws random numbers itself (F.dropout?): use nn.Dropout, which Holdfast keys"
+)
 Tensors = dict[str, Tensor]
 Step = Callable[[Callable[[Tensors, Batch], Tensors], Tensors, Batch, Tensor], Tensors]
-"""step(gradient, params, batch, lr) -> params: a whole update in place of the loss's SGD step, for one client, as a pure function."""
+"""step(gradient, params, batch, lr) -> params: a whole update in place of the loss's SGD step, for one
+client, as a pure function."""
 
 
 def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
@@ -29,7 +34,8 @@ def mean_loss(loss: Loss, net: nn.Module, batch: Batch, full: bool) -> Tensor:
     values = loss(net, batch).to(batch.mask.dtype)
     if values.shape != batch.mask.shape:
         raise ConfigError(
-            f"loss must return one value per sample (shape {tuple(batch.mask.shape)}), got {tuple(values.shape)}: use reduction='none'"
+            f"loss must return one value per sample (shape {tuple(batch.mask.shape)}), got"
+            f" {tuple(values.shape)}: use reduction='none'"
         )
     return values.mean() if full else (values * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
@@ -39,11 +45,14 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     if not leaves or not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(value, leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
+    return [
+        torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)
+    ]
 
 
 class _LossModule(nn.Module):
-    """The loss as a module, so that `functional_call` swaps tensors for all of it and the loss may call any submodule."""
+    """The loss as a module, so that `functional_call` swaps tensors for all of it and the loss may call any
+    submodule."""
 
     def __init__(self, net: nn.Module, loss: Loss):
         super().__init__()
@@ -62,7 +71,11 @@ class Single:
         self.params = dict(self.module.named_parameters())
         modules = dict(self.module.named_modules())
         self.keyed = [modules[name] for name in network.keyed]
-        self.homes = {s.name: (modules[s.name.rpartition(".")[0]], s.name.rpartition(".")[2]) for s in network.layout.slots if s.buffer}
+        self.homes = {
+            s.name: (modules[s.name.rpartition(".")[0]], s.name.rpartition(".")[2])
+            for s in network.layout.slots
+            if s.buffer
+        }
 
     def bind(self, params: Tensors, buffers: Tensors) -> None:
         """Let the module's tensors be views of this client's, so that updating one updates the other."""
@@ -89,7 +102,9 @@ class Stacked:
         self.wrapped = _LossModule(network.module.train(), loss)
         self.padded, self.full = vmap(partial(self._one, full=False)), vmap(partial(self._one, full=True))
 
-    def _one(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool) -> tuple[Tensor, Tensors]:
+    def _one(
+        self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool
+    ) -> tuple[Tensor, Tensors]:
         """Loss and new buffers of one client."""
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
         tensors = {f"net.{name}": t for name, t in (params | fresh).items()}
@@ -97,10 +112,17 @@ class Stacked:
         return functional_call(self.wrapped, tensors, (batch, full)), fresh
 
     def gradients(
-        self, wanted: list[str], params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, full: bool = False, alone: bool = False
+        self,
+        wanted: list[str],
+        params: Tensors,
+        buffers: Tensors,
+        batch: Batch,
+        key: Tensor,
+        full: bool = False,
+        alone: bool = False,
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones. `full`: no batch is padded;
-        `alone`: one client, whose tensors have no leading axis."""
+        """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones.
+        `full`: no batch is padded; `alone`: one client, whose tensors have no leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
         with halved(key.device, self.precision):
             step = partial(self._one, full=full) if alone else self.full if full else self.padded
@@ -120,16 +142,23 @@ class Stacked:
             raise
 
 
-def apply_step(network: Network, loss: Loss, step: Step, precision: Precision = "fp32") -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
-    """A user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) -> (params, buffers, loss)."""
+def apply_step(
+    network: Network, loss: Loss, step: Step, precision: Precision = "fp32"
+) -> Callable[..., tuple[Tensors, Tensors, Tensor]]:
+    """A user's step as a pure function of one client's tensors: (params, buffers, batch, key, lr) -> (params,
+    buffers, loss)."""
     wrapped = _LossModule(network.module.train(), loss)
 
-    def run(params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, lr: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+    def run(
+        params: Tensors, buffers: Tensors, batch: Batch, key: Tensor, lr: Tensor
+    ) -> tuple[Tensors, Tensors, Tensor]:
         seen: dict[str, Any] = {"buffers": buffers, "loss": torch.zeros((), dtype=lr.dtype, device=lr.device)}
 
         def value(p: Tensors, b: Batch) -> tuple[Tensor, tuple[Tensors, Tensor]]:
             fresh = {name: tensor.clone() for name, tensor in seen["buffers"].items()}
-            tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(b.mask, key, "net.")
+            tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(
+                b.mask, key, "net."
+            )
             with halved(key.device, precision):
                 out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
@@ -145,7 +174,8 @@ def apply_step(network: Network, loss: Loss, step: Step, precision: Precision = 
 
 
 def no_luck(device: torch.device) -> Callable[[], None]:
-    """Call the result when work is done: it complains if PyTorch's own random state has moved, which a keyed training leaves alone."""
+    """Call the result when work is done: it complains if PyTorch's own random state has moved, which a keyed
+    training leaves alone."""
 
     def state() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -1,4 +1,5 @@
-"""Losses, written for ONE client and one batch as plain PyTorch: one value per sample, which `fit` averages over the real samples.
+"""Losses, written for ONE client and one batch as plain PyTorch: one value per sample, which `fit` averages
+over the real samples.
 
     def my_loss(net, batch):                     # net: your nn.Module, holding this client's parameters
         return F.cross_entropy(net(batch.x), batch.y, reduction="none") + 0.01 * net.head.weight.norm()
@@ -17,7 +18,8 @@ from holdfast.core.registry import Part, register, setting
 
 
 class Batch(NamedTuple):
-    """One client's mini-batch. `mask` is 1 for real samples, 0 for padding; `aux` holds this client's own tensors."""
+    """One client's mini-batch. `mask` is 1 for real samples, 0 for padding; `aux` holds this client's own
+    tensors."""
 
     x: Tensor
     y: Tensor

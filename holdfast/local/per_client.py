@@ -1,9 +1,11 @@
 """Numbers in which the experiments of a stack differ: one value per client.
 
-Clients of several experiments are trained as one stack, so a setting such as `lam` is a tensor [n]. Where all clients of a stack agree, it
-is an ordinary tensor. Where they differ it is a `PerClient`, with which one can compute as long as each result keeps a row for each client.
-Taking one entry, or a mean, or the numbers themselves (`tolist`) could give every experiment the value of another one, without a sign that
-something is wrong: that raises `TrainedApart`, and whoever drives the experiments has each trained by itself, where its clients agree."""
+Clients of several experiments are trained as one stack, so a setting such as `lam` is a tensor [n]. Where all
+clients of a stack agree, it is an ordinary tensor. Where they differ it is a `PerClient`, with which one can
+compute as long as each result keeps a row for each client. Taking one entry, or a mean, or the numbers
+themselves (`tolist`) could give every experiment the value of another one, without a sign that something is
+wrong: that raises `TrainedApart`, and whoever drives the experiments has each trained by itself, where its
+clients agree."""
 
 from __future__ import annotations
 
@@ -24,19 +26,39 @@ _TORCH = str(Path(torch.__file__).parent)
 _GUARDS = {__name__, "holdfast.methods.client_view", "holdfast.methods.base", "holdfast.core.registry"}
 # what says nothing about the numbers themselves
 _ABOUT = {
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "is_floating_point", "is_complex",
-    "is_signed", "is_contiguous", "is_pinned", "is_shared", "get_device", "type", "data_ptr", "__len__", "__hash__", "__repr__",
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "stride",
+    "storage_offset",
+    "element_size",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "is_contiguous",
+    "is_pinned",
+    "is_shared",
+    "get_device",
+    "type",
+    "data_ptr",
+    "__len__",
+    "__hash__",
+    "__repr__",
     "__format__",
-}  # fmt: skip
+}
 _training = threading.local()
 
 
 class TrainedApart(RunError):
-    """A number in which the experiments of a stack differ was read as one for all: they are to be trained one by one."""
+    """A number in which the experiments of a stack differ was read as one for all: they are to be trained one
+    by one."""
 
 
 class PerClient(Tensor):
-    """One row per client, not all equal. What is computed from it has one too, or `TrainedApart` is raised."""
+    """One row per client, not all equal. What is computed from it has one too, or `TrainedApart` is
+    raised."""
 
     what: str
     clients: int
@@ -56,7 +78,9 @@ class PerClient(Tensor):
             out = func(*args, **(kwargs or {}))
         if first is None:
             return out
-        if getattr(_training, "on", False):  # a loss that closes over it would meet samples in place of clients
+        if getattr(
+            _training, "on", False
+        ):  # a loss that closes over it would meet samples in place of clients
             raise first.apart()
         alone = all(isinstance(tensor, PerClient) or tensor.numel() == 1 for tensor in tensors)
         return first._kept(out, alone, getattr(func, "__name__", ""))
@@ -68,14 +92,17 @@ class PerClient(Tensor):
             return PerClient.of(out, self.what, self.clients) if alone or out.ndim == 1 else out
         if isinstance(out, (tuple, list)) and out and all(isinstance(one, Tensor) for one in out):
             return type(out)([self._kept(one, alone, name) for one in out])
-        if out is None or name in _ABOUT or name == "__get__":  # the last is how a tensor's properties are read
+        if (
+            out is None or name in _ABOUT or name == "__get__"
+        ):  # the last is how a tensor's properties are read
             return out
         raise self.apart()
 
     def apart(self) -> TrainedApart:
         return TrainedApart(
-            f"{where()}: local.{self.what} is read as one value for all clients, so experiments that differ in it are trained one by one; "
-            "to train them together, compute with the whole tensor (x[:, None] multiplies models [n, size]), and hand it to a loss by aux"
+            f"{where()}: local.{self.what} is read as one value for all clients, so experiments that differ"
+            " in it are trained one by one; to train them together, compute with the whole tensor (x[:,"
+            " None] multiplies models [n, size]), and hand it to a loss by aux"
         )
 
     def __deepcopy__(self, memo: Any) -> PerClient:
@@ -83,12 +110,15 @@ class PerClient(Tensor):
 
 
 def plain(value: Any) -> Any:
-    """The same numbers as an ordinary tensor; anything else as it is. For code that keeps clients apart itself."""
+    """The same numbers as an ordinary tensor; anything else as it is. For code that keeps clients apart
+    itself."""
     with torch._C.DisableTorchFunctionSubclass():
         return value.as_subclass(Tensor) if isinstance(value, PerClient) else value
 
 
-def handed(owner: str, numbers: Mapping[str, Tensor | None], put: Callable[[Tensor], Tensor] = lambda value: value) -> dict[str, Any]:
+def handed(
+    owner: str, numbers: Mapping[str, Tensor | None], put: Callable[[Tensor], Tensor] = lambda value: value
+) -> dict[str, Any]:
     """Numbers on the host as a client half reads them, each under its name and where `put` brings it."""
     out: dict[str, Any] = {}
     for name, values in numbers.items():
@@ -121,14 +151,18 @@ class Settings(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(vars(self))) or "none"
         raise AttributeError(
-            f"local.settings has no '{name}'; it has the real-valued settings of the method ({known}), and the others are in self.method"
+            f"local.settings has no '{name}'; it has the real-valued settings of the method ({known}), and"
+            " the others are in self.method"
         )
 
 
 def where() -> str:
-    """File and line of the code that asked: the innermost frame that is neither this package's guard nor PyTorch."""
+    """File and line of the code that asked: the innermost frame that is neither this package's guard nor
+    PyTorch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_globals.get("__name__") in _GUARDS or frame.f_code.co_filename.startswith(_TORCH)):
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__") in _GUARDS or frame.f_code.co_filename.startswith(_TORCH)
+    ):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 

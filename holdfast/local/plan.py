@@ -1,4 +1,5 @@
-"""How a stack is trained on this machine: one client after the other, or as one batched computation, and how many rows at once."""
+"""How a stack is trained on this machine: one client after the other, or as one batched computation, and how
+many rows at once."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from holdfast.core.device import Precision
 from holdfast.models.network import Network
 
 PlanName = Literal["loop", "vmap", "captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"]
-"""One client after the other, or a stack of them; each step asked for anew, replayed as it was captured, or compiled and replayed."""
+"""One client after the other, or a stack of them; each step asked for anew, replayed as it was captured, or
+compiled and replayed."""
 STACKED = frozenset({"vmap", "captured-vmap", "compiled-vmap"})
 REPLAYED = frozenset({"captured-loop", "captured-vmap", "compiled-loop", "compiled-vmap"})
 _NEXT_BEST: dict[str, tuple[PlanName, ...]] = {
@@ -25,15 +27,19 @@ _NEXT_BEST: dict[str, tuple[PlanName, ...]] = {
     "compiled-loop": ("compiled-loop", "captured-loop", "loop"),
     "compiled-vmap": ("compiled-vmap", "captured-vmap", "vmap"),
 }
-_TOO_FEW = 4  # a stack that fills less than one part in so many of a fixed size is better off without the padding
-# Bytes of a stack on a CPU. Larger ones are 10 to 40 % slower: every layer waits for memory, and freed pages are cleared again each step.
+_TOO_FEW = (
+    4  # a stack that fills less than one part in so many of a fixed size is better off without the padding
+)
+# Bytes of a stack on a CPU. Larger ones are 10 to 40 % slower: every layer waits for memory, and freed pages
+# are cleared again each step.
 _CACHED = 48 * 10**6
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice that is written into the manifest: bits may depend on it. `rows` is the most rows that are held in memory."""
+    """A choice that is written into the manifest: bits may depend on it. `rows` is the most rows that are
+    held in memory."""
 
     name: PlanName = "loop"
     rows: int = 1024
@@ -42,10 +48,12 @@ class Plan:
     microseconds: float | None = None
     """Measured time of one step of one client, where it was measured."""
     memory: int | None = None
-    """The bound in bytes that `rows` follows from, where there is one; what a whole cohort sends stays in memory only within it."""
+    """The bound in bytes that `rows` follows from, where there is one; what a whole cohort sends stays in
+    memory only within it."""
     precision: Precision = "fp32"
     sizes: tuple[int, ...] = ()
-    """Numbers of rows that a replayed stack is padded to, so that few programs serve all cohorts; none: each its own."""
+    """Numbers of rows that a replayed stack is padded to, so that few programs serve all cohorts; none: each
+    its own."""
     workers: int = 1
     """Processes that share the clients of an exchange; `rows` is then what each of them holds."""
 
@@ -63,7 +71,8 @@ class Plan:
         return min(most, self.sizes[-1]) if self.name in REPLAYED and self.stacked and self.sizes else most
 
     def attempts(self, rows: int) -> tuple[PlanName, ...]:
-        """This plan for so many rows, and what stands in for it where it cannot run. Only a number decides: bits depend on it."""
+        """This plan for so many rows, and what stands in for it where it cannot run. Only a number decides:
+        bits depend on it."""
         order = _NEXT_BEST[self.name]
         padded = self.stacked and self.size(rows) > _TOO_FEW * rows
         return order[-1:] if padded else order
@@ -74,9 +83,13 @@ class Plan:
 
 
 def bytes_per_row(network: Network, sample: Tensor, batch_size: int) -> int:
-    """What one client of a stack needs while it trains: its tensors (model before, in training and after, target, gradient, momentum,
-    temporaries) and activations: half as much again, because indices of poolings and the gradients of one layer come on top."""
-    values = network.layout.size * 10 + 3 * batch_size * (activations(network.module, sample) + sample.numel()) // 2
+    """What one client of a stack needs while it trains: its tensors (model before, in training and after,
+    target, gradient, momentum, temporaries) and activations: half as much again, because indices of poolings
+    and the gradients of one layer come on top."""
+    values = (
+        network.layout.size * 10
+        + 3 * batch_size * (activations(network.module, sample) + sample.numel()) // 2
+    )
     return values * torch.empty((), dtype=network.dtype).element_size()
 
 
@@ -105,7 +118,9 @@ def bounded(plan: Plan, memory: int, row_bytes: int, device: torch.device = _CPU
     """The same plan within a memory bound, and on a CPU with stacks that its caches can bear."""
     rows = max(1, min(plan.rows, memory // max(row_bytes, 1)))
     cached = max(1, min(rows, _CACHED // max(row_bytes, 1)))
-    return replace(plan, rows=rows, memory=memory, stack=cached if plan.stacked and device.type == "cpu" else None)
+    return replace(
+        plan, rows=rows, memory=memory, stack=cached if plan.stacked and device.type == "cpu" else None
+    )
 
 
 @contextmanager

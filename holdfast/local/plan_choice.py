@@ -34,7 +34,8 @@ _CLEARLY = 0.95  # vmap has to be this much faster: near a tie the simpler plan,
 
 @dataclass(frozen=True)
 class Forecast:
-    """The chosen plan, the measured microseconds of a client's step under each plan, and the expected memory of a stack."""
+    """The chosen plan, the measured microseconds of a client's step under each plan, and the expected memory
+    of a stack."""
 
     plan: Plan
     measured: dict[str, float]
@@ -46,12 +47,21 @@ class Forecast:
 
 
 def choose(
-    asked: str, network: Network, initial: Tensor, samples: Samples, data: Padded, recipe: Recipe, rows: int, memory: int,
-    precision: Precision = "fp32", client_steps: float = 0.0, sizes: Sequence[int] = (),
-) -> Forecast:  # fmt: skip
-    """`asked` is a plan's name or auto; `rows` is how many models are trained at once at most, `sizes` how many are in each group of
-    experiments, `client_steps` how many steps the whole run has. Auto takes the faster plan; one that has to be compiled first only
-    where that pays."""
+    asked: str,
+    network: Network,
+    initial: Tensor,
+    samples: Samples,
+    data: Padded,
+    recipe: Recipe,
+    rows: int,
+    memory: int,
+    precision: Precision = "fp32",
+    client_steps: float = 0.0,
+    sizes: Sequence[int] = (),
+) -> Forecast:
+    """`asked` is a plan's name or auto; `rows` is how many models are trained at once at most, `sizes` how
+    many are in each group of experiments, `client_steps` how many steps the whole run has. Auto takes the
+    faster plan; one that has to be compiled first only where that pays."""
     device = data.rows.device
     sample = samples.blank(network.dtype)
     network.module.to(device)
@@ -69,7 +79,11 @@ def choose(
     trial = _Trial(network, initial, samples, data, recipe)
     with counting(device, precision):
         candidates = {name: plans[name] for name in names}
-        times = _compare(candidates, trial, rows) if device.type == "cpu" else _compare_on_device(candidates, trial, rows, client_steps)
+        times = (
+            _compare(candidates, trial, rows)
+            if device.type == "cpu"
+            else _compare_on_device(candidates, trial, rows, client_steps)
+        )
     best = min(times, key=lambda name: times[name])
     if device.type == "cuda" and len(names) > 1:  # what was only tried holds memory too
         forget(network.signature, but=best)
@@ -78,14 +92,23 @@ def choose(
     plan = replace(plans[best], microseconds=round(times[best], 2))
     if plan.sizes:
         at_once = [min(group, plan.rows) for group in groups]
-        plan = replace(plan, sizes=worthwhile(at_once, _steps(data, recipe), times[best], client_steps, memory // max(per_row, 1)))
+        plan = replace(
+            plan,
+            sizes=worthwhile(
+                at_once, _steps(data, recipe), times[best], client_steps, memory // max(per_row, 1)
+            ),
+        )
     held = min(rows, plan.rows)
     together = min(held, plan.together) if plan.stacked else 1
-    waiting = 6 * initial.numel() * initial.element_size()  # a row before or after its turn: its models and what it sends
+    waiting = (
+        6 * initial.numel() * initial.element_size()
+    )  # a row before or after its turn: its models and what it sends
     return Forecast(plan, times, per_row * together + waiting * (held - together))
 
 
-def _plan(name: str, groups: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device) -> Plan:
+def _plan(
+    name: str, groups: Sequence[int], memory: int, per_row: int, precision: Precision, device: torch.device
+) -> Plan:
     plan = bounded(Plan(cast(PlanName, name), precision=precision), memory, per_row, device)
     if name not in REPLAYED or not plan.stacked:
         return plan
@@ -135,16 +158,19 @@ class _Trial:
 
 
 def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, float]:
-    """Microseconds of a client's step under each plan. They take turns and the best turn counts, because another process may
-    slow any of them; a model of which one step takes long is tried on few rows and in few turns. Where there is a choice, a plan that
-    cannot run the model (vmap knows no LSTM) is no candidate."""
+    """Microseconds of a client's step under each plan. They take turns and the best turn counts, because
+    another process may slow any of them; a model of which one step takes long is tried on few rows and in few
+    turns. Where there is a choice, a plan that cannot run the model (vmap knows no LSTM) is no candidate."""
     began = time.perf_counter()
     step = trial.seconds(Plan("loop"), 1)
     slow = step > _SLOW
     found: dict[str, list[float]] = {name: [] for name in plans}
     if slow and "loop" in plans:
         found["loop"].append(step)  # a first try warms up as well, which only short steps feel
-    sizes = {name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1)) for name, plan in plans.items()}
+    sizes = {
+        name: _trial_rows(name, plan, rows, step if slow else trial.seconds(Plan("loop"), 1))
+        for name, plan in plans.items()
+    }
     least, most = _TURNS
     try:
         for name, plan in plans.items():
@@ -165,9 +191,12 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
     return {name: min(seconds) * 1e6 for name, seconds in found.items()}
 
 
-def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float) -> dict[str, float]:
-    """The same on a GPU: what a step takes once it is captured, without what loading rows takes. Compiling takes a quarter of a minute,
-    so it is tried last, and only where the run is long and stacks are the way."""
+def _compare_on_device(
+    plans: dict[str, Plan], trial: _Trial, rows: int, client_steps: float
+) -> dict[str, float]:
+    """The same on a GPU: what a step takes once it is captured, without what loading rows takes. Compiling
+    takes a quarter of a minute, so it is tried last, and only where the run is long and stacks are the
+    way."""
     times: dict[str, float] = {}
     for name, plan in plans.items():
         best = min(times, key=lambda known: times[known], default=None)
@@ -179,7 +208,9 @@ def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_
             trial.seconds(plan, together, 1)
             if len(plans) > 1 and refusals() > before:  # the log has said why
                 continue
-            short, long = (min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS)
+            short, long = (
+                min(steps * trial.seconds(plan, together, steps) for _ in range(2)) for steps in _DEVICE_STEPS
+            )
         except RunError:  # vmap knows no LSTM
             if len(plans) == 1:
                 raise
@@ -191,7 +222,8 @@ def _compare_on_device(plans: dict[str, Plan], trial: _Trial, rows: int, client_
 
 
 def _trial_rows(name: str, plan: Plan, rows: int, step: float) -> int:
-    """As many rows as make a trial long enough to measure; a stack is as large as the run's unless that takes too long."""
+    """As many rows as make a trial long enough to measure; a stack is as large as the run's unless that takes
+    too long."""
     if name == "loop":
         return max(1, min(rows, int(_LOOP / (_STEPS * step))))
     together = min(rows, plan.stack or plan.rows)

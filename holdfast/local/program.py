@@ -1,8 +1,10 @@
-"""One training step of a stack as a program of fixed shape: traced once, compiled or captured once, replayed for every step.
+"""One training step of a stack as a program of fixed shape: traced once, compiled or captured once, replayed
+for every step.
 
-A GPU computes the small step of a client faster than Python can ask for it. So everything a step reads and writes lies at a fixed place:
-the rows' tensors, their numbers, and one tensor that tells this step from the last. On a CPU, where nothing is captured, the same step
-runs as plain Python, which is how it is tested there."""
+A GPU computes the small step of a client faster than Python can ask for it. So everything a step reads and
+writes lies at a fixed place: the rows' tensors, their numbers, and one tensor that tells this step from the
+last. On a CPU, where nothing is captured, the same step runs as plain Python, which is how it is tested
+there."""
 
 from __future__ import annotations
 
@@ -65,14 +67,30 @@ class Structure:
         network, recipe = stack.network, stack.recipe
         wanted, partly = stack.trained()
         sgd, alone = stack.sgd, name.endswith("-loop")
-        # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many methods
+        # a compiled stack always has weight decay and a pull, which may be 0, so that one program serves many
+        # methods
         momentum, decay = not _is_zero(sgd.momentum), not alone or not _is_zero(sgd.weight_decay)
         pull = not alone or (stack.target is not None and not _is_zero(sgd.pull))
         aux = tuple((key, tuple(value.shape[1:]), value.dtype) for key, value in sorted(stack.aux.items()))
         return cls(
-            network.signature, network.dtype, stack.model.device, id(stack.samples), same((recipe.loss, stack.step)),
-            recipe.augment, recipe.batch_size, stack.full, tuple(wanted), partly, momentum, decay, pull, aux, size, name, precision,
-        )  # fmt: skip
+            network.signature,
+            network.dtype,
+            stack.model.device,
+            id(stack.samples),
+            same((recipe.loss, stack.step)),
+            recipe.augment,
+            recipe.batch_size,
+            stack.full,
+            tuple(wanted),
+            partly,
+            momentum,
+            decay,
+            pull,
+            aux,
+            size,
+            name,
+            precision,
+        )
 
 
 class Program:
@@ -89,7 +107,9 @@ class Program:
         self.memory: Tensors = {}
         for slot in slots.values():
             whole = slot.dtype if not slot.dtype.is_floating_point else s.dtype
-            self.memory[f"{'buffers' if slot.buffer else 'params'}.{slot.name}"] = room(*slot.shape, dtype=whole)
+            self.memory[f"{'buffers' if slot.buffer else 'params'}.{slot.name}"] = room(
+                *slot.shape, dtype=whole
+            )
         for name in s.wanted:
             if s.pull:
                 self.memory[f"targets.{name}"] = room(*slots[name].shape)
@@ -98,7 +118,9 @@ class Program:
             if s.partly:
                 self.memory[f"masks.{name}"] = room(*slots[name].shape, dtype=torch.bool)
         self.memory |= {f"aux.{name}": room(*shape, dtype=dtype) for name, shape, dtype in s.aux}
-        self.memory |= {f"number.{name}": room() for name in ("lr", "momentum", "decay", "pull")} | {"losses": room()}
+        self.memory |= {f"number.{name}": room() for name in ("lr", "momentum", "decay", "pull")} | {
+            "losses": room()
+        }
         self.memory["now"] = room(2 * s.batch_size + 4, dtype=torch.int64)
         self._stepper = Stacked(network, loss, s.precision)
         self._run = apply_step(network, loss, step, s.precision) if step else None
@@ -128,10 +150,15 @@ class Program:
     @cached_property
     def _written(self) -> list[str]:
         changed = ("params.", "buffers.", "momenta.", "losses")
-        return [name for name in self.memory if name.startswith(changed) and (name[7:] in self.structure.wanted or name[:7] != "params.")]
+        return [
+            name
+            for name in self.memory
+            if name.startswith(changed) and (name[7:] in self.structure.wanted or name[:7] != "params.")
+        ]
 
     def traced(self) -> torch.fx.GraphModule:
-        """The step as a list of tensor operations: whatever Python did in the model, the loss and the update is gone from it."""
+        """The step as a list of tensor operations: whatever Python did in the model, the loss and the update
+        is gone from it."""
         with as_products():
             return _traced(self._step, self.memory)
 
@@ -156,12 +183,20 @@ class Program:
         """A whole step as a pure function: all that changes, new; rows that are done keep what they have."""
         s = self.structure
         batch, active, dropout = self._batch(memory)
-        params, buffers = _under(memory, "params."), {name: value.clone() for name, value in _under(memory, "buffers.").items()}
+        params, buffers = (
+            _under(memory, "params."),
+            {name: value.clone() for name, value in _under(memory, "buffers.").items()},
+        )
         momenta, masks = _under(memory, "momenta."), _under(memory, "masks.")
         old = [params[name] for name in s.wanted]
         if self._run is not None:
-            new, buffers, value = Stacked.run(torch.func.vmap(self._run), params, buffers, batch, dropout, memory["number.lr"])
-            fresh = [torch.where(masks[name], new[name], params[name]) if s.partly else new[name] for name in s.wanted]
+            new, buffers, value = Stacked.run(
+                torch.func.vmap(self._run), params, buffers, batch, dropout, memory["number.lr"]
+            )
+            fresh = [
+                torch.where(masks[name], new[name], params[name]) if s.partly else new[name]
+                for name in s.wanted
+            ]
             momenta = {}
         else:
             grads, value = self._stepper.gradients(list(s.wanted), params, buffers, batch, dropout, s.full)
@@ -169,9 +204,14 @@ class Program:
             fresh = [tensor.clone() for tensor in old]
             self._sgd(memory, momenta).apply(fresh, grads)
         out = {f"params.{name}": tensor for name, tensor in zip(s.wanted, fresh, strict=True)}
-        out |= {f"buffers.{name}": tensor for name, tensor in buffers.items()} | {f"momenta.{k}": v for k, v in momenta.items()}
+        out |= {f"buffers.{name}": tensor for name, tensor in buffers.items()} | {
+            f"momenta.{k}": v for k, v in momenta.items()
+        }
         out["losses"] = memory["losses"] + value
-        return {k: torch.where(active.view(-1, *[1] * (v.ndim - 1)), v.detach().to(memory[k].dtype), memory[k]) for k, v in out.items()}
+        return {
+            k: torch.where(active.view(-1, *[1] * (v.ndim - 1)), v.detach().to(memory[k].dtype), memory[k])
+            for k, v in out.items()
+        }
 
     def _step_alone(self, gradients: Callable[..., tuple[list[Tensor], Tensor, Tensors]]) -> None:
         """The step of a single row, in place: a replay is only asked for while it trains."""
@@ -181,7 +221,9 @@ class Program:
         if self._run is not None:
             new, fresh, value = self._run(params, buffers, batch, dropout, own["number.lr"])
             for name in s.wanted:
-                params[name].copy_(torch.where(own[f"masks.{name}"], new[name], params[name]) if s.partly else new[name])
+                params[name].copy_(
+                    torch.where(own[f"masks.{name}"], new[name], params[name]) if s.partly else new[name]
+                )
         else:
             grads, value, fresh = gradients(params, buffers, batch, dropout)
             self._sgd(own, _under(own, "momenta.")).apply([params[name] for name in s.wanted], grads)
@@ -193,12 +235,18 @@ class Program:
         """The single row's tensors without the leading axis."""
         own = {name: value[0] for name, value in self.memory.items()}
         batch, _, dropout = self._batch(self.memory)
-        first = Batch(batch.x[0], batch.y[0], batch.mask[0], {name: value[0] for name, value in batch.aux.items()})
+        first = Batch(
+            batch.x[0], batch.y[0], batch.mask[0], {name: value[0] for name, value in batch.aux.items()}
+        )
         return _under(own, "params."), _under(own, "buffers."), first, dropout[0]
 
-    def _gradients_alone(self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor) -> tuple[list[Tensor], Tensor, Tensors]:
+    def _gradients_alone(
+        self, params: Tensors, buffers: Tensors, batch: Batch, key: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensors]:
         fresh = {name: tensor.clone() for name, tensor in buffers.items()}
-        grads, value = self._stepper.gradients(list(self.structure.wanted), params, fresh, batch, key, self.structure.full, alone=True)
+        grads, value = self._stepper.gradients(
+            list(self.structure.wanted), params, fresh, batch, key, self.structure.full, alone=True
+        )
         return grads, value, fresh
 
     def _batch(self, memory: Tensors) -> tuple[Batch, Tensor, Tensor]:
@@ -216,10 +264,14 @@ class Program:
         s, number = self.structure, _under(memory, "number.")
         targets, masks = _under(memory, "targets."), _under(memory, "masks.")
         return Sgd(
-            number["lr"], number["momentum"], number["decay"] if s.decay else 0.0, number["pull"] if s.pull else 0.0,
-            [momenta[name] for name in s.wanted] if s.momentum else None, [targets[name] for name in s.wanted] if s.pull else None,
+            number["lr"],
+            number["momentum"],
+            number["decay"] if s.decay else 0.0,
+            number["pull"] if s.pull else 0.0,
+            [momenta[name] for name in s.wanted] if s.momentum else None,
+            [targets[name] for name in s.wanted] if s.pull else None,
             [masks[name] for name in s.wanted] if s.partly else None,
-        )  # fmt: skip
+        )
 
 
 def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
@@ -232,21 +284,29 @@ def _captured(run: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
                 run()
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(now), torch.cuda.graph(graph):  # a capture that fails may leave its own stream behind
+        with (
+            torch.cuda.stream(now),
+            torch.cuda.graph(graph),
+        ):  # a capture that fails may leave its own stream behind
             run()
     return graph
 
 
 def _compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Without what a compiler decides by the stopwatch: another order of sums would be other bits the next time."""
+    """Without what a compiler decides by the stopwatch: another order of sums would be other bits the next
+    time."""
     import torch._inductor.config as settings
 
     by_stopwatch = ("shape_padding", "dynamic_scale_rblock", "benchmark_fusion")
-    return torch.compile(traced, dynamic=False, options={name: False for name in by_stopwatch if hasattr(settings, name)})
+    return torch.compile(
+        traced, dynamic=False, options={name: False for name in by_stopwatch if hasattr(settings, name)}
+    )
 
 
 def _traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
-    return make_fx(lambda *given: function(*given), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(*inputs)
+    return make_fx(lambda *given: function(*given), DECOMPOSITIONS, "fake", _allow_non_fake_inputs=True)(
+        *inputs
+    )
 
 
 def _under(memory: Tensors, prefix: str) -> Tensors:

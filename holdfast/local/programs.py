@@ -1,4 +1,5 @@
-"""Training by replaying programs: which program trains which rows, and how rows move between programs of different sizes."""
+"""Training by replaying programs: which program trains which rows, and how rows move between programs of
+different sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) ->
     """All rows in one program, and those that train longer go on in a smaller one where the plan has one."""
     steps = stack.order.steps[stack.owner(rows).numpy()]
     now = stack.written_out(rows)
-    out, before = tensors | {"losses": torch.zeros(len(rows), dtype=stack.network.dtype, device=stack.model.device)}, 0
+    out, before = (
+        tensors | {"losses": torch.zeros(len(rows), dtype=stack.network.dtype, device=stack.model.device)},
+        0,
+    )
     for m, until in _segments(steps.tolist(), plan):
         program = _program(stack, plan.size(m), plan)
         program.load(m, {name: value[:m] for name, value in out.items()})
@@ -56,7 +60,8 @@ def _train_together(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) ->
 
 
 def _segments(steps: list[int], plan: Plan) -> Iterator[tuple[int, int]]:
-    """(rows, last step): so many of the rows train together until that step; only a smaller size is worth a break."""
+    """(rows, last step): so many of the rows train together until that step; only a smaller size is worth a
+    break."""
     if not steps or not steps[0]:
         return
     m, size = len(steps), plan.size(len(steps))
@@ -86,12 +91,14 @@ def _train_each(stack: Stack, rows: Tensor, plan: Plan, tensors: Tensors) -> Ten
 
 
 def _tensors(stack: Stack, rows: Tensor) -> Tensors:
-    """Everything a program is loaded with. Where nothing pulls, a row's own start stands for the target and the pull is 0, so that one
-    program serves methods with and without."""
+    """Everything a program is loaded with. Where nothing pulls, a row's own start stands for the target and
+    the pull is 0, so that one program serves methods with and without."""
     params, buffers = stack.tensors(rows)
     wanted, partly = stack.trained()
     sgd = stack.optimiser(rows, wanted, params, partly)
-    out = {f"params.{name}": value for name, value in params.items()} | {f"buffers.{name}": value for name, value in buffers.items()}
+    out = {f"params.{name}": value for name, value in params.items()} | {
+        f"buffers.{name}": value for name, value in buffers.items()
+    }
     targets = sgd.targets or [params[name] for name in wanted]
     for place, name in enumerate(wanted):
         out[f"targets.{name}"] = targets[place]
@@ -100,10 +107,19 @@ def _tensors(stack: Stack, rows: Tensor) -> Tensors:
         if sgd.masks is not None:
             out[f"masks.{name}"] = sgd.masks[place]
     out |= {f"aux.{name}": value for name, value in stack.aux_of(rows).items()}
-    numbers: dict[str, PerRow] = {"lr": sgd.lr, "momentum": sgd.momentum, "decay": sgd.weight_decay, "pull": sgd.pull}
+    numbers: dict[str, PerRow] = {
+        "lr": sgd.lr,
+        "momentum": sgd.momentum,
+        "decay": sgd.weight_decay,
+        "pull": sgd.pull,
+    }
     device = stack.model.device
     for name, value in numbers.items():
-        out[f"number.{name}"] = value if isinstance(value, Tensor) else torch.full((len(rows),), value, dtype=torch.float64, device=device)
+        out[f"number.{name}"] = (
+            value
+            if isinstance(value, Tensor)
+            else torch.full((len(rows),), value, dtype=torch.float64, device=device)
+        )
     return out
 
 
@@ -121,12 +137,16 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
             _programs[structure] = _made(structure, stack)
         except HoldfastError:
             raise
-        except Exception as error:  # compilers fail in many ways; whatever it was, another plan can do the work
+        except (
+            Exception
+        ) as error:  # compilers fail in many ways; whatever it was, another plan can do the work
             cause = error.__context__ if "capture" in str(error) and error.__context__ is not None else error
             reason = (str(cause).strip() or "no reason given").splitlines()[0][:300]
             _refused[structure] = f"{type(cause).__name__}: {reason}"
             forget()
-            _say_once(f"plan {plan.name} cannot run this model ({_refused[structure]}); the next best plan does")
+            _say_once(
+                f"plan {plan.name} cannot run this model ({_refused[structure]}); the next best plan does"
+            )
             raise _refusal(_refused[structure]) from error
         if len(_programs) > _MOST:
             _programs.popitem(last=False)
@@ -135,10 +155,12 @@ def _program(stack: Stack, size: int, plan: Plan) -> Program:
 
 
 def _made(structure: Structure, stack: Stack) -> Program:
-    """Where others hold the memory, they are given up: whether a program can be made must not depend on which were made before.
+    """Where others hold the memory, they are given up: whether a program can be made must not depend on which
+    were made before.
 
-    Programs run one after the other, yet do not share their scratch memory: with a pool in common (PyTorch 2.11, H200), the first training
-    by a compiled bf16 program got some rows' gradients wrong, for a reason not found; `benchmarks/equal_plans.py` shows it."""
+    Programs run one after the other, yet do not share their scratch memory: with a pool in common (PyTorch
+    2.11, H200), the first training by a compiled bf16 program got some rows' gradients wrong, for a reason
+    not found; `benchmarks/equal_plans.py` shows it."""
     try:
         return Program(structure, stack)
     except torch.OutOfMemoryError:
@@ -164,7 +186,8 @@ def refusals() -> int:
 
 
 def forget(network: str | None = None, but: str | None = None) -> None:
-    """Give back the memory of all programs, or of those of one network, by its signature, but for one plan's."""
+    """Give back the memory of all programs, or of those of one network, by its signature, but for one
+    plan's."""
     for structure in list(_programs):
         if network in (None, structure.signature) and structure.plan != but:
             del _programs[structure]

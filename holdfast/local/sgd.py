@@ -1,4 +1,5 @@
-"""One update of a stack of parameters: weight decay, pull to a target, momentum, step. Settings are numbers or one number per row."""
+"""One update of a stack of parameters: weight decay, pull to a target, momentum, step. Settings are numbers
+or one number per row."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from torch import Tensor
 from holdfast.core.device import put
 
 PerRow = float | Tensor
-"""A number for all rows, or a tensor with one number per row; a tensor without an axis is one number that a device knows."""
+"""A number for all rows, or a tensor with one number per row; a tensor without an axis is one number that a
+device knows."""
 
 
 @dataclass
 class Sgd:
-    """SGD on lists of [m, ...] tensors, in place. `momenta`, `targets` and `masks` are lists alike, or None."""
+    """SGD on lists of [m, ...] tensors, in place. `momenta`, `targets` and `masks` are lists alike, or
+    None."""
 
     lr: PerRow
     momentum: PerRow = 0.0
@@ -37,9 +40,14 @@ class Sgd:
             return None if values is None else [v[part] for v in values]
 
         return Sgd(
-            cut(self.lr), cut(self.momentum), cut(self.weight_decay), cut(self.pull),
-            cut_all(self.momenta), cut_all(self.targets), cut_all(self.masks),
-        )  # fmt: skip
+            cut(self.lr),
+            cut(self.momentum),
+            cut(self.weight_decay),
+            cut(self.pull),
+            cut_all(self.momenta),
+            cut_all(self.targets),
+            cut_all(self.masks),
+        )
 
     def arranged(self, grads: list[Tensor]) -> Sgd:
         """The same update with its tensors in the memory order of these gradients."""
@@ -47,7 +55,12 @@ class Sgd:
         def all_arranged(values: list[Tensor] | None) -> list[Tensor] | None:
             return None if values is None else [arranged(v, g) for v, g in zip(values, grads, strict=True)]
 
-        return replace(self, momenta=all_arranged(self.momenta), targets=all_arranged(self.targets), masks=all_arranged(self.masks))
+        return replace(
+            self,
+            momenta=all_arranged(self.momenta),
+            targets=all_arranged(self.targets),
+            masks=all_arranged(self.masks),
+        )
 
     def apply(self, params: list[Tensor], grads: list[Tensor]) -> None:
         if not params:
@@ -58,11 +71,18 @@ class Sgd:
             away = list(torch._foreach_sub(params, self.targets))
             grads = _plus(grads, _times(away, self.pull))
         if self.momenta is not None:
-            for buffer, scaled, grad in zip(self.momenta, _times(self.momenta, self.momentum), grads, strict=True):
+            for buffer, scaled, grad in zip(
+                self.momenta, _times(self.momenta, self.momentum), grads, strict=True
+            ):
                 buffer.copy_(scaled + grad)
             grads = self.momenta
-        if self.masks is not None:  # where, never a product with 0: a masked entry stays even when its gradient is not finite
-            grads = [torch.where(mask, grad, torch.zeros_like(grad)) for mask, grad in zip(self.masks, grads, strict=True)]
+        if (
+            self.masks is not None
+        ):  # where, never a product with 0: a masked entry stays even when its gradient is not finite
+            grads = [
+                torch.where(mask, grad, torch.zeros_like(grad))
+                for mask, grad in zip(self.masks, grads, strict=True)
+            ]
         if isinstance(self.lr, Tensor):
             torch._foreach_sub_(params, _times(grads, self.lr))
         else:
@@ -86,19 +106,23 @@ def _times(tensors: list[Tensor], value: PerRow) -> list[Tensor]:
 
 
 def arranged(tensor: Tensor, like: Tensor) -> Tensor:
-    """A stack in the memory order of another, because adding stacks of different orders is slow: gradients of stacked linear layers
-    come transposed, those of convolutions with the input channels innermost."""
+    """A stack in the memory order of another, because adding stacks of different orders is slow: gradients of
+    stacked linear layers come transposed, those of convolutions with the input channels innermost."""
     if tensor.stride() == like.stride() or not len(like) or like.stride(0) != like[0].numel():
         return tensor
-    return torch.empty_strided(tensor.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
 
 
 def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
-    """A plain number where all rows agree (the quick path), else float64[rows]; fewer values than rows are repeated,
-    because a client may train several models."""
+    """A plain number where all rows agree (the quick path), else float64[rows]; fewer values than rows are
+    repeated, because a client may train several models."""
     if not isinstance(value, Tensor):
         return float(value)
     flat = value.reshape(-1).double()
-    if flat.device.type == "cpu" and bool((flat == flat[0]).all()):  # asking a device would mean to wait for it
+    if flat.device.type == "cpu" and bool(
+        (flat == flat[0]).all()
+    ):  # asking a device would mean to wait for it
         return float(flat[0])
     return put(flat.repeat(rows // flat.shape[0]), device)

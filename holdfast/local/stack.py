@@ -1,4 +1,5 @@
-"""A training to be done: models, data, batches and update rule of all rows; a plan cuts the rows it trains together out of it."""
+"""A training to be done: models, data, batches and update rule of all rows; a plan cuts the rows it trains
+together out of it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from holdfast.local.per_client import plain
 from holdfast.local.sgd import PerRow, Sgd, per_row
 from holdfast.models.network import Network
 
-_FETCH_AT_ONCE = 1 << 24  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)
+_FETCH_AT_ONCE = (
+    1 << 24
+)  # values of a client or a chunk that are normalised ahead of its steps (64 MiB in float32)
 _WRITTEN_AT_ONCE = 1 << 23  # numbers of the steps that are written out ahead (64 MiB)
 
 
@@ -62,18 +65,32 @@ class Stack:
 
     @classmethod
     def of(
-        cls, network: Network, model: Tensor, samples: Samples, data: Padded, key: Key, recipe: Recipe, order: Schedule,
-        pull: tuple[Tensor, PerRow] | None, trainable: Tensor | None, aux: Mapping[str, Tensor], step: Step | None,
-    ) -> Stack:  # fmt: skip
+        cls,
+        network: Network,
+        model: Tensor,
+        samples: Samples,
+        data: Padded,
+        key: Key,
+        recipe: Recipe,
+        order: Schedule,
+        pull: tuple[Tensor, PerRow] | None,
+        trainable: Tensor | None,
+        aux: Mapping[str, Tensor],
+        step: Step | None,
+    ) -> Stack:
         rows, device = model.shape[0], model.device
         target, lam = pull if pull is not None else (None, 0.0)
         if target is not None and target.shape[0] != rows:
             target = target.repeat(rows // target.shape[0], 1)
-        lr, momentum, decay, pulled = (per_row(plain(v), rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam))
+        lr, momentum, decay, pulled = (
+            per_row(plain(v), rows, device) for v in (recipe.lr, recipe.momentum, recipe.weight_decay, lam)
+        )
         sgd = Sgd(lr, momentum, decay, pulled)
         mask = network.layout.trainable if trainable is None else trainable.cpu() & network.layout.trainable
         aux = {name: plain(value) for name, value in aux.items()}
-        spread = {name: value.repeat(rows // value.shape[0], *[1] * (value.ndim - 1)) for name, value in aux.items()}
+        spread = {
+            name: value.repeat(rows // value.shape[0], *[1] * (value.ndim - 1)) for name, value in aux.items()
+        }
         return cls(network, model, samples, data, key, recipe, order, sgd, target, mask, spread, step)
 
     def owner(self, rows: Tensor) -> Tensor:
@@ -105,24 +122,44 @@ class Stack:
 
         layout, momentum = self.network.layout, self.sgd.momentum
         return Sgd(
-            pick(self.sgd.lr), pick(momentum), pick(self.sgd.weight_decay), pick(self.sgd.pull),
-            [torch.zeros_like(params[name]) for name in wanted] if isinstance(momentum, Tensor) or momentum else None,
+            pick(self.sgd.lr),
+            pick(momentum),
+            pick(self.sgd.weight_decay),
+            pick(self.sgd.pull),
+            (
+                [torch.zeros_like(params[name]) for name in wanted]
+                if isinstance(momentum, Tensor) or momentum
+                else None
+            ),
             None if self.target is None else _named(layout, self.target[put(rows, device)], wanted),
-            _named(layout, put((self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows], device), wanted)
-            if partly else None,
-        )  # fmt: skip
+            (
+                _named(
+                    layout,
+                    put(
+                        (self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows],
+                        device,
+                    ),
+                    wanted,
+                )
+                if partly
+                else None
+            ),
+        )
 
     def fetch(self, owner: int | Tensor) -> Tensor | None:
-        """All samples of a client, or of several, normalised; None where that is too much to hold and each step fetches its own."""
+        """All samples of a client, or of several, normalised; None where that is too much to hold and each
+        step fetches its own."""
         rows = self.data.rows[owner if isinstance(owner, int) else put(owner, self.model.device)]
         small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
         return self.samples.batch(rows, dtype=self.network.dtype) if small else None
 
     def positions(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[steps, m, B]: the places in each row's own table, which of them are real; and [m, 1]: whose table that is."""
+        """[steps, m, B]: the places in each row's own table, which of them are real; and [m, 1]: whose table
+        that is."""
         owner, device = self.owner(rows), self.model.device
         position = put(self.order.index[:steps, owner], device)
-        # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of 0 does not undo
+        # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of
+        # 0 does not undo
         real = position >= 0
         return torch.where(real, position, position[..., :1].clamp(min=0)), real, put(owner, device)[:, None]
 
@@ -131,7 +168,9 @@ class Stack:
         owner, device = self.owner(rows), self.model.device
         position, real, mine = self.positions(rows, len(active))
         labels, mask, ready = self.data.labels[mine, position], real.to(self.network.dtype), self.fetch(owner)
-        first = torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]  # of a row's samples among all that are ready
+        first = (
+            torch.arange(len(rows), device=device)[:, None] * self.data.rows.shape[1]
+        )  # of a row's samples among all that are ready
         aux = self.aux_of(rows)
         for t, m in enumerate(active):
             now = position[t, :m]
@@ -144,8 +183,9 @@ class Stack:
             yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
 
     def written_out(self, rows: Tensor) -> Iterator[Tensor]:
-        """All that tells one step from the next as one int64 tensor [m, 2 B + 4] a step: rows in the sample store, labels, how many of
-        them are real, whether the row still trains, the keys of Dropout and augmentation. Made ahead, on the device, block by block."""
+        """All that tells one step from the next as one int64 tensor [m, 2 B + 4] a step: rows in the sample
+        store, labels, how many of them are real, whether the row still trains, the keys of Dropout and
+        augmentation. Made ahead, on the device, block by block."""
         owner, device = self.owner(rows), self.model.device
         steps = torch.from_numpy(self.order.steps)[owner]
         total = int(steps.max()) if len(rows) else 0
@@ -157,13 +197,16 @@ class Stack:
             t = torch.arange(start, start + len(where), device=device)[:, None]
             luck = [key.fold(purpose).fold(t).bits for purpose in ("dropout", "augment")]
             about = [real[start : start + block].sum(-1), (t < steps).long(), *luck]
-            yield from torch.cat([self.data.rows[mine, where], self.data.labels[mine, where], torch.stack(about, -1)], -1)
+            yield from torch.cat(
+                [self.data.rows[mine, where], self.data.labels[mine, where], torch.stack(about, -1)], -1
+            )
 
     def aux_of(self, rows: Tensor) -> dict[str, Tensor]:
         return {name: value[put(rows, value.device)] for name, value in self.aux.items()}
 
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
-        """One client's batches, step after step, without padding. Small clients are fetched once, large ones batch by batch."""
+        """One client's batches, step after step, without padding. Small clients are fetched once, large ones
+        batch by batch."""
         device, dtype, augment = self.model.device, self.network.dtype, self.recipe.augment
         rows, ready, sizes = self.data.rows[owner], self.fetch(owner), self.order.size[:, owner].tolist()
         ready = ready if ready is None else self.network.ordered(ready)

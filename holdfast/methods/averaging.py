@@ -1,4 +1,5 @@
-"""The server half that most methods share: send one model to the cohort, reduce the updates, move the model."""
+"""The server half that most methods share: send one model to the cohort, reduce the updates, move the
+model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from holdfast.methods.context import Context
 
 
 class Averaging(ServerRule):
-    """w <- w + server_lr * aggregate of (w_k - w), by the experiment's aggregator; with `mean` this is FedAvg's Algorithm 1."""
+    """w <- w + server_lr * aggregate of (w_k - w), by the experiment's aggregator; with `mean` this is
+    FedAvg's Algorithm 1."""
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         model = state["model"]

@@ -1,4 +1,5 @@
-"""What a method is: a client half and a server half that do not know where they run, and a few words on what it deploys."""
+"""What a method is: a client half and a server half that do not know where they run, and a few words on what
+it deploys."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ MOST_SAMPLES = 1e9  # that a client may say it has: the float32 sum of any cohor
 
 
 class ClientRule:
-    """The client half. Tensors carry a leading client axis n; on a real client n = 1. Private state is a flat dict of [n, ...] tensors."""
+    """The client half. Tensors carry a leading client axis n; on a real client n = 1. Private state is a flat
+    dict of [n, ...] tensors."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"train"})
     """What its server half may ask for: names of its methods."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """What it cannot do without, for example {"validation"}."""
     knows: ClassVar[frozenset[str]] = frozenset()
-    """Facts that the partition states of a client's data and that the client itself may read in `local.facts`, for example {"target"}."""
+    """Facts that the partition states of a client's data and that the client itself may read in
+    `local.facts`, for example {"target"}."""
     models_per_client: ClassVar[int] = 1
     """How many models a client trains in one task: for the forecast of time and memory."""
     head_name: str | None = None
@@ -79,25 +82,29 @@ class ClientRule:
         raise TypeError(f"{type(self).__name__} has no task 'train'")
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
-        """What clients outside the cohort would have become, had they trained from what they would be sent: for evaluation only."""
+        """What clients outside the cohort would have become, had they trained from what they would be sent:
+        for evaluation only."""
         return self.train(local, state, received, {})[0]
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
-        """The models [n, size] with which these clients, as members of a committee, try what another client sent; where only a part of a
-        model travels, the rest is the common start model's."""
+        """The models [n, size] with which these clients, as members of a committee, try what another client
+        sent; where only a part of a model travels, the rest is the common start model's."""
         return received.into(local.initial)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
-        """The models [n, size] these clients would use for themselves; `received.has` is false where a client keeps what it had."""
+        """The models [n, size] these clients would use for themselves; `received.has` is false where a client
+        keeps what it had."""
         return received.into(local.initial)
 
     def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
-        """What becomes of these models where clients outside the cohort are handed the newest before evaluation: it takes its place."""
+        """What becomes of these models where clients outside the cohort are handed the newest before
+        evaluation: it takes its place."""
         return received.into(own)
 
 
 class ServerRule:
-    """The server half: state and uplinks in, state and verdict out. A round is a generator that yields Exchanges and is sent Uplinks."""
+    """The server half: state and uplinks in, state and verdict out. A round is a generator that yields
+    Exchanges and is sent Uplinks."""
 
     def __init__(self, method: Method):
         self.method = method
@@ -141,12 +148,13 @@ class Method(Part):
         return False
 
     def row_settings(self) -> dict[str, float]:
-        """Settings that may differ between fused experiments, and that a client half finds in `local.settings`: the real numbers."""
+        """Settings that may differ between fused experiments, and that a client half finds in
+        `local.settings`: the real numbers."""
         return {k: float(v) for k, v in self.settings().items() if self._real(k, v) and not self._declared(k)}
 
     def static_settings(self) -> dict[str, Any]:
-        """Settings that are equal in all experiments of a stack, and that a client half may read from its method: all that are neither
-        real numbers, unless declared `static`, nor the server's."""
+        """Settings that are equal in all experiments of a stack, and that a client half may read from its
+        method: all that are neither real numbers, unless declared `static`, nor the server's."""
         own = {k: v for k, v in self.settings().items() if not self._declared(k, "server")}
         return {k: v for k, v in own.items() if not self._real(k, v) or self._declared(k, "static")}
 
@@ -156,10 +164,16 @@ class Method(Part):
 
     def _real(self, name: str, value: Any) -> bool:
         """Whether it is a real number; pydantic does not turn a default of 1 into 1.0."""
-        return type(value) is float or type(value) is int and self.__class__.model_fields[name].annotation is float
+        return (
+            type(value) is float
+            or type(value) is int
+            and self.__class__.model_fields[name].annotation is float
+        )
 
     def _declared(self, name: str, *words: str) -> bool:
-        return any(declared(self.__class__.model_fields[name], word) for word in words or ("static", "server"))
+        return any(
+            declared(self.__class__.model_fields[name], word) for word in words or ("static", "server")
+        )
 
     def client_half(self) -> ClientRule:
         """Its client half, which sees no setting that may differ between experiments trained together."""

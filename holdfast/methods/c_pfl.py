@@ -1,11 +1,13 @@
-"""C-PFL. Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework, Journal of Network and Computer Applications.
+"""C-PFL. Pan, Guo, Li: C-PFL: A committee-based personalized federated learning framework, Journal of Network
+and Computer Applications.
 
-Clients train the backbone under a common head that stays as it was drawn, so that backbones can be averaged and compared (Algorithm 2). A
-committee of clients tries every backbone with that head on its own samples and lets pass those that are good enough (Eq. 1 to 4); they
-are averaged (Eq. 5, Algorithm 1). After the last round every client tunes the head for itself. Without the committee this is FedBABU.
+Clients train the backbone under a common head that stays as it was drawn, so that backbones can be averaged
+and compared (Algorithm 2). A committee of clients tries every backbone with that head on its own samples and
+lets pass those that are good enough (Eq. 1 to 4); they are averaged (Eq. 5, Algorithm 1). After the last
+round every client tunes the head for itself. Without the committee this is FedBABU.
 
-No code was released. Where the paper contradicts itself, the defaults are what makes sense, and the literal reading is a switch:
-docs/c-pfl.md has the list."""
+No code was released. Where the paper contradicts itself, the defaults are what makes sense, and the literal
+reading is a switch: docs/c-pfl.md has the list."""
 
 from __future__ import annotations
 
@@ -29,18 +31,27 @@ from holdfast.models.network import Network
 
 
 class CPflClient(ClientRule):
-    """Train the backbone under the common head; take note of what the committee says; in the end tune the head."""
+    """Train the backbone under the common head; take note of what the committee says; in the end tune the
+    head."""
 
     method: CPfl
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
 
     def shared(self, network: Network, round: int) -> Tensor:
-        return ~network.head if self.method.train == "backbone" else torch.ones(network.layout.size, dtype=torch.bool)
+        return (
+            ~network.head
+            if self.method.train == "backbone"
+            else torch.ones(network.layout.size, dtype=torch.bool)
+        )
 
     def init(self, local: Local) -> State:
         """`own`: the model it would use by itself. `feedback`: the last score, threshold and decision."""
         nothing, device = local.initial.new_full((local.n, 3), UNDEFINED), local.initial.device
-        return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=device), "feedback": nothing}
+        return {
+            "own": local.initial,
+            "tuned": torch.zeros(local.n, dtype=torch.bool, device=device),
+            "feedback": nothing,
+        }
 
     def schema(self, task: str, wire: Wire) -> Schema:
         if task == "notify" or task == "tune" and not self.method.tune_epochs:
@@ -49,11 +60,18 @@ class CPflClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = received.into(local.initial)  # the common head
-        fitted = local.fit(start) if self.method.train == "all" else fit_part(local, start, ~local.network.head)
-        return {**state, "own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(fitted.model, received, fitted)
+        fitted = (
+            local.fit(start) if self.method.train == "all" else fit_part(local, start, ~local.network.head)
+        )
+        return {**state, "own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(
+            fitted.model, received, fitted
+        )
 
     def notify(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
-        return {**state, "feedback": torch.stack([extra[name] for name in ("accuracy", "threshold", "admitted")], dim=1)}, {}
+        return {
+            **state,
+            "feedback": torch.stack([extra[name] for name in ("accuracy", "threshold", "admitted")], dim=1),
+        }, {}
 
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start, tuned = received.into(local.initial), torch.ones_like(state["tuned"])
@@ -71,7 +89,8 @@ class CPflClient(ClientRule):
 
 
 class CPflServer(ServerRule):
-    """Train, have the committee judge, average what passed, tell everybody; in the end, ask for the tuning."""
+    """Train, have the committee judge, average what passed, tell everybody; in the end, ask for the
+    tuning."""
 
     method: CPfl
 
@@ -93,7 +112,8 @@ class CPflServer(ServerRule):
         return ctx.cohort[~torch.isin(ctx.cohort, committee.elect(memory_of(state), ctx))]
 
     def _weighed(self, merged: Merged, ctx: Context, model: Tensor, up: Uplink, passed: Uplink) -> Merged:
-        """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of the mass that is missing?"""
+        """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of
+        the mass that is missing?"""
         mode, people = self.method.missing_mass, up.only(up.ids != ROOT)
         if mode == "renormalise" or not bool((passed.ids != ROOT).any()):
             return merged
@@ -104,27 +124,37 @@ class CPflServer(ServerRule):
         return replace(merged, model=fresh)
 
     def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
-        """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is to have the common one."""
+        """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is
+        to have the common one."""
         yield ctx.ask("tune", state["model"], ctx.available)
         return state
 
 
 def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
-    """Every client whose model the committee had before it hears its score, the threshold and whether it was used."""
+    """Every client whose model the committee had before it hears its score, the threshold and whether it was
+    used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]
     threshold = verdict.tables["committee/threshold"].expand(len(score))
-    scored = verdict.tables["committee/ids"]  # whoever sent nothing of use may have been banned for it, and has no score
+    scored = verdict.tables[
+        "committee/ids"
+    ]  # whoever sent nothing of use may have been banned for it, and has no score
     used = torch.isin(scored, passed.ids)
-    said = {"accuracy": score.nan_to_num(nan=UNDEFINED).to(kind), "threshold": threshold.to(kind), "admitted": used.to(kind)}
+    said = {
+        "accuracy": score.nan_to_num(nan=UNDEFINED).to(kind),
+        "threshold": threshold.to(kind),
+        "admitted": used.to(kind),
+    }
     if len(scored):
         yield ctx.ask("notify", to=scored, **said)
 
 
 @register("method", "c-pfl", paper=PAPER)
 class CPfl(Method):
-    """A common backbone that a committee of clients guards, and a head that every client tunes for itself in the end.
+    """A common backbone that a committee of clients guards, and a head that every client tunes for itself in
+    the end.
 
-    The committee's settings stand in a table of their own, [method.committee]: see `holdfast show committee`."""
+    The committee's settings stand in a table of their own, [method.committee]: see `holdfast show
+    committee`."""
 
     Client = CPflClient
     Server = CPflServer
@@ -132,22 +162,36 @@ class CPfl(Method):
     deploys = "personal"
     search = {"tune_epochs": (5, 10, 15, 20)}  # Table 6, but for 0, which is no personalisation
     committee: Committee | StrictBool = setting(
-        True, "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU", validate_default=True,
+        True,
+        "the committee's settings as a table; true: its defaults; false: no committee, which is FedBABU",
+        validate_default=True,
         server=True,
-    )  # fmt: skip
+    )
     committee_trains: bool = setting(False, "whether members train as well (Fig. 6)", server=True)
-    train: Literal["backbone", "all"] = setting("backbone", "what is trained together and travels; all: the head too (Fig. 2)")
+    train: Literal["backbone", "all"] = setting(
+        "backbone", "what is trained together and travels; all: the head too (Fig. 2)"
+    )
     tune: Tuned = setting("head", "what a client tunes for itself after the last round")
-    tune_epochs: int = setting(10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0)
+    tune_epochs: int = setting(
+        10, "epochs of that tuning; 0: none, and everybody uses the common model (Table 6)", ge=0
+    )
     missing_mass: Literal["renormalise", "previous", "literal"] = setting(
-        "renormalise", "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing, as printed",
+        "renormalise",
+        "for the weight of rejected clients in Eq. 5: divide by the others', keep the old model, or nothing,"
+        " as printed",
         server=True,
-    )  # fmt: skip
-    feedback: bool = setting(True, "tell every client that trained its score, the threshold and the decision", server=True)
+    )
+    feedback: bool = setting(
+        True, "tell every client that trained its score, the threshold and the decision", server=True
+    )
 
     @field_validator("committee", mode="before")
     @classmethod
     def _table(cls, given: Any) -> Any:
         """By the registry, which says in one line what is wrong with a table."""
         given = {} if given is True else given
-        return build("detector", {"name": "committee", **given}, "method.committee") if isinstance(given, Mapping) else given
+        return (
+            build("detector", {"name": "committee", **given}, "method.committee")
+            if isinstance(given, Mapping)
+            else given
+        )

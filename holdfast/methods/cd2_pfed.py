@@ -1,7 +1,10 @@
-"""CD2-pFed. Shen, Zhou, Yu: CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization in FL, CVPR 2022.
+"""CD2-pFed. Shen, Zhou, Yu: CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization
+in FL, CVPR 2022.
 
-FROM GENERAL KNOWLEDGE: neither the paper's text nor code was at hand, so what it says of details is not claimed to be met.
-Every layer is cut by its output channels: a share rho is private, the rest is averaged. So that both halves learn from each other, the
+FROM GENERAL KNOWLEDGE: neither the paper's text nor code was at hand, so what it says of details is not
+claimed to be met.
+Every layer is cut by its output channels: a share rho is private, the rest is averaged. So that both halves
+learn from each other, the
 predictions that each gives without the other are drawn together ("cyclic distillation"):
     cross-entropy + lambda (KL(p_private | p_shared) + KL(p_shared | p_private))."""
 
@@ -32,13 +35,18 @@ def cyclic(net: nn.Module, batch: Batch, *, loss: Loss) -> Tensor:
     """The experiment's loss of the whole network, and how far its two halves disagree about each sample."""
     values = loss(net, batch)
     private = {name.removeprefix(OWN): value for name, value in batch.aux.items() if name.startswith(OWN)}
-    one, other = (_said(net, batch.x, half).log_softmax(1) for half in (private, {name: 1 - value for name, value in private.items()}))
-    return values + batch.aux["lam"] * ((one.exp() - other.exp()) * (one - other)).sum(1)  # KL in both directions
+    one, other = (
+        _said(net, batch.x, half).log_softmax(1)
+        for half in (private, {name: 1 - value for name, value in private.items()})
+    )
+    return values + batch.aux["lam"] * ((one.exp() - other.exp()) * (one - other)).sum(
+        1
+    )  # KL in both directions
 
 
 def _said(net: nn.Module, x: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
-    """The answer with some channels alone. Running statistics, which are of the whole network, do not change by it; Dropout's key is a
-    copy, too, and so drops what it dropped for the whole."""
+    """The answer with some channels alone. Running statistics, which are of the whole network, do not change
+    by it; Dropout's key is a copy, too, and so drops what it dropped for the whole."""
     whole = dict(net.named_parameters())
     tensors = {name: whole[name] * mask for name, mask in kept.items()}
     return functional_call(net, tensors | {name: value.clone() for name, value in net.named_buffers()}, (x,))
@@ -60,7 +68,9 @@ class Cd2PfedClient(ClientRule):
         start, halves = received.into(state["own"]), self._halves(local)
         if halves:
             aux = {name: half.to(start).expand(local.n, *half.shape) for name, half in halves.items()}
-            fitted = local.fit(start, loss=partial(cyclic, loss=local.recipe.loss), aux={**aux, "lam": local.settings.lam})
+            fitted = local.fit(
+                start, loss=partial(cyclic, loss=local.recipe.loss), aux={**aux, "lam": local.settings.lam}
+            )
         else:  # all shared, or all private: nobody to learn from
             fitted = local.fit(start)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
@@ -72,8 +82,9 @@ class Cd2PfedClient(ClientRule):
         return received.into(state["own"])
 
     def _halves(self, local: Local) -> dict[str, Tensor]:
-        """For every tensor below the head, which of its output channels are private, in a shape that it can be multiplied with. The head
-        itself, whose channels are the classes, stays whole: each half answers for all classes, from the features it has."""
+        """For every tensor below the head, which of its output channels are private, in a shape that it can
+        be multiplied with. The head itself, whose channels are the classes, stays whole: each half answers
+        for all classes, from the features it has."""
         network = local.network
         private = ~self.shared(network, local.round)
         below = network.layout.mask(lambda slot: not slot.buffer and bool(slot.shape))
@@ -82,7 +93,10 @@ class Cd2PfedClient(ClientRule):
         if not bool(private[below].any()) or bool(private[below].all()):
             return {}
         slots = [slot for slot in network.layout.slots if bool(below[slot.start : slot.stop].any())]
-        return {f"{OWN}{s.name}": _by_channel(private[s.start : s.stop].view(s.shape), axis_of(network, s.name)) for s in slots}
+        return {
+            f"{OWN}{s.name}": _by_channel(private[s.start : s.stop].view(s.shape), axis_of(network, s.name))
+            for s in slots
+        }
 
 
 def _by_channel(private: Tensor, axis: int) -> Tensor:
@@ -111,17 +125,27 @@ def _narrowed(state: State, ctx: Context) -> State:
     if bool(kept.all()):
         return state
     parameters = int((state["index"] < ctx.layout.parameters).sum())
-    memory = {k: v[..., kept[:parameters]] for k, v in state.items() if "/" in k and v.ndim and v.shape[-1] == parameters}
+    memory = {
+        k: v[..., kept[:parameters]]
+        for k, v in state.items()
+        if "/" in k and v.ndim and v.shape[-1] == parameters
+    }
     return {**state, **memory, "model": state["model"][kept], "index": ctx.wire.index}
 
 
-@register("method", "cd2-pfed", paper="Shen et al., CD2-pFed: Cyclic Distillation-guided Channel Decoupling, CVPR 2022")
+@register(
+    "method",
+    "cd2-pfed",
+    paper="Shen et al., CD2-pFed: Cyclic Distillation-guided Channel Decoupling, CVPR 2022",
+)
 class Cd2Pfed(Method):
-    """A share of every layer's output channels is private, the rest is averaged, and the two halves teach each other.
+    """A share of every layer's output channels is private, the rest is averaged, and the two halves teach
+    each other.
 
-    Written from general knowledge of the paper, not from its text or code: take no number of it for the paper's. Only shared channels
-    travel, down and up. A client is scored with the newest shared channels beside its own private ones; one that never trained has the
-    common start's. With `rho = 0` this is fedavg. FedAS's `decoupling = "channels"` makes the same cut."""
+    Written from general knowledge of the paper, not from its text or code: take no number of it for the
+    paper's. Only shared channels travel, down and up. A client is scored with the newest shared channels
+    beside its own private ones; one that never trained has the common start's. With `rho = 0` this is fedavg.
+    FedAS's `decoupling = "channels"` makes the same cut."""
 
     Client = Cd2PfedClient
     Server = Narrowing
@@ -129,7 +153,11 @@ class Cd2Pfed(Method):
     deploys = "personal"
     search: ClassVar[dict[str, tuple[float, ...]]] = {"rho": (0.25, 0.5, 0.75), "lam": (0.1, 1.0)}
     rho: float = setting(0.5, "private share of the output channels of every layer", static=True, ge=0, le=1)
-    grow: int = setting(0, "rounds in which the private share grows linearly from 0 to rho (0: it is rho from the start)", ge=0)
+    grow: int = setting(
+        0,
+        "rounds in which the private share grows linearly from 0 to rho (0: it is rho from the start)",
+        ge=0,
+    )
     lam: float = setting(1.0, "how strongly the halves are drawn together (0: channels are only cut)", ge=0)
 
     def share(self, round: int) -> float:

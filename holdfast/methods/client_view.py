@@ -1,7 +1,8 @@
 """A method as its client half sees it.
 
-The clients of several experiments are trained as one stack, by the client half of the first of them. So it may read of its method only what
-is equal in all of them; the real-valued settings, in which they may differ, are in `local.settings`, one value per client."""
+The clients of several experiments are trained as one stack, by the client half of the first of them. So it
+may read of its method only what is equal in all of them; the real-valued settings, in which they may differ,
+are in `local.settings`, one value per client."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class ClientView:
-    """Has the attributes of a method, but for settings that may differ between experiments of one stack: reading one is an error that says
-    what to read instead. Methods and properties of the class work on the view too, so none of them leads around it."""
+    """Has the attributes of a method, but for settings that may differ between experiments of one stack:
+    reading one is an error that says what to read instead. Methods and properties of the class work on the
+    view too, so none of them leads around it."""
 
     def __init__(self, method: Method):
         object.__setattr__(self, "_method", method)
@@ -38,7 +40,10 @@ class ClientView:
         if name in (method.__pydantic_private__ or {}):  # experiments that differ in it are trained apart
             return getattr(method, name)
         if hasattr(BaseModel, name) and not name.startswith("__"):
-            raise SettingError(f"{where()}: a client half reads its method's settings one by one, by their names, and not '{name}'")
+            raise SettingError(
+                f"{where()}: a client half reads its method's settings one by one, by their names, and not"
+                f" '{name}'"
+            )
         found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if found is None:
             raise AttributeError(f"{kind.__name__} has no attribute '{name}'")
@@ -57,12 +62,18 @@ class ClientView:
 
     def __repr__(self) -> str:
         kind, *settings = self.stands_for()
-        return f"{kind.__name__}({', '.join(f'{name}={value!r}' for name, value in settings)}) as its client half sees it"
+        return (
+            f"{kind.__name__}({', '.join(f'{name}={value!r}' for name, value in settings)}) as its client"
+            " half sees it"
+        )
 
     def stands_for(self) -> tuple[Any, ...]:
-        """All that can be read from it: two views that are equal in this are the same for a program made from a loss."""
+        """All that can be read from it: two views that are equal in this are the same for a program made from
+        a loss."""
         method = object.__getattribute__(self, "_method")
-        return type(method), *sorted({**method.static_settings(), **(method.__pydantic_private__ or {})}.items())
+        return type(method), *sorted(
+            {**method.static_settings(), **(method.__pydantic_private__ or {})}.items()
+        )
 
     def __reduce__(self) -> Any:
         return ClientView, (object.__getattribute__(self, "_method"),)
@@ -71,7 +82,11 @@ class ClientView:
 def _refusal(method: Method, name: str) -> str:
     if name in method.row_settings():
         return (
-            f"{where()}: self.method.{name} cannot be read in a client half, because experiments that differ in it are trained together; "
-            f"read local.settings.{name}, one value per client, or declare it with setting(..., static=True) to train them apart"
+            f"{where()}: self.method.{name} cannot be read in a client half, because experiments that differ"
+            f" in it are trained together; read local.settings.{name}, one value per client, or declare it"
+            " with setting(..., static=True) to train them apart"
         )
-    return f"{where()}: self.method.{name} is declared as the server's (server=True) and cannot be read in a client half"
+    return (
+        f"{where()}: self.method.{name} is declared as the server's (server=True) and cannot be read in a"
+        " client half"
+    )

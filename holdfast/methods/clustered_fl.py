@@ -1,11 +1,13 @@
-"""Clustered federated learning. Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
-under Privacy Constraints, IEEE TNNLS 2020.
+"""Clustered federated learning. Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic
+Distributed Multi-Task Optimization under Privacy Constraints, IEEE TNNLS 2020.
 
-Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel, so that their mean is shorter
-than eps1, while somebody's is still longer than eps2, no model suits all of them: the cluster is cut in two by the cosines of the
-updates, and both parts go on by themselves from the model they had (the recursive bi-partitioning). Lengths depend on the network and the
-local training, so both are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a tree that
-remembers every cut; a client that was away walks down from where it stands, by the direction its own update takes."""
+Clients whose data fit one model stay together; FedAvg inside each cluster. When a cluster's updates cancel,
+so that their mean is shorter than eps1, while somebody's is still longer than eps2, no model suits all of
+them: the cluster is cut in two by the cosines of the updates, and both parts go on by themselves from the
+model they had (the recursive bi-partitioning). Lengths depend on the network and the local training, so both
+are measured by the longest step that the cluster's model has taken. The clusters are the leaves of a tree
+that remembers every cut; a client that was away walks down from where it stands, by the direction its own
+update takes."""
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ from holdfast.methods.base import Method, ServerRule
 from holdfast.methods.context import Context, Merged
 from holdfast.methods.fedavg import FedAvgClient
 
-PAPER = "Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, IEEE TNNLS 2020"
+PAPER = (
+    "Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, IEEE"
+    " TNNLS 2020"
+)
 _TREE = ("models", "children", "directions", "longest", "ids", "at")
 
 
 @dataclass
 class Tree:
-    """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had in common. `children`
-    [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose clients made this node. `longest` [nodes]: the
-    length of the longest aggregated update there was. `at[i]` is the node of client `ids[i]`. `memory` is what the aggregator and the
-    detectors remember of each leaf."""
+    """`models` [nodes, size]: of a leaf its cluster's model, of an inner node the last that its clients had
+    in common. `children` [nodes, 2]: -1 for leaves. `directions` [nodes, p]: where the updates pointed whose
+    clients made this node. `longest` [nodes]: the length of the longest aggregated update there was. `at[i]`
+    is the node of client `ids[i]`. `memory` is what the aggregator and the detectors remember of each
+    leaf."""
 
     models: Tensor
     children: Tensor
@@ -45,7 +51,8 @@ class Tree:
 
     @classmethod
     def of(cls, state: State) -> Tree:
-        """Before the first round, the memories still lie beside the tree, as the run put them there: they are the root's."""
+        """Before the first round, the memories still lie beside the tree, as the run put them there: they are
+        the root's."""
         memory: dict[int, State] = {}
         for name, value in state.items():
             if name not in _TREE:
@@ -54,7 +61,9 @@ class Tree:
         return cls(**{name: state[name] for name in _TREE}, memory=memory)
 
     def state(self) -> State:
-        memories = {f"node{node}/{name}": value for node, own in self.memory.items() for name, value in own.items()}
+        memories = {
+            f"node{node}/{name}": value for node, own in self.memory.items() for name, value in own.items()
+        }
         return {**{name: getattr(self, name) for name in _TREE}, **memories}
 
     def places(self, ids: Tensor) -> Tensor:
@@ -76,11 +85,16 @@ class Tree:
         self.longest[node] = max(float(self.longest[node]), length)
 
     def grow(self, node: int, update: Tensor, part: Tensor) -> list[int]:
-        """Two children under a leaf, for the updates in `part` and the others; they share its model and memory."""
+        """Two children under a leaf, for the updates in `part` and the others; they share its model and
+        memory."""
         first = len(self.models)
-        way = update / norms(update)[:, None].clamp(min=1e-30).to(update.dtype)  # who did not move points nowhere
+        way = update / norms(update)[:, None].clamp(min=1e-30).to(
+            update.dtype
+        )  # who did not move points nowhere
         self.models = torch.cat([self.models, self.models[[node, node]]])
-        self.directions = torch.cat([self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])])
+        self.directions = torch.cat(
+            [self.directions, torch.stack([way[chosen].mean(0) for chosen in (part, ~part)])]
+        )
         self.longest = torch.cat([self.longest, torch.zeros(2, dtype=torch.float64)])
         self.children = torch.cat([self.children, torch.full((2, 2), -1)])
         self.children[node] = torch.tensor([first, first + 1])
@@ -94,9 +108,14 @@ class ClusteredServer(ServerRule):
     method: ClusteredFl
 
     def init(self, ctx: Context) -> State:
-        nobody, none = torch.zeros(0, dtype=torch.int64), torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype)
+        nobody, none = (
+            torch.zeros(0, dtype=torch.int64),
+            torch.zeros(1, ctx.wire.parameters, dtype=ctx.initial.dtype),
+        )
         still = torch.zeros(1, dtype=torch.float64)
-        return Tree(ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, nobody, nobody, {}).state()
+        return Tree(
+            ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, nobody, nobody, {}
+        ).state()
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         tree = Tree.of(state)
@@ -112,7 +131,8 @@ class ClusteredServer(ServerRule):
         return Exchange("deliver", ids, state["models"], Tree.of(state).places(ids)[:, None])
 
     def _walk_down(self, tree: Tree, ctx: Context) -> Generator[Exchange, Uplink, None]:
-        """Clients of the cohort at a node that was cut without them train its model and go where their update points, down to a leaf."""
+        """Clients of the cohort at a node that was cut without them train its model and go where their update
+        points, down to a leaf."""
         people = ctx.cohort
         while True:
             places = tree.places(people)
@@ -124,9 +144,13 @@ class ClusteredServer(ServerRule):
             people = up.ids  # who does not answer stays where it is
             if len(people):
                 below = tree.children[tree.places(people)]
-                tree.put(people, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0])
+                tree.put(
+                    people, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0]
+                )
 
-    def _train(self, tree: Tree, leaf: int, members: Tensor, ctx: Context) -> Generator[Exchange, Uplink, Verdict]:
+    def _train(
+        self, tree: Tree, leaf: int, members: Tensor, ctx: Context
+    ) -> Generator[Exchange, Uplink, Verdict]:
         """One cluster's round. A cut comes before averaging, so that each part moves by its own updates."""
         model = tree.models[leaf]
         up = yield ctx.ask("train", model, members)
@@ -149,16 +173,24 @@ class ClusteredServer(ServerRule):
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
             tree.models[node] = merged.model
             moved.append(merged)
-        numbers = {"mean_norm": mean, "max_norm": longest, "split": float(len(leaves) > 1), "cluster": float(leaf)}
+        numbers = {
+            "mean_norm": mean,
+            "max_norm": longest,
+            "split": float(len(leaves) > 1),
+            "cluster": float(leaf),
+        }
         told = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
         return replace(_of_both(moved), tables={**verdict.tables, **told})
 
     def _cut(self, people: Uplink, longest: float, ctx: Context) -> Tensor | None:
-        """bool[n], one of the two parts; none where they still move together, nobody wants to move far, or the two parts would have
-        something in common. Whoever did not move has no say, and is in the first part, as in `_nearer`."""
+        """bool[n], one of the two parts; none where they still move together, nobody wants to move far, or
+        the two parts would have something in common. Whoever did not move has no say, and is in the first
+        part, as in `_nearer`."""
         method, update = self.method, people["update"]
         unit, moved = longest if method.relative else 1.0, norms(people["update"]) > 0
-        if int(moved.sum()) < 2 or not at_odds(update, ctx.priors(people), unit * method.eps1, unit * method.eps2):
+        if int(moved.sum()) < 2 or not at_odds(
+            update, ctx.priors(people), unit * method.eps1, unit * method.eps2
+        ):
             return None
         part = torch.ones_like(moved)
         part[moved] = bipartition(update[moved], people.ids[moved])
@@ -171,7 +203,8 @@ def _mean_length(people: Uplink, ctx: Context) -> float:
 
 
 def _step(moved: Tensor, ctx: Context) -> float:
-    """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no attacker makes it long."""
+    """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no
+    attacker makes it long."""
     return float(norms(moved[None, : ctx.wire.parameters])) / ctx.server_lr
 
 
@@ -194,47 +227,81 @@ def _together(verdicts: list[Verdict], ctx: Context) -> Verdict:
     """All clusters' verdicts as one, by client; other tables end to end, cluster after cluster."""
     if not verdicts:
         nothing = torch.zeros(0, dtype=torch.float64)
-        return Verdict(ctx.cohort[:0], nothing, tables={"norms": nothing}, notes=("nobody answered: the models stay as they were",))
+        return Verdict(
+            ctx.cohort[:0],
+            nothing,
+            tables={"norms": nothing},
+            notes=("nobody answered: the models stay as they were",),
+        )
     ids, order = torch.cat([v.ids for v in verdicts]).sort()
     weights = torch.cat([v.weights for v in verdicts if v.weights is not None])[order]
 
     def joined(of: str, name: str) -> Tensor:
-        return torch.cat([getattr(v, of).get(name, torch.full((len(v.ids),), torch.nan, dtype=torch.float64)) for v in verdicts])
+        return torch.cat(
+            [
+                getattr(v, of).get(name, torch.full((len(v.ids),), torch.nan, dtype=torch.float64))
+                for v in verdicts
+            ]
+        )
 
-    scores = {name: joined("scores", name)[order] for name in dict.fromkeys(name for v in verdicts for name in v.scores)}
+    scores = {
+        name: joined("scores", name)[order]
+        for name in dict.fromkeys(name for v in verdicts for name in v.scores)
+    }
     tables = {"norms": joined("tables", "norms")[order]}
     for name in ("mean_norm", "max_norm", "split", "cluster"):
         tables[name] = torch.cat([v.tables[name] for v in verdicts])
     for verdict in verdicts:  # a detector's own tables, whatever their shape
         place = f"/node{int(verdict.tables['cluster'])}" if len(verdicts) > 1 else ""
         tables |= {name + place: value for name, value in verdict.tables.items() if name not in tables}
-    banned, rejected = ({client: why for v in verdicts for client, why in getattr(v, field).items()} for field in ("banned", "rejected"))
+    banned, rejected = (
+        {client: why for v in verdicts for client, why in getattr(v, field).items()}
+        for field in ("banned", "rejected")
+    )
     return Verdict(
-        ids, weights, scores, banned, rejected, tables,
-        tuple(dict.fromkeys(note for v in verdicts for note in v.notes)), any(v.fallback for v in verdicts),
-    )  # fmt: skip
+        ids,
+        weights,
+        scores,
+        banned,
+        rejected,
+        tables,
+        tuple(dict.fromkeys(note for v in verdicts for note in v.notes)),
+        any(v.fallback for v in verdicts),
+    )
 
 
 @register("method", "clustered-fl", paper=PAPER)
 class ClusteredFl(Method):
-    """One model for each group of clients that agree: clusters are cut in two when their members' updates cancel.
+    """One model for each group of clients that agree: clusters are cut in two when their members' updates
+    cancel.
 
-    `eps1` and `eps2` are shares of the longest aggregated update that the cluster has had, so that one setting suits networks and
-    recipes of any scale: while clients come closer together, the mean is long; when they have converged, everybody's update is short,
-    and the cluster stays whole; where the mean is short and members' updates are not, they are at odds. A part that was cut off is
-    measured by its own updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would cut
-    off whoever is a little different. With `relative = false` and `across = 1` the lengths are taken as they are and every cut is made,
-    as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20 rounds): small networks never get that far. Every round records
-    each cluster's `mean_norm` and `max_norm` (verdict/tables). Everything travels, once; a client that was away when its cluster was
-    cut trains the last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0 never cuts:
-    FedAvg. The aggregator and the detectors work inside each cluster."""
+    `eps1` and `eps2` are shares of the longest aggregated update that the cluster has had, so that one
+    setting suits networks and recipes of any scale: while clients come closer together, the mean is long;
+    when they have converged, everybody's update is short, and the cluster stays whole; where the mean is
+    short and members' updates are not, they are at odds. A part that was cut off is measured by its own
+    updates. And no two clients on different sides of a cut may point the same way (`across`), or noise would
+    cut off whoever is a little different. With `relative = false` and `across = 1` the lengths are taken as
+    they are and every cut is made, as in the authors' notebook, which has 0.4 and 1.6 (and waits for 20
+    rounds): small networks never get that far. Every round records each cluster's `mean_norm` and `max_norm`
+    (verdict/tables). Everything travels, once; a client that was away when its cluster was cut trains the
+    last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0
+    never cuts: FedAvg. The aggregator and the detectors work inside each cluster."""
 
     Client = FedAvgClient
     Server = ClusteredServer
     models = ("customised",)
     deploys = "customised"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.3, 0.5, 0.7), "across": (0.0, 1.0)}
-    eps1: float = setting(0.5, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0)
+    eps1: float = setting(
+        0.5, "cut only when the mean update of a cluster is shorter than this (0: never)", ge=0
+    )
     eps2: float = setting(0.8, "cut only when a member's update is longer than this", ge=0)
-    relative: bool = setting(True, "whether both are shares of the longest aggregated update of the cluster so far; else lengths")
-    across: float = setting(0.0, "cut only when no cosine of two updates across the cut is above this (1: any cut will do)", ge=-1, le=1)
+    relative: bool = setting(
+        True, "whether both are shares of the longest aggregated update of the cluster so far; else lengths"
+    )
+    across: float = setting(
+        0.0,
+        "cut only when no cosine of two updates across the cut is above this (1: any cut will do)",
+        ge=-1,
+        le=1,
+    )

@@ -25,7 +25,8 @@ OWN = "method-detector"  # where a server's state keeps what the method's own de
 
 @dataclass(frozen=True)
 class Merged:
-    """The outcome of one reduction: the new model, the aggregator's memory inside the state, and the verdict."""
+    """The outcome of one reduction: the new model, the aggregator's memory inside the state, and the
+    verdict."""
 
     model: Tensor
     state: State
@@ -82,60 +83,91 @@ class Context(Guarded):
     buffers: Tensor | None = None
     """While detectors judge: the buffers [n, b] of the judged models."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """While detectors judge: who sent something that screening did not let pass, and why. They have no model, but may be banned for it."""
+    """While detectors judge: who sent something that screening did not let pass, and why. They have no model,
+    but may be banned for it."""
     counts: Tensor | None = None
     """While detectors judge: how many samples the judged clients say they have, where they say it."""
 
-    def ask(self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor) -> Exchange:
-        """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins where a rule needs it."""
+    def ask(
+        self, task: str, model: Tensor | None = None, to: Tensor | None = None, **extra: Tensor
+    ) -> Exchange:
+        """A request to the cohort (or others) with one model for all, or none. The root pseudo-client joins
+        where a rule needs it."""
         to = self.cohort if to is None else to
         if task == "train" and "root" in self.aggregator.needs and len(to):
             to = torch.cat([torch.tensor([ROOT]), to])
             extra = {name: torch.cat([value[:1], value]) for name, value in extra.items()}
-        return nothing(task, to, self.initial.dtype, **extra) if model is None else broadcast(task, model, to, **extra)
+        return (
+            nothing(task, to, self.initial.dtype, **extra)
+            if model is None
+            else broadcast(task, model, to, **extra)
+        )
 
     def judge(
         self, state: State, up: Uplink, model: Tensor, own: tuple[Detector, ...] = ()
     ) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
-        """Run the method's own detectors and then the attached ones; each sees only those whom the ones before let pass. Returns the
-        replies of those whom nobody turned away."""
+        """Run the method's own detectors and then the attached ones; each sees only those whom the ones
+        before let pass. Returns the replies of those whom nobody turned away."""
         answered, start = up.ids[up.ids != ROOT], model[: self.wire.parameters]
-        lengths = norms(up.only(up.ids != ROOT)["update"])  # all of them are not copied: a cohort may be larger than the memory
+        lengths = norms(
+            up.only(up.ids != ROOT)["update"]
+        )  # all of them are not copied: a cohort may be larger than the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
         told: dict[str, tuple[Tensor, Tensor]] = {}
         for place, name, detector in self._places(own):
             people = up.ids != ROOT
             counts = up["count"][people] if "count" in up.fields else None
-            seen = replace(self, reference=start, buffers=up["buffers"][people], counts=counts, refused=refused)
+            seen = replace(
+                self, reference=start, buffers=up["buffers"][people], counts=counts, refused=refused
+            )
             judging = detector.judge(_under(state, place), seen, up["update"][people] + start, up.ids[people])
             said = yield from self.timer.steps("detect", judging)
             state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
             told |= {f"{name}/{k}": (v, up.ids[people]) for k, v in said.scores.items()}
             verdict = replace(
-                verdict, banned={**said.banned, **verdict.banned}, rejected={**said.rejected, **verdict.rejected},  # the first reason stays
+                verdict,
+                banned={**said.banned, **verdict.banned},
+                rejected={**said.rejected, **verdict.rejected},  # the first reason stays
                 tables={**verdict.tables, **_named(name, said.tables, up.ids[people])},
-            )  # fmt: skip
+            )
             up = up.only(~torch.isin(up.ids, torch.tensor([*said.banned, *said.rejected], dtype=torch.int64)))
-        judged = torch.cat([answered, torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)]).sort().values
+        judged = (
+            torch.cat(
+                [answered, torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)]
+            )
+            .sort()
+            .values
+        )
         scores = {name: laid_out(*of, judged) for name, of in told.items()}
         tables = {**verdict.tables, "norms": laid_out(lengths, answered, judged)}
         return state, up, replace(verdict, ids=judged, scores=scores, tables=tables)
 
     def _places(self, own: tuple[Detector, ...]) -> Iterator[tuple[str, str, Detector]]:
-        """All detectors: where their memory lies in the state, and their names in the verdict; the second of a kind is "norm-2"."""
+        """All detectors: where their memory lies in the state, and their names in the verdict; the second of
+        a kind is "norm-2"."""
         seen: dict[str, int] = {}
         for i, detector in enumerate((*own, *self.detectors)):
             place = f"{OWN}{i}/" if i < len(own) else f"detector{i - len(own)}/"
             seen[detector.name] = seen.get(detector.name, 0) + 1
-            yield place, detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}", detector
+            yield (
+                place,
+                detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}",
+                detector,
+            )
 
     def reduce(
-        self, state: State, up: Uplink, model: Tensor, verdict: Verdict | None = None, priors: Tensor | None = None
+        self,
+        state: State,
+        up: Uplink,
+        model: Tensor,
+        verdict: Verdict | None = None,
+        priors: Tensor | None = None,
     ) -> Merged:
-        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule returned, or, where it says `partial`,
-        move to that mean by the sum of these weights. `priors` are a method's own weights of the clients (the root pseudo-client has
-        none), in place of their sample counts."""
+        """The experiment's aggregator on the updates; buffers are averaged with the weights the rule
+        returned, or, where it says `partial`, move to that mean by the sum of these weights. `priors` are a
+        method's own weights of the clients (the root pseudo-client has none), in place of their sample
+        counts."""
         people = up.ids != ROOT
         verdict = verdict or Verdict(up.ids[people])
         root = up["update"][~people][0] if bool((~people).any()) else None
@@ -144,24 +176,44 @@ class Context(Guarded):
             refused = any(client != ROOT for client in up.refused)
             reason = "nobody's update was used" if len(verdict.ids) or refused else "nobody answered"
             weights = torch.zeros(len(verdict.ids), dtype=torch.float64)
-            return Merged(model, state, replace(verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")))
+            return Merged(
+                model,
+                state,
+                replace(
+                    verdict, weights=weights, notes=(*verdict.notes, f"{reason}: the model stays as it was")
+                ),
+            )
         p = self.wire.parameters
         ctx = AggregationContext(
-            up.ids, model[:p], self.wire.layout(self.layout), self.key.fold("aggregator"), self.round,
-            self.aggregator.assumed(len(up)), root, up.refused,
+            up.ids,
+            model[:p],
+            self.wire.layout(self.layout),
+            self.key.fold("aggregator"),
+            self.round,
+            self.aggregator.assumed(len(up)),
+            root,
+            up.refused,
         )
         ignored = "sample counts" if priors is None else "the method's weights"
         priors = self.priors(up) if priors is None else priors
         with self.timer.part("aggregate"):
-            value, weights, own, fallback, partial = Reduced(*self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx))
+            value, weights, own, fallback, partial = Reduced(
+                *self.aggregator(up["update"], priors, _under(state, "aggregator/"), ctx)
+            )
         fresh = model.clone()
         fresh[:p] += self.server_lr * value
         total = weights.sum()
         if self.wire.buffers and bool(total > 0):
             mean = (weights / total).to(fresh.dtype) @ up["buffers"]
-            short = partial and bool(1 - total > len(weights) * torch.finfo(weights.dtype).eps)  # not by rounding alone
+            short = partial and bool(
+                1 - total > len(weights) * torch.finfo(weights.dtype).eps
+            )  # not by rounding alone
             fresh[p:] = torch.lerp(fresh[p:], mean, total.to(fresh.dtype)) if short else mean
-        notes = verdict.notes if self.aggregator.uses_priors else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
+        notes = (
+            verdict.notes
+            if self.aggregator.uses_priors
+            else (*verdict.notes, f"{self.aggregator.name} ignores {ignored}")
+        )
         state = _without(state, "aggregator/") | {f"aggregator/{k}": v for k, v in own.items()}
         shares = laid_out(weights, up.ids, verdict.ids, 0.0)  # whoever was turned away had no weight
         return Merged(fresh, state, replace(verdict, weights=shares, notes=notes, fallback=fallback))
@@ -169,14 +221,19 @@ class Context(Guarded):
     def priors(self, up: Uplink) -> Tensor:
         """Weights before any rule: the share of samples a client says it has, or equal ones."""
         n = len(up)
-        count = up["count"] if self.weighting == "samples" and "count" in up.fields else torch.ones(n, dtype=self.initial.dtype)
+        count = (
+            up["count"]
+            if self.weighting == "samples" and "count" in up.fields
+            else torch.ones(n, dtype=self.initial.dtype)
+        )
         total = count.sum()
         usable = bool(total > 0) and bool(torch.isfinite(total))
         return count / total if usable else torch.full((n,), 1.0 / n, dtype=self.initial.dtype)
 
 
 def memory_of(state: Mapping[str, Tensor], place: int = 0) -> State:
-    """What the method's own detector at this place remembers: for a method that must know it before the replies are judged."""
+    """What the method's own detector at this place remembers: for a method that must know it before the
+    replies are judged."""
     return _under(state, f"{OWN}{place}/")
 
 
@@ -189,7 +246,8 @@ def _without(state: Mapping[str, Tensor], prefix: str) -> State:
 
 
 def _named(name: str, tables: Mapping[str, Tensor], judged: Tensor) -> State:
-    """A detector's tables under its name, with whom they are about: those turned away before are not among them."""
+    """A detector's tables under its name, with whom they are about: those turned away before are not among
+    them."""
     return {f"{name}/{k}": v for k, v in {**tables, "ids": judged}.items()} if tables else {}
 
 

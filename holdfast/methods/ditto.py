@@ -1,6 +1,7 @@
-"""Ditto. Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
-Eq. 2: beside the global w (by FedAvg), client k keeps v_k that minimises F_k(v) + lambda/2 ||v - w_t||^2 (Algorithm 1).
-v_k is pulled to the received w_t, which is frozen: training w and v on the same batches is one stack of two models per client."""
+"""Ditto. Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML
+2021. Eq. 2: beside the global w (by FedAvg), client k keeps v_k that minimises F_k(v) + lambda/2 ||v -
+w_t||^2 (Algorithm 1). v_k is pulled to the received w_t, which is frozen: training w and v on the same
+batches is one stack of two models per client."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ class DittoClient(ClientRule):
         return state["personal"]
 
 
-@register("method", "ditto", paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021")
+@register(
+    "method",
+    "ditto",
+    paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+)
 class Ditto(Method):
     """A global model by averaging, and a private model per client that is pulled towards it."""
 
@@ -41,4 +46,6 @@ class Ditto(Method):
     models = ("global", "personal")
     deploys = "personal"
     search = {"lam": (0.01, 0.1, 1.0, 2.0)}
-    lam: float = setting(0.1, "strength of the pull of the private model to the received one (0: local training)", ge=0)
+    lam: float = setting(
+        0.1, "strength of the pull of the private model to the received one (0: local training)", ge=0
+    )

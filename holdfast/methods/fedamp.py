@@ -1,9 +1,10 @@
-"""FedAMP. Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021.
+"""FedAMP. Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID
+Data, AAAI 2021.
 
 There is no global model. The server keeps every client's last model w_j and mixes for client i its own u_i, in which others count the more
 the closer they are (Algorithm 1, attentive message passing):
     u_i = (1 - sum_j xi_ij) w_i + sum_j xi_ij w_j,   xi_ij = alpha A'(|w_i - w_j|^2),   A(x) = 1 - exp(-x / sigma).
-The client goes on from its own model, and u_i pulls: min F_i(w) + lambda / (2 alpha) |w - u_i|^2."""
+The client goes on from its own model, and u_i pulls: min F_i(w) + lambda / (2 alpha) |w - u_i|^2."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -59,14 +60,19 @@ class FedAmpServer(ServerRule):
         return _each_its_own("deliver", ids, self.mixtures(state, ctx, ids)[0])
 
     def mixtures(self, state: State, ctx: Context, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """u [n, size], and xi [n, kept models]. A client that has sent nothing yet is where everybody began. How close two models are is a
-        matter of their parameters: counters and running statistics of BatchNorm are mixed, but have no say."""
+        """u [n, size], and xi [n, kept models]. A client that has sent nothing yet is where everybody began.
+        How close two models are is a matter of their parameters: counters and running statistics of BatchNorm
+        are mixed, but have no say."""
         method, p, own = self.method, ctx.wire.parameters, model_memory.last(state, ids, ctx.initial)
         apart = distances(torch.cat([state["models"], ctx.initial[None]])[:, :p])[:, :-1]
-        rows = torch.where(torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"]))
+        rows = torch.where(
+            torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"])
+        )
         xi = method.alpha * torch.exp(-apart[rows] / method.sigma) / method.sigma
         xi[ids[:, None] == state["ids"]] = 0.0
-        xi *= ((1 - method.least_own) / xi.sum(1, keepdim=True).clamp(min=1e-300)).clamp(max=1)  # a mixture: nobody counts less than 0
+        xi *= ((1 - method.least_own) / xi.sum(1, keepdim=True).clamp(min=1e-300)).clamp(
+            max=1
+        )  # a mixture: nobody counts less than 0
         weights = xi.to(own.dtype)
         return (1 - weights.sum(1, keepdim=True)) * own + weights @ state["models"], xi
 
@@ -75,24 +81,36 @@ def _each_its_own(task: str, ids: Tensor, models: Tensor) -> Exchange:
     return Exchange(task, ids, models, torch.arange(len(ids))[:, None])
 
 
-@register("method", "fedamp", paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021")
+@register(
+    "method",
+    "fedamp",
+    paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+)
 class FedAmp(Method):
-    """No global model: each client is pulled to its own mixture of all clients' last models, in which those like it count most.
+    """No global model: each client is pulled to its own mixture of all clients' last models, in which those
+    like it count most.
 
-    What travels: a client's mixture down, its model up. The server keeps the last model of every client it has heard of; one that it has
-    not is taken to stand where everybody began. Nothing is reduced to one model, so an aggregator or a detector has no place here: the
-    attention itself is what keeps strangers, and attackers, at a distance. Where alpha is so large that the others would count more than
-    1 together (many clients that are alike), the paper's weights leave the mixture it asks for and the own model would count less than 0;
-    here the others are scaled down instead. Defaults are PFLlib's, which mixes only what was sent in the round before, not every
-    client's last model. Each round's attention is recorded in the verdict's tables."""
+    What travels: a client's mixture down, its model up. The server keeps the last model of every client it
+    has heard of; one that it has not is taken to stand where everybody began. Nothing is reduced to one
+    model, so an aggregator or a detector has no place here: the attention itself is what keeps strangers, and
+    attackers, at a distance. Where alpha is so large that the others would count more than 1 together (many
+    clients that are alike), the paper's weights leave the mixture it asks for and the own model would count
+    less than 0; here the others are scaled down instead. Defaults are PFLlib's, which mixes only what was
+    sent in the round before, not every client's last model. Each round's attention is recorded in the
+    verdict's tables."""
 
     Client = FedAmpClient
     Server = FedAmpServer
     models = ("personal",)
     deploys = "personal"
     reduces = False
-    search: ClassVar[dict[str, tuple[float, ...]]] = {"sigma": (0.1, 1.0, 10.0, 100.0), "lam": (0.01, 0.1, 1.0)}
-    lam: float = setting(1.0, "strength of the pull to the mixture, divided by alpha (0: local training)", ge=0)
+    search: ClassVar[dict[str, tuple[float, ...]]] = {
+        "sigma": (0.1, 1.0, 10.0, 100.0),
+        "lam": (0.01, 0.1, 1.0),
+    }
+    lam: float = setting(
+        1.0, "strength of the pull to the mixture, divided by alpha (0: local training)", ge=0
+    )
     alpha: float = setting(1.0, "step size of the attention: how much others count", gt=0)
     sigma: float = setting(1.0, "squared distance over which attention falls to a third", gt=0)
     least_own: float = setting(0.0, "the least weight of a client's own model in its mixture", ge=0, le=1)

@@ -1,9 +1,10 @@
 """FedAS. Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
 
-A shared backbone theta under private heads omega_i. Two things are mended. A client that receives theta^t has a head that was trained on
-the features of its own last backbone: before training, it pulls the new backbone's features to those (parameter alignment, Eq. 2-4). And
-a client that has hardly trained should not count like the others: backbones are averaged by the trace of the Fisher information, which
-each client measures on its own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
+A shared backbone theta under private heads omega_i. Two things are mended. A client that receives theta^t has
+a head that was trained on the features of its own last backbone: before training, it pulls the new backbone's
+features to those (parameter alignment, Eq. 2-4). And a client that has hardly trained should not count like
+the others: backbones are averaged by the trace of the Fisher information, which each client measures on its
+own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
 
 from __future__ import annotations
 
@@ -34,14 +35,18 @@ from holdfast.models.network import Network
 WAS = "was."
 
 
-def misaligned(net: nn.Module, batch: Batch, *, head: str | None, target: str, reduce: str, mode: str = "training") -> Tensor:
+def misaligned(
+    net: nn.Module, batch: Batch, *, head: str | None, target: str, reduce: str, mode: str = "training"
+) -> Tensor:
     """The loss of alignment before training."""
     with _evaluating(net) if mode == "evaluation" else nullcontext():
         found = features(net, batch.x, head)
     return _apart(found, net, batch, head, target, reduce)
 
 
-def jointly(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None, target: str, reduce: str) -> Tensor:
+def jointly(
+    net: nn.Module, batch: Batch, *, loss: Loss, head: str | None, target: str, reduce: str
+) -> Tensor:
     """The loss of training with alignment as one more term, of the same pass."""
     with catching(net, head) as found:
         values = loss(net, batch)
@@ -49,9 +54,9 @@ def jointly(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None, targe
 
 
 def _apart(found: Tensor, net: nn.Module, batch: Batch, head: str | None, target: str, reduce: str) -> Tensor:
-    """Eq. 4, |f(theta; D_i) - H_i|^2, as one value per sample of which `fit` takes the mean. H_i are class means (the authors' code) or the
-    sample's own features (the paper). `mean` is the code's: the mean over the features and the samples of a class, summed over the classes
-    that the batch has."""
+    """Eq. 4, |f(theta; D_i) - H_i|^2, as one value per sample of which `fit` takes the mean. H_i are class
+    means (the authors' code) or the sample's own features (the paper). `mean` is the code's: the mean over
+    the features and the samples of a class, summed over the classes that the batch has."""
     aim = batch.aux["prototypes"][batch.y] if target == "prototype" else _earlier(net, batch, head)
     apart, size = (found - aim).square(), batch.mask.sum()
     if "known" in batch.aux:  # a class that has no mean pulls nothing
@@ -75,7 +80,8 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def _earlier(net: nn.Module, batch: Batch, head: str | None) -> Tensor:
-    """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is kept of all the others."""
+    """H_i of this batch (Eq. 2): what another model, handed over in `aux`, makes of the samples; nothing is
+    kept of all the others."""
     tensors = {name.removeprefix(WAS): value for name, value in batch.aux.items() if name.startswith(WAS)}
     with _evaluating(net), torch.no_grad():
         return features(net, batch.x, head, tensors)
@@ -91,11 +97,18 @@ class FedASClient(ClientRule):
         return ~network.head if self.method.decoupling == "head" else channels(network, 1 - self.method.rho)
 
     def init(self, local: Local) -> State:
-        """`own` is the last trained model, `trained` whether there has been a training, `start` where a chain of alignments led to."""
+        """`own` is the last trained model, `trained` whether there has been a training, `start` where a chain
+        of alignments led to."""
         if self.method.align != "off":
-            width_of(local.network, local.initial, local.samples, self._head(local))  # no features: an error now, not in a later round
+            width_of(
+                local.network, local.initial, local.samples, self._head(local)
+            )  # no features: an error now, not in a later round
         start = {"start": local.initial} if self.method.align == "serial" else {}
-        return {"own": local.initial, "trained": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device), **start}
+        return {
+            "own": local.initial,
+            "trained": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device),
+            **start,
+        }
 
     def schema(self, task: str, wire: Wire) -> Schema:
         usual = super().schema(task, wire)
@@ -107,17 +120,30 @@ class FedASClient(ClientRule):
         """One link of a chain: the backbone as this client leaves it for the next."""
         start = self._aligned(local, state, received.into(state["own"]), received.has)
         sent, p = local.wire.pack(start), local.wire.parameters
-        return {**state, "start": start}, {"update": sent[:, :p] - received.model[:, :p], "buffers": sent[:, p:]}
+        return {**state, "start": start}, {
+            "update": sent[:, :p] - received.model[:, :p],
+            "buffers": sent[:, p:],
+        }
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         begun, base = received.into(state["own"]), received
-        if not bool(received.has.all()):  # a link of a chain goes on from where it led to, and says how far it came from there
+        if not bool(
+            received.has.all()
+        ):  # a link of a chain goes on from where it led to, and says how far it came from there
             begun = torch.where(received.has.to(begun.device)[:, None], begun, state["start"])
             base = replace(received, bank=local.wire.pack(begun), pick=torch.arange(local.n)[:, None])
         fitted = self._trained(local, state, begun, received.has)
         reply = local.report(fitted.model, base, fitted)
         if self.method.synchronise:
-            known = trace(local.network, fitted.model, local.samples, local.data, local.recipe, local.plan, self.method.fim)  # Eq. 5, 6
+            known = trace(
+                local.network,
+                fitted.model,
+                local.samples,
+                local.data,
+                local.recipe,
+                local.plan,
+                self.method.fim,
+            )  # Eq. 5, 6
             reply["fim"] = known.to(fitted.model.dtype)
         return {**state, "own": fitted.model, "trained": torch.ones_like(state["trained"])}, reply
 
@@ -138,7 +164,8 @@ class FedASClient(ClientRule):
         return local.fit(begun, loss=partial(jointly, loss=local.recipe.loss, **told), aux=aux)
 
     def _aligned(self, local: Local, state: State, start: Tensor, who: Tensor) -> Tensor:
-        """theta~_i, Eq. 3: these clients' models after alignment, `align_epochs` of plain SGD on what is shared."""
+        """theta~_i, Eq. 3: these clients' models after alignment, `align_epochs` of plain SGD on what is
+        shared."""
         method, layout = self.method, local.network.layout
         who = self._aligning(state, who)
         if not bool(who.any()) or not method.align_epochs:
@@ -147,16 +174,28 @@ class FedASClient(ClientRule):
         shared = torch.zeros(layout.size, dtype=torch.bool)
         shared[local.wire.index.cpu()] = True
         aligned = local.fit(
-            start, purpose="align", loss=partial(misaligned, **told, mode=method.align_mode), lr=local.settings.align_lr,
-            epochs=torch.where(who, method.align_epochs, 0), batch_size=method.align_batch_size, momentum=0.0, weight_decay=0.0,
-            augment=Augment(), trainable=shared, aux=aux,
-        ).model  # fmt: skip
+            start,
+            purpose="align",
+            loss=partial(misaligned, **told, mode=method.align_mode),
+            lr=local.settings.align_lr,
+            epochs=torch.where(who, method.align_epochs, 0),
+            batch_size=method.align_batch_size,
+            momentum=0.0,
+            weight_decay=0.0,
+            augment=Augment(),
+            trainable=shared,
+            aux=aux,
+        ).model
         p = layout.parameters
         return aligned if method.align_statistics else torch.cat([aligned[:, :p], start[:, p:]], 1)
 
     def _aligning(self, state: State, who: Tensor) -> Tensor:
         """Those of `who` that have features to align to."""
-        return who & state["trained"].cpu() if self.method.first == "skip" and self.method.align_to == "own" else who
+        return (
+            who & state["trained"].cpu()
+            if self.method.first == "skip" and self.method.align_to == "own"
+            else who
+        )
 
     def _head(self, local: Local) -> str | None:
         return local.network.head_name if self.method.decoupling == "head" else None
@@ -174,7 +213,9 @@ class FedASClient(ClientRule):
             found = prototypes(network, target, local.samples, whole, local.plan, head)
             aux = {"prototypes": found.means, "known": (found.counts > 0).to(found.means)}
         elif method.align_target == "prototype":
-            aux = {"prototypes": prototypes(network, target, local.samples, local.data, local.plan, head).means}
+            aux = {
+                "prototypes": prototypes(network, target, local.samples, local.data, local.plan, head).means
+            }
         else:
             aux = {f"{WAS}{name}": value for name, value in network.layout.tensors(target).items()}
         return {"head": head, "target": method.align_target, "reduce": method.align_loss}, aux
@@ -191,26 +232,41 @@ class FedASServer(ServerRule):
         said = up.only(up.ids != ROOT)
         state, up, verdict = yield from ctx.judge(state, up, model)
         heard = up.only(up.ids != ROOT)
-        priors, verdict = self._weighed(ctx, said, heard, verdict) if self.method.synchronise else (None, verdict)
+        priors, verdict = (
+            self._weighed(ctx, said, heard, verdict) if self.method.synchronise else (None, verdict)
+        )
         if self.method.extra_1_over_m:  # Eq. 8 as printed, although the weights sum to 1 already
             ctx = replace(ctx, server_lr=ctx.server_lr / max(1, len(heard)))
         merged = ctx.reduce(state, up, model, verdict, priors)
         return merged.state | {"model": merged.model}, merged.verdict
 
-    def _weighed(self, ctx: Context, said: Uplink, heard: Uplink, verdict: Verdict) -> tuple[Tensor | None, Verdict]:
-        """The weights of those that were let pass, and a record of everybody's trace and weight. None: the traces say nothing."""
+    def _weighed(
+        self, ctx: Context, said: Uplink, heard: Uplink, verdict: Verdict
+    ) -> tuple[Tensor | None, Verdict]:
+        """The weights of those that were let pass, and a record of everybody's trace and weight. None: the
+        traces say nothing."""
         method, alpha = self.method, torch.zeros(len(said), dtype=torch.float64)
         weights = shares(heard["fim"].double(), method.normalise, method.temperature, method.clip)  # Eq. 7
         if len(heard):
-            alpha[torch.isin(said.ids, heard.ids)] = ctx.priors(heard).double() if weights is None else weights
-        silent = ("the Fisher traces sum to 0 or are not finite: clients count by samples",) if len(heard) and weights is None else ()
-        told = {"fim": laid_out(said["fim"], said.ids, verdict.ids), "alpha": laid_out(alpha, said.ids, verdict.ids, 0.0)}
+            alpha[torch.isin(said.ids, heard.ids)] = (
+                ctx.priors(heard).double() if weights is None else weights
+            )
+        silent = (
+            ("the Fisher traces sum to 0 or are not finite: clients count by samples",)
+            if len(heard) and weights is None
+            else ()
+        )
+        told = {
+            "fim": laid_out(said["fim"], said.ids, verdict.ids),
+            "alpha": laid_out(alpha, said.ids, verdict.ids, 0.0),
+        }
         verdict = replace(verdict, tables={**verdict.tables, **told}, notes=(*verdict.notes, *silent))
         return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
     def _chained(self, ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:
-        """The authors' in-place alignment: each client, in the order of ids, aligns what the one before it left, and trains from there.
-        One exchange for each link; what a client aligned it has, and is not sent again."""
+        """The authors' in-place alignment: each client, in the order of ids, aligns what the one before it
+        left, and trains from there. One exchange for each link; what a client aligned it has, and is not sent
+        again."""
         p, at, starts = ctx.wire.parameters, model, {}
         for client in ctx.cohort:
             link = yield broadcast("align", at, client[None])
@@ -229,9 +285,11 @@ def _asked(ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:
     return (yield ctx.ask("train", model))
 
 
-def shares(traces: Tensor, normalise: str, temperature: float = 1.0, clip: float | None = None) -> Tensor | None:
-    """alpha' of Eq. 7: weights that sum to 1; none where the traces say nothing. `clip` is in equal shares 1/m: a trace is what a client
-    says of itself, and one that lies would be the whole average."""
+def shares(
+    traces: Tensor, normalise: str, temperature: float = 1.0, clip: float | None = None
+) -> Tensor | None:
+    """alpha' of Eq. 7: weights that sum to 1; none where the traces say nothing. `clip` is in equal shares
+    1/m: a trace is what a client says of itself, and one that lies would be the whole average."""
     total = traces.sum()
     if not bool(torch.isfinite(total)) or not bool(total > 0):
         return None
@@ -247,7 +305,8 @@ def shares(traces: Tensor, normalise: str, temperature: float = 1.0, clip: float
 
 
 def _capped(weights: Tensor, cap: float) -> Tensor:
-    """None above the cap; what is cut off goes to the others in proportion, or equally where they have nothing."""
+    """None above the cap; what is cut off goes to the others in proportion, or equally where they have
+    nothing."""
     full, most, out = torch.zeros_like(weights, dtype=torch.bool), torch.full_like(weights, cap), weights
     while bool((out > cap * (1 + 1e-12)).any()):
         full |= out > cap
@@ -259,47 +318,90 @@ def _capped(weights: Tensor, cap: float) -> Tensor:
     return out
 
 
-@register("method", "fedas", paper="Yang, Huang, Ye, FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024")
+@register(
+    "method",
+    "fedas",
+    paper="Yang, Huang, Ye, FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024",
+)
 class FedAS(Method):
-    """A shared backbone under private heads, aligned to each client's own features and averaged by the trace of the Fisher information.
+    """A shared backbone under private heads, aligned to each client's own features and averaged by the trace
+    of the Fisher information.
 
-    `variant = "authors"` is what the released code does: alignment as a chain through the cohort, also of clients that have not trained
-    yet (towards the features of the random start), to class means that leave out the last incomplete batch, in evaluation mode."""
+    `variant = "authors"` is what the released code does: alignment as a chain through the cohort, also of
+    clients that have not trained yet (towards the features of the random start), to class means that leave
+    out the last incomplete batch, in evaluation mode."""
 
     Client = FedASClient
     Server = FedASServer
     models = ("personal",)
     deploys = "personal"
-    presets = {"authors": {"align": "serial", "first": "literal", "align_means": "whole-batches", "align_mode": "evaluation"}}
+    presets = {
+        "authors": {
+            "align": "serial",
+            "first": "literal",
+            "align_means": "whole-batches",
+            "align_mode": "evaluation",
+        }
+    }
     search = {"align_lr": (0.001, 0.01, 0.1)}  # the paper searches nothing; around the released code's
 
-    variant: Literal["card", "authors"] = setting("card", "card: the defaults; authors: a chain of alignments, from the first time on")
+    variant: Literal["card", "authors"] = setting(
+        "card", "card: the defaults; authors: a chain of alignments, from the first time on"
+    )
     align: Literal["parallel", "serial", "joint", "off"] = setting(
-        "parallel", "before training, each client for itself; each from what the one before left (serial); as a term of training (joint)"
+        "parallel",
+        "before training, each client for itself; each from what the one before left (serial); as a term of"
+        " training (joint)",
     )
-    align_target: Literal["prototype", "sample"] = setting("prototype", "pull features to class means (code) or each to its own (paper)")
+    align_target: Literal["prototype", "sample"] = setting(
+        "prototype", "pull features to class means (code) or each to its own (paper)"
+    )
     align_means: Literal["all", "whole-batches"] = setting(
-        "all", "class means over all samples (paper), or without the last incomplete batch of align_batch_size, in the data's order (code)"
+        "all",
+        "class means over all samples (paper), or without the last incomplete batch of align_batch_size, in"
+        " the data's order (code)",
     )
-    align_to: Literal["own", "global"] = setting("own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)")
-    align_loss: Literal["mean", "sum"] = setting("mean", "squared distance per feature and sample, or Eq. 4's sum over both")
+    align_to: Literal["own", "global"] = setting(
+        "own", "whose features: of the client's last backbone, or of the received one (Fig. 4b)"
+    )
+    align_loss: Literal["mean", "sum"] = setting(
+        "mean", "squared distance per feature and sample, or Eq. 4's sum over both"
+    )
     align_lr: float = setting(0.01, "learning rate of alignment", ge=0)
     align_epochs: int = setting(1, "epochs of alignment", ge=0)
     align_batch_size: int = setting(16, "batch size of alignment", ge=1)
     align_mode: Literal["training", "evaluation"] = setting(
-        "training", "BatchNorm and Dropout while aligning: by batches, or as in evaluation, which shifts no statistics (code; not in joint)"
+        "training",
+        "BatchNorm and Dropout while aligning: by batches, or as in evaluation, which shifts no statistics"
+        " (code; not in joint)",
     )
-    align_statistics: bool = setting(False, "let alignment in training mode shift the running statistics of BatchNorm")
+    align_statistics: bool = setting(
+        False, "let alignment in training mode shift the running statistics of BatchNorm"
+    )
     first: Literal["skip", "literal", "received"] = setting(
-        "skip", "a client's first time: no alignment, towards its random start, or towards the received model's features"
+        "skip",
+        "a client's first time: no alignment, towards its random start, or towards the received model's"
+        " features",
     )
-    synchronise: bool = setting(True, "weight clients by the trace of the Fisher information; else by samples")
+    synchronise: bool = setting(
+        True, "weight clients by the trace of the Fisher information; else by samples"
+    )
     fim: Definition = setting(
-        "batch-sum", "whose gradients are squared: batches (summed or averaged), samples, all at once (full: of the sum; full-mean)"
+        "batch-sum",
+        "whose gradients are squared: batches (summed or averaged), samples, all at once (full: of the sum;"
+        " full-mean)",
     )
-    normalise: Literal["proportional", "softmax", "min-max"] = setting("proportional", "how traces become weights (Fig. 6a)")
+    normalise: Literal["proportional", "softmax", "min-max"] = setting(
+        "proportional", "how traces become weights (Fig. 6a)"
+    )
     temperature: float = setting(1.0, "what softmax divides the traces by", gt=0)
-    clip: float | None = setting(None, "the most weight of a client, in equal shares 1/m: 3.0 is three times as much as equal", ge=1)
+    clip: float | None = setting(
+        None, "the most weight of a client, in equal shares 1/m: 3.0 is three times as much as equal", ge=1
+    )
     extra_1_over_m: bool = setting(False, "divide the step by the number of clients, as Eq. 8 prints it")
-    decoupling: Literal["head", "channels"] = setting("head", "what is private: the head, or a share of every layer's channels (Fig. 6b)")
-    rho: float = setting(0.5, "private share of the output channels, where channels are split", static=True, ge=0, le=1)
+    decoupling: Literal["head", "channels"] = setting(
+        "head", "what is private: the head, or a share of every layer's channels (Fig. 6b)"
+    )
+    rho: float = setting(
+        0.5, "private share of the output channels, where channels are split", static=True, ge=0, le=1
+    )

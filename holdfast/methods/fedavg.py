@@ -1,5 +1,6 @@
-"""FedAvg. McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized Data,
-AISTATS 2017. Algorithm 1: w_{t+1} = sum_k n_k / n * w_k, each w_k trained for E epochs from w_t."""
+"""FedAvg. McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks
+from Decentralized Data, AISTATS 2017. Algorithm 1: w_{t+1} = sum_k n_k / n * w_k, each w_k trained for E
+epochs from w_t."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""FedAvg with fine-tuning: FedAvg's training, but every client is scored with the model it has after its own local epochs.
+"""FedAvg with fine-tuning: FedAvg's training, but every client is scored with the model it has after its own
+local epochs.
 
-FedCAP calls it FedAvg-FT, FedAS FedAvg-P. A client outside the cohort keeps its last own model (`unselected = "keep_own"`, FedCAP's
-reading), or is scored with the undressed global model (`"deliver"`, what the FedAS repository does), or trains a copy (`"finetune"`)."""
+FedCAP calls it FedAvg-FT, FedAS FedAvg-P. A client outside the cohort keeps its last own model (`unselected =
+"keep_own"`, FedCAP's reading), or is scored with the undressed global model (`"deliver"`, what the FedAS
+repository does), or trains a copy (`"finetune"`)."""
 
 from __future__ import annotations
 
@@ -34,10 +36,13 @@ class FedAvgFtClient(ClientRule):
 
 @register("method", "fedavg-ft", paper=PAPER)
 class FedAvgFt(Method):
-    """FedAvg, scored after each client's own local training: the simplest personalisation. With `mu` above 0, the same of FedProx."""
+    """FedAvg, scored after each client's own local training: the simplest personalisation. With `mu` above 0,
+    the same of FedProx."""
 
     Client = FedAvgFtClient
     Server = Averaging
     models = ("global", "personal")
     deploys = "personal"
-    mu: float = setting(0.0, "strength of a pull to the received model, as in fedprox (FedAS's FedProx-P: 0.1)", ge=0)
+    mu: float = setting(
+        0.0, "strength of a pull to the received model, as in fedprox (FedAS's FedProx-P: 0.1)", ge=0
+    )

@@ -1,7 +1,8 @@
-"""FedBABU. Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022.
+"""FedBABU. Oh, Kim, Yun: FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR
+2022.
 
-Algorithm 1: the head stays as it was drawn, the same for all, and only the body is trained and averaged. After the last round every
-client tunes the common model on its own data."""
+Algorithm 1: the head stays as it was drawn, the same for all, and only the body is trained and averaged.
+After the last round every client tunes the common model on its own data."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ class FedBabuClient(ClientRule):
 
     def init(self, local: Local) -> State:
         """`own` is the model it would use by itself: the last one it was sent, or the one it has tuned."""
-        return {"own": local.initial, "tuned": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device)}
+        return {
+            "own": local.initial,
+            "tuned": torch.zeros(local.n, dtype=torch.bool, device=local.initial.device),
+        }
 
     def schema(self, task: str, wire: Wire) -> Schema:
         return {"loss": Field("scalar")} if task == "tune" else super().schema(task, wire)
@@ -43,11 +47,15 @@ class FedBabuClient(ClientRule):
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = received.into(local.initial)  # the common head, whatever happened before
         fitted = fit_part(local, start, ~local.network.head)
-        return {"own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(fitted.model, received, fitted)
+        return {"own": start, "tuned": torch.zeros_like(state["tuned"])}, local.report(
+            fitted.model, received, fitted
+        )
 
     def tune(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         fitted = tune(local, received.into(local.initial), self.method.tune, self.method.tune_epochs)
-        return {"own": fitted.model, "tuned": torch.ones_like(state["tuned"])}, {"loss": fitted.loss.to(fitted.model.dtype)}
+        return {"own": fitted.model, "tuned": torch.ones_like(state["tuned"])}, {
+            "loss": fitted.loss.to(fitted.model.dtype)
+        }
 
     def finetune(self, local: Local, state: State, received: Received) -> State:
         """Training is for the common body alone; what a client makes of it for itself is the tuning."""
@@ -68,15 +76,21 @@ class FedBabuServer(Averaging):
 
 @register("method", "fedbabu", paper=PAPER)
 class FedBabu(Method):
-    """Only the backbone is trained and travels, under a head that stays as it was drawn; after the last round every client tunes.
+    """Only the backbone is trained and travels, under a head that stays as it was drawn; after the last round
+    every client tunes.
 
-    Until then all have one model, so the figures before the last are those of the common model; the last line is after tuning, which
-    counts as one more round (its one backbone per client is in the bytes). Whoever is away at the end stays untuned."""
+    Until then all have one model, so the figures before the last are those of the common model; the last line
+    is after tuning, which counts as one more round (its one backbone per client is in the bytes). Whoever is
+    away at the end stays untuned."""
 
     Client = FedBabuClient
     Server = FedBabuServer
     models = ("global", "personal")
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"tune_epochs": (1, 5, 10)}
-    tune: Tuned = setting("all", "what a client tunes after the last round: the whole model (PFLlib) or only the head")
-    tune_epochs: int = setting(10, "epochs of that tuning (PFLlib: 10; 0: everybody uses the common model)", ge=0)
+    tune: Tuned = setting(
+        "all", "what a client tunes after the last round: the whole model (PFLlib) or only the head"
+    )
+    tune_epochs: int = setting(
+        10, "epochs of that tuning (PFLlib: 10; 0: everybody uses the common model)", ge=0
+    )

@@ -1,6 +1,8 @@
-"""FedBN. Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+"""FedBN. Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization, ICLR 2021.
 
-Algorithm 1: FedAvg on all layers but the BatchNorm ones, whose scale, shift and running statistics stay with the client."""
+Algorithm 1: FedAvg on all layers but the BatchNorm ones, whose scale, shift and running statistics stay with
+the client."""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ class FedBnClient(KeepsTheRest):
     def shared(self, network: Network, round: int) -> Tensor:
         mine = network.normalisation
         if not bool(mine.any()):
-            raise ConfigError("method fedbn: the model has no BatchNorm layer to keep; choose one that has (mlp: model.batch_norm = true)")
+            raise ConfigError(
+                "method fedbn: the model has no BatchNorm layer to keep; choose one that has (mlp:"
+                " model.batch_norm = true)"
+            )
         return ~mine
 
 
@@ -30,9 +35,9 @@ class FedBnClient(KeepsTheRest):
 class FedBn(Method):
     """FedAvg, but every client keeps its BatchNorm layers, scale, shift and running statistics, for itself.
 
-    For clients whose inputs look different (other sensors, other scanners). GroupNorm and LayerNorm know nothing of other samples and
-    travel. A client that has never trained has the start's statistics, which fit nobody: score such clients by
-    `evaluate.unselected = "finetune"`."""
+    For clients whose inputs look different (other sensors, other scanners). GroupNorm and LayerNorm know
+    nothing of other samples and travel. A client that has never trained has the start's statistics, which fit
+    nobody: score such clients by `evaluate.unselected = "finetune"`."""
 
     Client = FedBnClient
     Server = Averaging

@@ -1,11 +1,14 @@
-"""FedCAP. Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC 2024.
+"""FedCAP. Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation and Personalization, ACSAC
+2024.
 
-The server keeps, of the last cohort, the models that clients ended with (recovered, w~_i) and how far those are from one common
-reference model w (calibrated updates d~_i). From them it makes each client a model of its own: alike clients weigh more (Eq. 3 to 5).
-Whoever ends too far from the reference is banned. The client trains the model it is sent, and a private one that is pulled to it (Eq. 7).
+The server keeps, of the last cohort, the models that clients ended with (recovered, w~_i) and how far those
+are from one common reference model w (calibrated updates d~_i). From them it makes each client a model of its
+own: alike clients weigh more (Eq. 3 to 5). Whoever ends too far from the reference is banned. The client
+trains the model it is sent, and a private one that is pulled to it (Eq. 7).
 
-A client that was not in the last cohort has no calibrated update. It is asked for one first: the server sends the reference against which
-the pool was calibrated, the client trains from it and sends only the difference (`request`). Late joiners get their model the same way."""
+A client that was not in the last cohort has no calibrated update. It is asked for one first: the server sends
+the reference against which the pool was calibrated, the client trains from it and sends only the difference
+(`request`). Late joiners get their model the same way."""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ class FedCapClient(ClientRule):
         usual = super().schema(task, wire)
         if task != "request":
             return usual
-        weighed = self.method.reference == "customised"  # then the server averages what it sends by samples, before anybody trains
+        weighed = (
+            self.method.reference == "customised"
+        )  # then the server averages what it sends by samples, before anybody trains
         return {name: usual[name] for name in ("update", "count") if name == "update" or weighed}
 
     def init(self, local: Local) -> State:
@@ -52,7 +57,9 @@ class FedCapClient(ClientRule):
             fitted = local.fit(received.model)
             return {"own": fitted.model}, local.report(fitted.model, received, fitted)
         pull = torch.cat([torch.zeros_like(local.settings.lam), local.settings.lam])
-        both = local.fit(torch.cat([received.model, state["personal"]]), pull=(received.model, pull))  # Eq. 7, on the same batches
+        both = local.fit(
+            torch.cat([received.model, state["personal"]]), pull=(received.model, pull)
+        )  # Eq. 7, on the same batches
         w, v = both.model.split(local.n)
         return {"personal": v}, local.report(w, received, both)
 
@@ -67,7 +74,8 @@ class FedCapClient(ClientRule):
 
 
 class FedCapServer(ServerRule):
-    """State: `model` is the reference of the next round (w, Eq. 6), `previous` the one against which the pool was calibrated."""
+    """State: `model` is the reference of the next round (w, Eq. 6), `previous` the one against which the pool
+    was calibrated."""
 
     method: FedCap
 
@@ -78,17 +86,29 @@ class FedCapServer(ServerRule):
         if not self.method.customise:
             return state
         if self.method.phi == "uniform" and self.method.variant == "authors":
-            state["first"] = torch.zeros((), dtype=torch.int64)  # the size of the first pool, once there is one
+            state["first"] = torch.zeros(
+                (), dtype=torch.int64
+            )  # the size of the first pool, once there is one
         if self.method.similarity == "head" and ctx.head is None:
-            raise ConfigError("method.similarity = \"head\" needs a model with a head; name it, as in holdfast.Model(module, head='fc')")
+            raise ConfigError(
+                'method.similarity = "head" needs a model with a head; name it, as in'
+                " holdfast.Model(module, head='fc')"
+            )
         rows = {"models": ctx.wire.size, "updates": ctx.wire.parameters}
         pools = {f"pool/{name}": torch.zeros(0, size, dtype=ctx.initial.dtype) for name, size in rows.items()}
-        nobody = {"pool/ids": torch.zeros(0, dtype=torch.int64), "pool/counts": torch.zeros(0, dtype=ctx.initial.dtype)}
+        nobody = {
+            "pool/ids": torch.zeros(0, dtype=torch.int64),
+            "pool/counts": torch.zeros(0, dtype=ctx.initial.dtype),
+        }
         return state | {"previous": ctx.initial} | pools | nobody
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        if "banned" in state:  # they are drawn, but neither asked nor sent anything, nor may they judge others
-            cohort, available = (ids[~torch.isin(ids, state["banned"])] for ids in (ctx.cohort, ctx.available))
+        if (
+            "banned" in state
+        ):  # they are drawn, but neither asked nor sent anything, nor may they judge others
+            cohort, available = (
+                ids[~torch.isin(ids, state["banned"])] for ids in (ctx.cohort, ctx.available)
+            )
             ctx = replace(ctx, cohort=cohort, available=available)
         weights, counts = yield from self._weights(state, ctx, ctx.cohort)
         with ctx.timer.part("aggregate"):
@@ -96,40 +116,71 @@ class FedCapServer(ServerRule):
             reference = self._reference(state, ctx, asked, weights, counts)  # w^t
         up = yield asked
         with ctx.timer.part("calibrate"):
-            recovered, calibrated = _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
+            recovered, calibrated = (
+                _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
+            )
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
         kept, verdict = _finite(passed, calibrated, verdict)
-        merged = ctx.reduce(state, calibrated.only(kept), reference, verdict)  # with the mean this is Eq. 6: survivors' w~, by samples
+        merged = ctx.reduce(
+            state, calibrated.only(kept), reference, verdict
+        )  # with the mean this is Eq. 6: survivors' w~, by samples
         state, verdict = merged.state, merged.verdict
         if self.method.customise:
-            told = {"customisation": weights, "customisation/pool": state["pool/ids"], "norms/sent": _sent(up, verdict)}
+            told = {
+                "customisation": weights,
+                "customisation/pool": state["pool/ids"],
+                "norms/sent": _sent(up, verdict),
+            }
             verdict = replace(verdict, tables={**verdict.tables, **told})
         if "banned" in state:
-            state = state | {"banned": torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()}
+            state = state | {
+                "banned": (
+                    torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()
+                )
+            }
         people = kept & (up.ids != ROOT)
-        if not bool(people.any()):  # nobody survived: reference and pools stay, and so both still belong together
+        if not bool(
+            people.any()
+        ):  # nobody survived: reference and pools stay, and so both still belong together
             return state | _without(state, verdict), verdict
         if not self.method.customise:
             return state | {"model": merged.model}, verdict
         pools = (up.ids[people], recovered[people], judged["update"][people], up["count"][people])
         if "first" in state and not state["first"]:
             state = state | {"first": people.sum()}
-        return state | {"model": merged.model, "previous": reference, **dict(zip(POOL, pools, strict=True))}, verdict
+        return (
+            state
+            | {
+                "model": merged.model,
+                "previous": reference,
+                **dict(zip(POOL, pools, strict=True)),
+            },
+            verdict,
+        )
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
         """Members of the pool from the pool; everybody else is asked for an update first, as in a round."""
         weights, _ = yield from self._weights(state, ctx, ids)
         return _customised(broadcast("deliver", state["model"], ids), state, weights)
 
-    def _weights(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, tuple[Tensor, Tensor]]:
-        """How much each client is given of each model in the pool: p' [n, m], a row of zeros where it gets the reference model; and how
-        many samples each is known to have."""
+    def _weights(
+        self, state: State, ctx: Context, ids: Tensor
+    ) -> Generator[Exchange, Uplink, tuple[Tensor, Tensor]]:
+        """How much each client is given of each model in the pool: p' [n, m], a row of zeros where it gets
+        the reference model; and how many samples each is known to have."""
         pool = state.get("pool/ids", ids[:0])
-        weights, counts = torch.zeros(len(ids), len(pool), dtype=torch.float64), torch.zeros(len(ids), dtype=ctx.initial.dtype)
+        weights, counts = (
+            torch.zeros(len(ids), len(pool), dtype=torch.float64),
+            torch.zeros(len(ids), dtype=ctx.initial.dtype),
+        )
         if not len(pool) or not len(ids):
             return weights, counts
-        place, updates, similar = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1), state["pool/updates"], torch.zeros_like(weights)
+        place, updates, similar = (
+            torch.searchsorted(pool, ids).clamp(max=len(pool) - 1),
+            state["pool/updates"],
+            torch.zeros_like(weights),
+        )
         known = pool[place] == ids
         counts[known] = state["pool/counts"][place[known]]
         similar[known] = self._similar(ctx, updates[place[known]], updates)
@@ -144,7 +195,8 @@ class FedCapServer(ServerRule):
         return weights, counts
 
     def _share(self, state: State) -> float | str:
-        """phi. The released code computes a uniform share once, from its first pool, and keeps it when later pools are smaller."""
+        """phi. The released code computes a uniform share once, from its first pool, and keeps it when later
+        pools are smaller."""
         return 1 / int(state["first"]) if "first" in state and state["first"] else self.method.phi
 
     def _similar(self, ctx: Context, updates: Tensor, pool: Tensor) -> Tensor:
@@ -154,8 +206,11 @@ class FedCapServer(ServerRule):
                 updates, pool = updates[:, ctx.head], pool[:, ctx.head]
             return cosines_between(updates, pool)
 
-    def _reference(self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor) -> Tensor:
-        """What this round's updates are calibrated against: Eq. 6, or Algorithm 1's line 7, the mean of the models that are sent."""
+    def _reference(
+        self, state: State, ctx: Context, asked: Exchange, weights: Tensor, counts: Tensor
+    ) -> Tensor:
+        """What this round's updates are calibrated against: Eq. 6, or Algorithm 1's line 7, the mean of the
+        models that are sent."""
         served = weights.sum(1) > 0
         if self.method.reference == "recovered" or not bool(served.any()):
             return state["model"]
@@ -163,8 +218,8 @@ class FedCapServer(ServerRule):
 
 
 def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) -> Tensor:
-    """Eq. 5 as released: p'_kk = phi, the rest shared out by the softmax of alpha * p_ki over i != k; without a self term where k is not
-    in the pool. `own` [n, m] marks where a client meets itself."""
+    """Eq. 5 as released: p'_kk = phi, the rest shared out by the softmax of alpha * p_ki over i != k; without
+    a self term where k is not in the pool. `own` [n, m] marks where a client meets itself."""
     others = torch.softmax((alpha * similar).masked_fill(own, -torch.inf), dim=1).nan_to_num(nan=0.0)
     share = 1 / own.shape[1] if phi == "uniform" else float(phi)
     kept = own.any(1, keepdim=True) * torch.full_like(others[:, :1], share)
@@ -173,8 +228,9 @@ def customisation(similar: Tensor, own: Tensor, alpha: float, phi: float | str) 
 
 
 def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
-    """The same request with each client's own model, what_k = sum of p'_ki w~_i, in place of the common one; buffers are averaged with the
-    same weights. The server's own pseudo-client, and whoever has no weights, gets the common one."""
+    """The same request with each client's own model, what_k = sum of p'_ki w~_i, in place of the common one;
+    buffers are averaged with the same weights. The server's own pseudo-client, and whoever has no weights,
+    gets the common one."""
     served = weights.sum(1) > 0
     if not bool(served.any()):
         return asked
@@ -186,20 +242,28 @@ def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
 
 
 def _calibrated(asked: Exchange, up: Uplink, reference: Tensor) -> tuple[Tensor, Uplink]:
-    """w~_k = what_k + d_k with the buffers that came with it, and the replies with d~_k = w~_k - w as their update."""
+    """w~_k = what_k + d_k with the buffers that came with it, and the replies with d~_k = w~_k - w as their
+    update."""
     sent = asked.bank[asked.pick[torch.searchsorted(asked.to, up.ids), 0]]
     p = up["update"].shape[1]
     recovered = torch.cat([sent[:, :p] + up["update"], up["buffers"]], dim=1)
-    moved = up["update"] + (sent[:, :p] - reference[:p])  # in this order nothing is lost where a client was sent the reference itself
+    moved = up["update"] + (
+        sent[:, :p] - reference[:p]
+    )  # in this order nothing is lost where a client was sent the reference itself
     return recovered, replace(up, fields={**up.fields, "update": moved})
 
 
 def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
-    """Who stays: those whom the detectors let pass, without models that overflowed when an update that screening let pass was added."""
+    """Who stays: those whom the detectors let pass, without models that overflowed when an update that
+    screening let pass was added."""
     update = calibrated["update"]
     finite = update.amin(1).isfinite() & update.amax(1).isfinite()
     kept = torch.isin(calibrated.ids, passed.ids)
-    rejected = {client: "recovered model is not finite" for client in calibrated.ids[kept & ~finite].tolist() if client != ROOT}
+    rejected = {
+        client: "recovered model is not finite"
+        for client in calibrated.ids[kept & ~finite].tolist()
+        if client != ROOT
+    }
     return kept & finite, replace(verdict, rejected={**verdict.rejected, **rejected})
 
 
@@ -219,11 +283,13 @@ def _without(state: State, verdict: Verdict) -> State:
 
 @register("method", "fedcap", paper=PAPER)
 class FedCap(Method):
-    """A model for each client from those of alike clients, a ban on models far from the common one, and a private model pulled to it.
+    """A model for each client from those of alike clients, a ban on models far from the common one, and a
+    private model pulled to it.
 
-    Without any of its four switches this is `fedavg-ft`, with `personalise` alone `ditto`. The experiment's aggregator makes the
-    reference model from the calibrated updates; the paper's is the mean. A client outside the last cohort costs a second trip and a
-    second training. `variant = "authors"`: banned clients are still drawn, but left out, and a uniform phi is that of the first pool."""
+    Without any of its four switches this is `fedavg-ft`, with `personalise` alone `ditto`. The experiment's
+    aggregator makes the reference model from the calibrated updates; the paper's is the mean. A client
+    outside the last cohort costs a second trip and a second training. `variant = "authors"`: banned clients
+    are still drawn, but left out, and a uniform phi is that of the first pool."""
 
     Client = FedCapClient
     Server = FedCapServer
@@ -231,21 +297,39 @@ class FedCap(Method):
     deploys = "personal"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
     search = {"alpha": (2.0, 5.0, 10.0), "phi": (0.1, 0.2, 0.3), "lam": (0.1, 0.5, 1.0)}
-    alpha: float = setting(10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0)
+    alpha: float = setting(
+        10.0, "how much more alike clients weigh (0: all the same); 2 for skewed features", ge=0
+    )
     phi: Annotated[float, Field(ge=0, le=1)] | Literal["uniform"] = setting(
         0.3, "a client's own share of its customised model, in [0, 1]; uniform: one by the size of the pool"
     )
-    lam: float = setting(0.1, "strength of the pull of the private model to the customised one (0: local training)", ge=0)
+    lam: float = setting(
+        0.1, "strength of the pull of the private model to the customised one (0: local training)", ge=0
+    )
     t_norm: float = setting(10.0, "the longest calibrated update that is let pass", gt=0)
-    t_unit: Literal["absolute", "median"] = setting("absolute", "t_norm as it stands, or in units of the cohort's median norm")
+    t_unit: Literal["absolute", "median"] = setting(
+        "absolute", "t_norm as it stands, or in units of the cohort's median norm"
+    )
     customise: bool = setting(True, "each client its own mixture; else everybody is sent the reference model")
-    calibrate: bool = setting(True, "compare and judge updates as seen from the reference model; else as they were sent")
+    calibrate: bool = setting(
+        True, "compare and judge updates as seen from the reference model; else as they were sent"
+    )
     detect: bool = setting(True, "ban by t_norm")
-    personalise: bool = setting(True, "train a private model too; else what a client trained is its own model")
-    similarity: Literal["all", "head"] = setting("all", "cosines over all parameters, or over the head's (appendix A)")
-    reference: Literal["recovered", "customised"] = setting("recovered", "mean of recovered models (Eq. 6) or of those sent (Algorithm 1)")
-    removal: Literal["excluded", "ignored"] = setting("excluded", "banned clients are drawn no more; or still drawn and left out")
-    variant: Literal["card", "authors"] = setting("card", "authors: the released code's removal and uniform phi")
+    personalise: bool = setting(
+        True, "train a private model too; else what a client trained is its own model"
+    )
+    similarity: Literal["all", "head"] = setting(
+        "all", "cosines over all parameters, or over the head's (appendix A)"
+    )
+    reference: Literal["recovered", "customised"] = setting(
+        "recovered", "mean of recovered models (Eq. 6) or of those sent (Algorithm 1)"
+    )
+    removal: Literal["excluded", "ignored"] = setting(
+        "excluded", "banned clients are drawn no more; or still drawn and left out"
+    )
+    variant: Literal["card", "authors"] = setting(
+        "card", "authors: the released code's removal and uniform phi"
+    )
 
     @model_validator(mode="after")
     def _above_the_median(self) -> FedCap:

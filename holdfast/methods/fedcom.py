@@ -1,8 +1,10 @@
-"""FedCOM. Lu, Liang, Zhang, Wang, Zou, Crowcroft: FedCOM: Efficient Personalized Federated Learning by Finding Your Best Peers.
+"""FedCOM. Lu, Liang, Zhang, Wang, Zou, Crowcroft: FedCOM: Efficient Personalized Federated Learning by
+Finding Your Best Peers.
 
-Ditto for clients that have plenty of one class and little of another: the update of the last layer shows the server who is rich in a class
-(Algorithm 1), and a client starts its personal training from the mean of its own model and those of the peers that were found (Eq. 2).
-A round has two barriers, because matching needs everybody's update: `train` (w), match, `personalise` (v)."""
+Ditto for clients that have plenty of one class and little of another: the update of the last layer shows the
+server who is rich in a class (Algorithm 1), and a client starts its personal training from the mean of its
+own model and those of the peers that were found (Eq. 2). A round has two barriers, because matching needs
+everybody's update: `train` (w), match, `personalise` (v)."""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, Serv
 from holdfast.methods.context import Context
 
 NOT_WANTED, NOBODY = -1, -2
-"""In the table `matches`, where there is no peer's id: the client did not ask for this class, or nobody was found."""
+"""In the table `matches`, where there is no peer's id: the client did not ask for this class, or nobody was
+found."""
 
 
 class FedComClient(ClientRule):
-    """Train the received w and say which classes are wanted; then mix the peers' v into one's own and train it, pulled to w."""
+    """Train the received w and say which classes are wanted; then mix the peers' v into one's own and train
+    it, pulled to w."""
 
     tasks = frozenset({"train", "personalise"})
     knows = frozenset({"target"})
@@ -58,9 +62,14 @@ class FedComClient(ClientRule):
             sent["gradient"] = class_gradients(local, received.model)
         if self.method.scale == "steps":
             sent["steps"] = fitted.steps.to(fitted.model.dtype)
-        return {**state, "anchor": received.model}, sent  # w^t is kept: it need not be sent again for the second phase
+        return {
+            **state,
+            "anchor": received.model,
+        }, sent  # w^t is kept: it need not be sent again for the second phase
 
-    def personalise(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+    def personalise(
+        self, local: Local, state: State, received: Received, extra: Fields
+    ) -> tuple[State, Fields]:
         sent = torch.zeros_like(state["personal"])
         peers = torch.zeros(local.n, 1, dtype=sent.dtype, device=sent.device)
         for j in range(received.pick.shape[1]):
@@ -75,18 +84,27 @@ class FedComClient(ClientRule):
         return {**state, "personal": trained}, {"personal": trained}
 
     def pulled(self, local: Local, start: Tensor, target: Tensor) -> Tensor:
-        """Eq. 3: s epochs of v <- v - eta (grad F_k(v) + lam (v - target)). The paper's rule has the length of v - w in place of it."""
-        epochs: dict[str, Any] = {} if self.method.personal_epochs is None else {"epochs": self.method.personal_epochs}
+        """Eq. 3: s epochs of v <- v - eta (grad F_k(v) + lam (v - target)). The paper's rule has the length
+        of v - w in place of it."""
+        epochs: dict[str, Any] = (
+            {} if self.method.personal_epochs is None else {"epochs": self.method.personal_epochs}
+        )
         return local.fit(start, pull=(target, local.settings.lam), **epochs).model
 
     def wanted(self, local: Local) -> Tensor:
-        """bool[n, classes]: the client's target class where it is told one; else all it has few samples of, be they noise or not."""
+        """bool[n, classes]: the client's target class where it is told one; else all it has few samples of,
+        be they noise or not."""
         classes = last_layer(local.network.layout).shape[0]
         if local.samples.classes != classes:
-            raise ConfigError(f"fedcom: the last layer has {classes} outputs, but the data has {local.samples.classes} classes")
+            raise ConfigError(
+                f"fedcom: the last layer has {classes} outputs, but the data has {local.samples.classes}"
+                " classes"
+            )
         labels = local.data.labels
         real = torch.arange(labels.shape[1], device=labels.device) < local.count.to(labels.device)[:, None]
-        held = torch.zeros(local.n, classes, dtype=torch.int64, device=labels.device).scatter_add_(1, labels, real.long())
+        held = torch.zeros(local.n, classes, dtype=torch.int64, device=labels.device).scatter_add_(
+            1, labels, real.long()
+        )
         few = (held > 0) & (held < local.settings.threshold[:, None] * held.amax(1, keepdim=True))
         target = local.facts.get("target")
         if target is None or self.method.minority == "inferred":
@@ -103,51 +121,74 @@ class FedComClient(ClientRule):
 
 
 def last_layer(layout: Layout) -> Slot:
-    """The weight matrix of the linear layer that a network, or its head where it names one, ends with: a row per class. Its bias, if any,
-    is not looked at."""
-    parameters = [slot for slot in layout.slots if not slot.buffer and (not layout.head or slot.name.startswith(f"{layout.head}."))]
+    """The weight matrix of the linear layer that a network, or its head where it names one, ends with: a row
+    per class. Its bias, if any, is not looked at."""
+    parameters = [
+        slot
+        for slot in layout.slots
+        if not slot.buffer and (not layout.head or slot.name.startswith(f"{layout.head}."))
+    ]
     weights = [slot for slot in parameters[-2:] if len(slot.shape) == 2]
     if not weights or weights[-1] is not parameters[-1] and weights[-1].shape[:1] != parameters[-1].shape:
-        raise ConfigError("fedcom: clients are matched by the rows of a last linear layer, and the network's last parameters are none; "
-                          "choose another model")  # fmt: skip
+        raise ConfigError(
+            "fedcom: clients are matched by the rows of a last linear layer, and the network's last"
+            " parameters are none; choose another model"
+        )
     return weights[-1]
 
 
 def own_class(net: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy, as a function of the logit of the sample's own class only: row c of the last layer's gradient then comes from
-    the samples of class c alone, and one backward pass gives all rows."""
+    """The cross-entropy, as a function of the logit of the sample's own class only: row c of the last layer's
+    gradient then comes from the samples of class c alone, and one backward pass gives all rows."""
     logits = net(batch.x)
     own = torch.arange(logits.shape[1], device=logits.device) == batch.y[:, None]
     return F.cross_entropy(torch.where(own, logits, logits.detach()), batch.y, reduction="none")
 
 
 def class_gradients(local: Local, model: Tensor) -> Tensor:
-    """[n, classes, channels]: row c is the gradient at w^t of the loss on the samples of class c, over all the client's samples."""
+    """[n, classes, channels]: row c is the gradient at w^t of the loss on the samples of class c, over all
+    the client's samples."""
     head = last_layer(local.network.layout)
     at = model[:, head.start : head.stop]
     there = local.network.layout.under(head.name)
     summed = local.fit(
-        model, purpose="gradient", loss=own_class, step=gathered, trainable=there, aux={head.name: at.reshape(-1, *head.shape)},
-        epochs=1, lr=1.0, augment=Augment(), drop_last=False,
-    )  # fmt: skip
+        model,
+        purpose="gradient",
+        loss=own_class,
+        step=gathered,
+        trainable=there,
+        aux={head.name: at.reshape(-1, *head.shape)},
+        epochs=1,
+        lr=1.0,
+        augment=Augment(),
+        drop_last=False,
+    )
     moved = (at - summed.model[:, head.start : head.stop]) / local.count.clamp(min=1).to(model)[:, None]
     return moved.reshape(-1, *head.shape)
 
 
-def gathered(gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor) -> Tensors:
-    """Not a step: the gradient is taken at the layer as it was (`aux`), batch by batch, and added up in the layer's place."""
+def gathered(
+    gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor
+) -> Tensors:
+    """Not a step: the gradient is taken at the layer as it was (`aux`), batch by batch, and added up in the
+    layer's place."""
     found = gradient({**params, **batch.aux}, batch)
     return {name: params[name] - lr * batch.mask.sum() * found[name] for name in batch.aux}
 
 
 class FedComServer(ServerRule):
-    """Average w as ever, match, and hand on personal models. Remembers the last signal and the last personal model of every client."""
+    """Average w as ever, match, and hand on personal models. Remembers the last signal and the last personal
+    model of every client."""
 
     method: FedCom
 
     def init(self, ctx: Context) -> State:
         head, nobody = last_layer(ctx.layout), torch.zeros(0, dtype=torch.int64)
-        state = {"model": ctx.initial, "personal/ids": nobody, "personal/rows": ctx.initial.new_zeros(0, ctx.wire.size)}
+        state = {
+            "model": ctx.initial,
+            "personal/ids": nobody,
+            "personal/rows": ctx.initial.new_zeros(0, ctx.wire.size),
+        }
         return state | {"signal/ids": nobody, "signal/rows": ctx.initial.new_zeros(0, *head.shape)}
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
@@ -158,10 +199,16 @@ class FedComServer(ServerRule):
         state, verdict = merged.state | {"model": merged.model}, merged.verdict
         asking = up.only((up.ids != ROOT) & ~_among(up.ids, verdict.banned))
         with ctx.timer.part("match"):
-            state, matches = self._matched(state, ctx, asking, passed, {*up.refused, *verdict.rejected}, set(verdict.banned))
-        for part in torch.arange(len(asking)).split(1 if self.method.order == "sequential" else max(1, len(asking))):
+            state, matches = self._matched(
+                state, ctx, asking, passed, {*up.refused, *verdict.rejected}, set(verdict.banned)
+            )
+        for part in torch.arange(len(asking)).split(
+            1 if self.method.order == "sequential" else max(1, len(asking))
+        ):
             back = yield handed_on(state, asking.ids[part], matches[part])
-            back = back.only(~_among(back.ids, verdict.rejected))  # what is suspect is not handed on in the next round either
+            back = back.only(
+                ~_among(back.ids, verdict.rejected)
+            )  # what is suspect is not handed on in the next round either
             state = remember(state, "personal", back.ids, back["personal"])
         table = torch.full((len(verdict.ids), matches.shape[1]), NOT_WANTED, dtype=torch.int64)
         table[torch.isin(verdict.ids, asking.ids)] = matches
@@ -170,7 +217,8 @@ class FedComServer(ServerRule):
     def _matched(
         self, state: State, ctx: Context, asking: Uplink, passed: Uplink, not_now: set[int], banned: set[int]
     ) -> tuple[State, Tensor]:
-        """The matches [n, classes] of those who ask, among all who are remembered; not with whoever was turned away."""
+        """The matches [n, classes] of those who ask, among all who are remembered; not with whoever was
+        turned away."""
         for name in ("signal", "personal"):
             state = forget(state, name, banned)
         if not self.method.matching:
@@ -180,14 +228,23 @@ class FedComServer(ServerRule):
         ids = state["signal/ids"]
         usable = ~_among(ids, not_now)
         found = match(
-            self._signal(ctx, asking), asking.ids, asking["wanted"] > 0.5, state["signal/rows"][usable], ids[usable], self.method.channels
+            self._signal(ctx, asking),
+            asking.ids,
+            asking["wanted"] > 0.5,
+            state["signal/rows"][usable],
+            ids[usable],
+            self.method.channels,
         )
         return state, found
 
     def _signal(self, ctx: Context, up: Uplink) -> Tensor:
         """g_k = W^t - W_k, or the gradient that the client sent; on the chosen scale."""
         head = last_layer(ctx.layout)
-        g = up["gradient"] if self.method.signal == "gradient" else -up["update"][:, head.start : head.stop].reshape(-1, *head.shape)
+        g = (
+            up["gradient"]
+            if self.method.signal == "gradient"
+            else -up["update"][:, head.start : head.stop].reshape(-1, *head.shape)
+        )
         if self.method.scale == "none":
             return g
         by = g.flatten(1).norm(dim=1) if self.method.scale == "norm" else up["steps"].to(g)
@@ -195,10 +252,12 @@ class FedComServer(ServerRule):
 
 
 def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Tensor, channels: int) -> Tensor:
-    """Algorithm 1 for all who ask: [n, classes], for each wanted class the id of the peer, else NOT_WANTED or NOBODY.
+    """Algorithm 1 for all who ask: [n, classes], for each wanted class the id of the peer, else NOT_WANTED or
+    NOBODY.
 
-    The smallest entries of the client's own row say which channels matter; the peer is whoever pushed these up most (line 6), other than
-    oneself. Equal sums: the lowest id. Where all rows are the same, nobody has learnt anything of the class; nor has who has only zeros."""
+    The smallest entries of the client's own row say which channels matter; the peer is whoever pushed these
+    up most (line 6), other than oneself. Equal sums: the lowest id. Where all rows are the same, nobody has
+    learnt anything of the class; nor has who has only zeros."""
     found = torch.where(wanted, NOBODY, NOT_WANTED)
     for k, c in wanted.nonzero().tolist():
         others = (ids != asking[k]) & signals[:, c].any(1)
@@ -212,7 +271,8 @@ def match(own: Tensor, asking: Tensor, wanted: Tensor, signals: Tensor, ids: Ten
 
 
 def handed_on(state: State, to: Tensor, matches: Tensor) -> Exchange:
-    """The request to personalise: to each client the personal models of its peers, as far as the server has them, each once."""
+    """The request to personalise: to each client the personal models of its peers, as far as the server has
+    them, each once."""
     row_of = {client: row for row, client in enumerate(state["personal/ids"].tolist())}
     peers = [sorted({peer for peer in row if peer in row_of}) for row in matches.tolist()]
     place = {peer: place for place, peer in enumerate(sorted({peer for own in peers for peer in own}))}
@@ -239,25 +299,50 @@ def _among(ids: Tensor, clients: Iterable[int]) -> Tensor:
     return torch.isin(ids, torch.tensor(sorted(clients), dtype=torch.int64))
 
 
-@register("method", "fedcom", paper="Lu et al., FedCOM: Efficient Personalized Federated Learning by Finding Your Best Peers")
+@register(
+    "method",
+    "fedcom",
+    paper="Lu et al., FedCOM: Efficient Personalized Federated Learning by Finding Your Best Peers",
+)
 class FedCom(Method):
-    """Ditto whose clients first mix in the personal model of a peer that is rich in the class they have little of.
+    """Ditto whose clients first mix in the personal model of a peer that is rich in the class they have
+    little of.
 
-    The server finds the peer by the last layer's update. A client's target classes are those that the partition names (`target`, as
-    complementary-pairs does); where it names none, all classes the client has less than `threshold` times its largest of."""
+    The server finds the peer by the last layer's update. A client's target classes are those that the
+    partition names (`target`, as complementary-pairs does); where it names none, all classes the client has
+    less than `threshold` times its largest of."""
 
     Client = FedComClient
     Server = FedComServer
     models = ("global", "personal")
     deploys = "personal"
-    search = {"lam": (0.01, 0.1, 1.0), "channels": (1, 5, 20)}  # x as in Table 2; of lam the paper has 0.01 only
+    search = {
+        "lam": (0.01, 0.1, 1.0),
+        "channels": (1, 5, 20),
+    }  # x as in Table 2; of lam the paper has 0.01 only
     lam: float = setting(0.01, "strength of the pull of the personal model", ge=0)
-    channels: int = setting(5, "x: how many entries of the class's row are compared; all where there are fewer", ge=1)
+    channels: int = setting(
+        5, "x: how many entries of the class's row are compared; all where there are fewer", ge=1
+    )
     matching: bool = setting(True, "look for peers; false: Ditto, trained first w, then v")
-    minority: Literal["given", "inferred"] = setting("given", "given: the class that the partition calls a client's target; else inferred")
-    threshold: float = setting(0.5, "inferred: a class is wanted if the client has less than this share of its largest", gt=0, le=1)
-    signal: Literal["update", "gradient"] = setting("update", "what is compared: W^t - W_k, or the gradient of the class's loss at w^t")
-    scale: Literal["none", "norm", "steps"] = setting("none", "divide a client's signal by nothing, its length or its local steps")
-    order: Literal["jacobi", "sequential"] = setting("jacobi", "peers' models of the last round; or the newest, one client at a time")
-    pull_to: Literal["global", "peer"] = setting("global", "v is pulled to the received w (Eq. 3), or to the mean of the peers' models")
-    personal_epochs: int | None = setting(None, "s, in epochs; none: as many as train.local_epochs (or local_steps)", ge=0)
+    minority: Literal["given", "inferred"] = setting(
+        "given", "given: the class that the partition calls a client's target; else inferred"
+    )
+    threshold: float = setting(
+        0.5, "inferred: a class is wanted if the client has less than this share of its largest", gt=0, le=1
+    )
+    signal: Literal["update", "gradient"] = setting(
+        "update", "what is compared: W^t - W_k, or the gradient of the class's loss at w^t"
+    )
+    scale: Literal["none", "norm", "steps"] = setting(
+        "none", "divide a client's signal by nothing, its length or its local steps"
+    )
+    order: Literal["jacobi", "sequential"] = setting(
+        "jacobi", "peers' models of the last round; or the newest, one client at a time"
+    )
+    pull_to: Literal["global", "peer"] = setting(
+        "global", "v is pulled to the received w (Eq. 3), or to the mean of the peers' models"
+    )
+    personal_epochs: int | None = setting(
+        None, "s, in epochs; none: as many as train.local_epochs (or local_steps)", ge=0
+    )

@@ -1,9 +1,13 @@
-"""FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+"""FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model
+Optimization, ICLR 2021.
 
 There is no global model. The server keeps every client's last model and sends a client the M that have served it best; the client tries
 them on validation data of its own and takes what helps. Against w_old, from which its own last training began, model j counts
     omega_j = (L(w_old) - L(w_j)) / |w_j - w_old|,   what is below 0 as 0, the rest divided by its sum:   w = sum_j omega_j w_j.
-If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: who served whom."""
+If nothing helps, it keeps its own. Then it trains. The server adds up the omega_j in a matrix of affinities: who served whom.
+
+
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,13 +31,15 @@ from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 
 MOST = 1e6
-"""How much a model can serve or hurt: one whose loss is not finite hurts this much, and a liar can claim no more."""
+"""How much a model can serve or hurt: one whose loss is not finite hurts this much, and a liar can claim no
+more."""
 
 
 class FedFomoClient(ClientRule):
     """Try the models of others, take what helps, train.
 
-    The first place among the received models is for a client that has none of its own yet; the M others stand behind it."""
+    The first place among the received models is for a client that has none of its own yet; the M others stand
+    behind it."""
 
     method: FedFomo
 
@@ -41,22 +47,30 @@ class FedFomoClient(ClientRule):
         return {"own": local.initial, "old": local.initial}
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        return {**super().schema(task, wire), "affinity": Field("score", (self.method.others,), low=-MOST, high=MOST)}
+        return {
+            **super().schema(task, wire),
+            "affinity": Field("score", (self.method.others,), low=-MOST, high=MOST),
+        }
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         local, held = self._held_back(local)
         own, old = received.into(state["own"]), received.into(state["old"])
         start, omega = self._mixed(local, held, own, old, received)
         fitted = local.fit(start)
-        base = replace(received, bank=local.wire.pack(local.initial), pick=torch.arange(local.n)[:, None])  # all that the server knows too
+        base = replace(
+            received, bank=local.wire.pack(local.initial), pick=torch.arange(local.n)[:, None]
+        )  # all that the server knows too
         reply = {**local.report(fitted.model, base, fitted), "affinity": omega}
         return {"own": fitted.model, "old": start}, reply
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
-    def _mixed(self, local: Local, held: Padded, own: Tensor, old: Tensor, received: Received) -> tuple[Tensor, Tensor]:
-        """The model to begin with, and omega [n, M] of the models of others, below 0 where they hurt. The own model is a candidate too."""
+    def _mixed(
+        self, local: Local, held: Padded, own: Tensor, old: Tensor, received: Received
+    ) -> tuple[Tensor, Tensor]:
+        """The model to begin with, and omega [n, M] of the models of others, below 0 where they hurt. The own
+        model is a candidate too."""
         there = (received.pick[:, 1:] >= 0).to(own.device)
         if not bool(there.any()):  # nobody has sent anything yet, or M = 0
             return own, own.new_zeros(local.n, self.method.others)
@@ -70,34 +84,54 @@ class FedFomoClient(ClientRule):
         share = share / torch.where(total > 0, total, torch.ones_like(total))
         mixed = torch.zeros_like(own)
         for weight, model in zip(share.split(1, 1), (own, *candidates), strict=True):
-            mixed = mixed + torch.where(weight > 0, weight * model, 0.0)  # 0 times what is no number would be no number
+            mixed = mixed + torch.where(
+                weight > 0, weight * model, 0.0
+            )  # 0 times what is no number would be no number
         return torch.where(total > 0, mixed, own), omega[:, 1:]
 
     def _served(self, local: Local, held: Padded, before: Tensor, old: Tensor, model: Tensor) -> Tensor:
-        """omega_j. How far two models are apart is a matter of their parameters; counters of BatchNorm have no say."""
+        """omega_j. How far two models are apart is a matter of their parameters; counters of BatchNorm have
+        no say."""
         p = local.network.layout.parameters
         apart = (model[:, :p] - old[:, :p]).double().norm(dim=1)
-        omega = (before - self._loss(local, held, model)) / torch.where(apart > 0, apart, torch.ones_like(apart))
+        omega = (before - self._loss(local, held, model)) / torch.where(
+            apart > 0, apart, torch.ones_like(apart)
+        )
         return torch.where(apart > 0, omega, 0.0).nan_to_num(nan=0.0).clamp(-MOST, MOST).to(old.dtype)
 
     def _loss(self, local: Local, held: Padded, model: Tensor) -> Tensor:
-        """Each client's mean cross-entropy on what it holds back; 0 for any model where that is nothing, infinite instead of no number."""
-        found = score(local.network, self.predict, model, torch.arange(local.n), local.samples, held, local.plan)
-        return (found.loss / found.total.clamp(min=1)).nan_to_num(nan=torch.inf).to(model.device)  # scores are told on the host
+        """Each client's mean cross-entropy on what it holds back; 0 for any model where that is nothing,
+        infinite instead of no number."""
+        found = score(
+            local.network, self.predict, model, torch.arange(local.n), local.samples, held, local.plan
+        )
+        return (
+            (found.loss / found.total.clamp(min=1)).nan_to_num(nan=torch.inf).to(model.device)
+        )  # scores are told on the host
 
     def _held_back(self, local: Local) -> tuple[Local, Padded]:
-        """Validation samples. A client that has none holds back a part of its training samples, the same in every round and for every
-        model; one with a single sample has nothing to hold back."""
+        """Validation samples. A client that has none holds back a part of its training samples, the same in
+        every round and for every model; one with a single sample has nothing to hold back."""
         count, share = local.data.count, plain(local.settings.held_back)
-        wanted = (count * share.cpu().double() + 1e-9).floor().long().clamp(min=1).minimum((count - 1).clamp(min=0))
+        wanted = (
+            (count * share.cpu().double() + 1e-9)
+            .floor()
+            .long()
+            .clamp(min=1)
+            .minimum((count - 1).clamp(min=0))
+        )
         back = torch.where((local.validation.count > 0) | (self.method.others == 0), 0, wanted)
         if not bool((back > 0).any()):
             return local, local.validation
         rows = local.data.rows
         in_place = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-        luck = torch.where((back > 0).to(rows.device)[:, None], mix(rows), in_place)  # as dealt, classes may lie in order
+        luck = torch.where(
+            (back > 0).to(rows.device)[:, None], mix(rows), in_place
+        )  # as dealt, classes may lie in order
         held = local.data.drawn(luck, count - back, back)
-        return replace(local, data=local.data.drawn(luck, torch.zeros_like(count), count - back)), either(local.validation, held)
+        return replace(local, data=local.data.drawn(luck, torch.zeros_like(count), count - back)), either(
+            local.validation, held
+        )
 
 
 class FedFomoServer(ServerRule):
@@ -110,7 +144,12 @@ class FedFomoServer(ServerRule):
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         best = self._best(state, ctx, ctx.cohort)
-        up = yield Exchange("train", ctx.cohort, state["models"], torch.cat([torch.full_like(ctx.cohort, -1)[:, None], best], 1))
+        up = yield Exchange(
+            "train",
+            ctx.cohort,
+            state["models"],
+            torch.cat([torch.full_like(ctx.cohort, -1)[:, None], best], 1),
+        )
         best = best[torch.isin(ctx.cohort, up.ids)]
         trained = torch.cat([ctx.initial[: ctx.wire.parameters] + up["update"], up["buffers"]], 1)
         fresh = model_memory.with_sent(state, up.ids, trained)
@@ -119,19 +158,29 @@ class FedFomoServer(ServerRule):
         affinity[place[:, None], place] = state["affinity"]
         row, column = torch.searchsorted(fresh["ids"], up.ids)[:, None].expand_as(best), best >= 0
         affinity[row[column], place[best[column]]] += up["affinity"][column]
-        tables = {"affinity": up["affinity"].double(), "sent": torch.where(column, _at(state["ids"], best), -1)}
+        tables = {
+            "affinity": up["affinity"].double(),
+            "sent": torch.where(column, _at(state["ids"], best), -1),
+        }
         return {**fresh, "affinity": affinity}, Verdict(up.ids, tables=tables)
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
-        """A client that has never sent anything has no model and no friends: it is given the mean of all that there are."""
+        """A client that has never sent anything has no model and no friends: it is given the mean of all that
+        there are."""
         yield from ()
         models = state["models"]
         mean = models.mean(0) if len(models) else ctx.initial
         first = torch.where(torch.isin(ids, state["ids"]), -1, len(models))[:, None]
-        return Exchange("deliver", ids, torch.cat([models, mean[None]]), torch.cat([first, self._best(state, ctx, ids)], 1))
+        return Exchange(
+            "deliver",
+            ids,
+            torch.cat([models, mean[None]]),
+            torch.cat([first, self._best(state, ctx, ids)], 1),
+        )
 
     def _best(self, state: State, ctx: Context, ids: Tensor) -> Tensor:
-        """[n, M]: places of the models that have served these clients best, never their own; among equals luck decides. -1: no more."""
+        """[n, M]: places of the models that have served these clients best, never their own; among equals
+        luck decides. -1: no more."""
         n, known, wanted = len(ids), len(state["ids"]), self.method.others
         affinity = torch.zeros(n, known, dtype=torch.float64)
         seen = torch.isin(ids, state["ids"])
@@ -149,16 +198,23 @@ def _at(ids: Tensor, places: Tensor) -> Tensor:
     return ids[places.clamp(min=0)] if len(ids) else torch.full_like(places, -1)
 
 
-@register("method", "fedfomo", paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021")
+@register(
+    "method",
+    "fedfomo",
+    paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021",
+)
 class FedFomo(Method):
-    """No global model: a client tries the models that have served it best on validation data of its own, and mixes what helps.
+    """No global model: a client tries the models that have served it best on validation data of its own, and
+    mixes what helps.
 
-    What travels: up to M models of others down, one model and M numbers up; a client's own model is always among those it tries, but is
-    not sent to it. Models that nobody has sent are never handed on. Validation data is `data.split.validation`; a client without it holds
-    back a part of its training samples. Nothing is reduced to one model, so an aggregator or a detector has no place here: a model that
-    hurts is weighed with 0 by whoever tries it. A client first seen late tries M models at random; one that never trained is scored with
-    the mean of all models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib the own model takes one of the M
-    places, luck does not decide among equals, and models that nobody sent may be; FedCAP's port never mixes anything."""
+    What travels: up to M models of others down, one model and M numbers up; a client's own model is always
+    among those it tries, but is not sent to it. Models that nobody has sent are never handed on. Validation
+    data is `data.split.validation`; a client without it holds back a part of its training samples. Nothing is
+    reduced to one model, so an aggregator or a detector has no place here: a model that hurts is weighed with
+    0 by whoever tries it. A client first seen late tries M models at random; one that never trained is scored
+    with the mean of all models. M is PFLlib's default (FedCAP: half of the cohort). Differences: in PFLlib
+    the own model takes one of the M places, luck does not decide among equals, and models that nobody sent
+    may be; FedCAP's port never mixes anything."""
 
     Client = FedFomoClient
     Server = FedFomoServer
@@ -167,4 +223,9 @@ class FedFomo(Method):
     reduces = False
     search: ClassVar[dict[str, tuple[float, ...]]] = {"others": (2, 5, 10)}
     others: int = setting(5, "M: how many models of others a client is sent (0: local training)", ge=0)
-    held_back: float = setting(0.2, "share of the training samples that a client without validation samples tries models on", gt=0, lt=1)
+    held_back: float = setting(
+        0.2,
+        "share of the training samples that a client without validation samples tries models on",
+        gt=0,
+        lt=1,
+    )

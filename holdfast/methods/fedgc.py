@@ -1,8 +1,9 @@
 """FedGC. Niu, Deng: Federated Learning for Face Recognition with Gradient Correction, AAAI 2022.
 
-Made for clients whose classes are people that nobody else knows: a client's head has only the classes it holds, so nothing keeps its class
-embeddings (the head's rows) apart from those of other clients. The server does: it averages the bodies, keeps every client's head, and
-takes one gradient step on a softmax that wants each embedding near its class and far from what other clients hold."""
+Made for clients whose classes are people that nobody else knows: a client's head has only the classes it
+holds, so nothing keeps its class embeddings (the head's rows) apart from those of other clients. The server
+does: it averages the bodies, keeps every client's head, and takes one gradient step on a softmax that wants
+each embedding near its class and far from what other clients hold."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from holdfast.models.heads import Around, around
 from holdfast.models.network import Network
 
 FAR = 50.0
-"""How far below all others the logit of an absent class lies: never chosen, and its loss is still a number."""
+"""How far below all others the logit of an absent class lies: never chosen, and its loss is still a
+number."""
 ROWS_AT_ONCE = 1024
 
 
@@ -74,7 +76,10 @@ class FedGCClient(ClientRule):
 
     def _whole(self, local: Local, state: State, received: Received) -> Tensor:
         """What was sent, in a model that knows the client's own classes."""
-        model, place = received.into(state["own"]).clone(), local.network.layout.under(f"{local.network.head_name}.present")
+        model, place = (
+            received.into(state["own"]).clone(),
+            local.network.layout.under(f"{local.network.head_name}.present"),
+        )
         model[:, place.to(model.device)] = (_held(local) > 0).to(model)
         return model
 
@@ -82,16 +87,21 @@ class FedGCClient(ClientRule):
 def _held(local: Local) -> Tensor:
     """[n, classes]: how many samples of each class a client trains on."""
     data, classes = local.data, linear_head(local.network.layout)[0].shape[0]
-    return local.initial.new_zeros(local.n, classes).scatter_add_(1, data.labels, data.mask.to(local.initial.dtype))
+    return local.initial.new_zeros(local.n, classes).scatter_add_(
+        1, data.labels, data.mask.to(local.initial.dtype)
+    )
 
 
 def correction(rows: Tensor, held: Tensor, alike: bool) -> Tensor:
-    """The gradient of the regulariser by the embeddings [clients, classes, d], of which clients hold some. For each that is held,
+    """The gradient of the regulariser by the embeddings [clients, classes, d], of which clients hold some.
+    For each that is held,
 
-        -log( exp(w_kc . m_c) / (exp(w_kc . m_c) + sum of exp(w_kc . w_zj) over other clients z and the classes j they hold) )
+        -log( exp(w_kc . m_c) / (exp(w_kc . m_c) + sum of exp(w_kc . w_zj) over other clients z and the
+        classes j they hold) )
 
-    where m_c is the mean embedding of class c, which is held fast: with one client for each class that is the embedding itself, as in the
-    paper. Classes that several clients hold are not driven apart, unless `alike`: then j may be c."""
+    where m_c is the mean embedding of class c, which is held fast: with one client for each class that is the
+    embedding itself, as in the paper. Classes that several clients hold are not driven apart, unless `alike`:
+    then j may be c."""
     k, c = held.nonzero(as_tuple=True)
     owned = held.to(rows.dtype)
     means = torch.einsum("kc,kcd->cd", owned, rows) / owned.sum(0).clamp(min=1)[:, None]
@@ -110,7 +120,8 @@ def correction(rows: Tensor, held: Tensor, alike: bool) -> Tensor:
 
 
 class FedGCServer(ServerRule):
-    """Average the models, and correct the heads. `models` are the head of each client in `ids` and, behind it, which classes it holds."""
+    """Average the models, and correct the heads. `models` are the head of each client in `ids` and, behind
+    it, which classes it holds."""
 
     method: FedGC
 
@@ -126,7 +137,11 @@ class FedGCServer(ServerRule):
         merged = ctx.reduce(state, up, model, verdict)
         heard = up.only(up.ids != ROOT)
         sent = (heard["update"] + model[: ctx.wire.parameters])[:, head_of(ctx)]
-        state = with_sent(without(merged.state, verdict.banned), heard.ids, torch.cat([sent, (heard["held"] > 0).to(sent)], 1))
+        state = with_sent(
+            without(merged.state, verdict.banned),
+            heard.ids,
+            torch.cat([sent, (heard["held"] > 0).to(sent)], 1),
+        )
         with ctx.timer.part("correct"):
             heads, notes = self._corrected(state, ctx, heard.ids)
         verdict = replace(merged.verdict, notes=(*merged.verdict.notes, *notes))
@@ -137,30 +152,46 @@ class FedGCServer(ServerRule):
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
     def _corrected(self, state: State, ctx: Context, heard: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-        """One step, of the heads that came in this round; those of other clients are there to keep away from."""
+        """One step, of the heads that came in this round; those of other clients are there to keep away
+        from."""
         weight, heads = linear_head(ctx.wire.layout(ctx.layout))[0], state["models"].clone()
         head = head_of(ctx).nonzero().flatten()
         rows = ((head >= weight.start) & (head < weight.stop)).nonzero().flatten()
         embeddings, held = heads[:, rows].view(len(heads), *weight.shape), heads[:, len(head) :] > 0
         gradient = correction(embeddings, held, self.method.against == "everything").flatten(1)
-        heads[:, rows] -= self.method.lam * self.method.lr * torch.where(torch.isin(state["ids"], heard)[:, None], gradient, 0.0)
+        heads[:, rows] -= (
+            self.method.lam
+            * self.method.lr
+            * torch.where(torch.isin(state["ids"], heard)[:, None], gradient, 0.0)
+        )
         if bool(torch.isfinite(heads).all()):
             return heads, ()
-        return state["models"], ("the correction is not finite: heads stay as they were sent; try a lower method.lam",)
+        return state["models"], (
+            "the correction is not finite: heads stay as they were sent; try a lower method.lam",
+        )
 
     def _sent(self, state: State, ctx: Context, asked: Exchange) -> Exchange:
         head = head_of(ctx)
-        return under_own_heads(asked, state["model"], head, state["ids"], state["models"][:, : int(head.sum())])
+        return under_own_heads(
+            asked, state["model"], head, state["ids"], state["models"][:, : int(head.sum())]
+        )
 
 
-@register("method", "fedgc", paper="Niu, Deng, Federated Learning for Face Recognition with Gradient Correction, AAAI 2022")
+@register(
+    "method",
+    "fedgc",
+    paper="Niu, Deng, Federated Learning for Face Recognition with Gradient Correction, AAAI 2022",
+)
 class FedGC(Method):
-    """Heads that know only their client's classes, which the server keeps apart by one step on a softmax of all class embeddings.
+    """Heads that know only their client's classes, which the server keeps apart by one step on a softmax of
+    all class embeddings.
 
-    Body and head travel, both ways; the body is averaged, the head comes back corrected. The head must be one linear layer. It travels at
-    full width, rows of absent classes included, and beside it how many samples of each class the client has. An absent class is never
-    chosen: a test sample of it counts as a mistake. A client first seen late starts from the averaged head. The paper has one client for
-    each class; where several hold a class, each is drawn to the class's mean, and they are not driven apart unless `against` says so."""
+    Body and head travel, both ways; the body is averaged, the head comes back corrected. The head must be one
+    linear layer. It travels at full width, rows of absent classes included, and beside it how many samples of
+    each class the client has. An absent class is never chosen: a test sample of it counts as a mistake. A
+    client first seen late starts from the averaged head. The paper has one client for each class; where
+    several hold a class, each is drawn to the class's mean, and they are not driven apart unless `against`
+    says so."""
 
     Client = FedGCClient
     Server = FedGCServer
@@ -168,7 +199,11 @@ class FedGC(Method):
     deploys = "personal"
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 10.0)}
     lam: float = setting(1.0, "strength of the correction (0: none)", ge=0)
-    lr: float = setting(0.01, "the step is lam times this, which is meant to be the clients' learning rate", ge=0)
+    lr: float = setting(
+        0.01, "the step is lam times this, which is meant to be the clients' learning rate", ge=0
+    )
     against: Literal["other-classes", "everything"] = setting(
-        "other-classes", "what an embedding is driven from: other clients' other classes, or all that they hold, its own class too"
+        "other-classes",
+        "what an embedding is driven from: other clients' other classes, or all that they hold, its own"
+        " class too",
     )

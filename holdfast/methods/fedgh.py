@@ -1,7 +1,9 @@
-"""FedGH. Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023.
+"""FedGH. Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM
+MM 2023.
 
-Clients train a model each and send what their classes look like to it: the mean features of each class. The server trains one head on these
-(mean, label) pairs and gives it to everybody. Bodies never travel, and may even differ."""
+Clients train a model each and send what their classes look like to it: the mean features of each class. The
+server trains one head on these (mean, label) pairs and gives it to everybody. Bodies never travel, and may
+even differ."""
 
 from __future__ import annotations
 
@@ -43,9 +45,15 @@ class FedGHClient(ClientRule):
         network = local.network
         fitted = local.fit(received.into(state["own"]))
         classes = head_sizes(network.layout)[0]
-        own = prototypes(network, fitted.model, local.samples, local.data, local.plan, network.head_name, classes)
+        own = prototypes(
+            network, fitted.model, local.samples, local.data, local.plan, network.head_name, classes
+        )
         kind = fitted.model.dtype
-        return {"own": fitted.model}, {"prototypes": own.means, "held": own.counts.to(kind), "loss": fitted.loss.to(kind)}
+        return {"own": fitted.model}, {
+            "prototypes": own.means,
+            "held": own.counts.to(kind),
+            "loss": fitted.loss.to(kind),
+        }
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
@@ -65,7 +73,9 @@ class FedGHServer(ServerRule):
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         up = yield ctx.ask("train", state["model"])
-        client, label = (up["held"] > 0).nonzero(as_tuple=True)  # a class that a client does not hold is no pair
+        client, label = (up["held"] > 0).nonzero(
+            as_tuple=True
+        )  # a class that a client does not hold is no pair
         with ctx.timer.part("head"):
             model = self._trained(state["model"], ctx, up["prototypes"][client, label], label)
         verdict = Verdict(up.ids, tables={"held": up["held"].double()})
@@ -75,7 +85,8 @@ class FedGHServer(ServerRule):
         return {**state, "model": model}, verdict
 
     def _trained(self, model: Tensor, ctx: Context, x: Tensor, y: Tensor) -> Tensor:
-        """Some passes of plain SGD on the cross-entropy of a linear layer, whose gradient is (softmax - y) x."""
+        """Some passes of plain SGD on the cross-entropy of a linear layer, whose gradient is (softmax - y)
+        x."""
         method, (weight, bias), out = self.method, linear_head(ctx.wire.layout(ctx.layout)), model.clone()
         w = out[weight.start : weight.stop].view(weight.shape)
         b = None if bias is None else out[bias.start : bias.stop]
@@ -93,12 +104,17 @@ def _order(key: Key, pairs: int) -> Tensor:
     return key.fold(torch.arange(pairs)).uniform(dtype=torch.float64).argsort(stable=True)
 
 
-@register("method", "fedgh", paper="Yi et al., FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023")
+@register(
+    "method",
+    "fedgh",
+    paper="Yi et al., FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023",
+)
 class FedGH(Method):
-    """Private bodies under one common head, which the server trains on the class means of the clients' features.
+    """Private bodies under one common head, which the server trains on the class means of the clients'
+    features.
 
-    Up go class means, down comes the head, which must be one linear layer. A client answers with its own body under the head it was sent
-    last; one that was not in the cohort keeps the head it trained."""
+    Up go class means, down comes the head, which must be one linear layer. A client answers with its own body
+    under the head it was sent last; one that was not in the cohort keeps the head it trained."""
 
     Client = FedGHClient
     Server = FedGHServer

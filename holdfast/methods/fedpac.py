@@ -1,9 +1,11 @@
-"""FedPAC. Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
+"""FedPAC. Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration, ICLR 2023.
 
-Clients train their head under a frozen body, then the body under the frozen head, pulled to the common prototypes of the classes (feature
-alignment). Bodies are averaged. Heads are mixed, for each client its own way: with the weights that should serve this client best, given
-how far its classes' features are from the others' (a bias) and how much the others' scatter (a variance): a small quadratic programme for
-each client (classifier collaboration)."""
+Clients train their head under a frozen body, then the body under the frozen head, pulled to the common
+prototypes of the classes (feature alignment). Bodies are averaged. Heads are mixed, for each client its own
+way: with the weights that should serve this client best, given how far its classes' features are from the
+others' (a bias) and how much the others' scatter (a variance): a small quadratic programme for each client
+(classifier collaboration)."""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from holdfast.models.features import catching, head_sizes
 
 
 def aligned(net: nn.Module, batch: Batch, *, loss: Loss, head: str | None) -> Tensor:
-    """The usual loss and lambda * the mean squared distance of the features to the common prototype of the class."""
+    """The usual loss and lambda * the mean squared distance of the features to the common prototype of the
+    class."""
     with catching(net, head) as found:
         values = loss(net, batch)
     return values + batch.aux["lam"] * apart(found[0], batch.aux["prototypes"], batch.aux["known"], batch.y)
@@ -49,7 +52,13 @@ class FedPACClient(ClientRule):
         classes, width = head_sizes(wire.model)
         features = Field("feature", (classes, width))
         held, variance = Field("count", (classes,), low=0, high=MOST_SAMPLES), Field("score", low=0)
-        return {**super().schema(task, wire), "prototypes": features, "held": held, "h": features, "variance": variance}
+        return {
+            **super().schema(task, wire),
+            "prototypes": features,
+            "held": held,
+            "h": features,
+            "variance": variance,
+        }
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         method, network, start = self.method, local.network, received.into(state["own"])
@@ -71,19 +80,30 @@ class FedPACClient(ClientRule):
 
     def _seen(self, local: Local, model: Tensor) -> Prototypes:
         network = local.network
-        return prototypes(network, model, local.samples, local.data, local.plan, network.head_name, head_sizes(network.layout)[0])
+        return prototypes(
+            network,
+            model,
+            local.samples,
+            local.data,
+            local.plan,
+            network.head_name,
+            head_sizes(network.layout)[0],
+        )
 
     def _aim(self, local: Local, start: Tensor, extra: Fields) -> Fields:
         """The common prototypes; a copy that is only trained for evaluation has none, and no pull."""
         if "known" in extra:
             return {name: extra[name].to(start) for name in ("prototypes", "known")}
         classes, width = head_sizes(local.network.layout)
-        return {"prototypes": start.new_zeros(local.n, classes, width), "known": start.new_zeros(local.n, classes)}
+        return {
+            "prototypes": start.new_zeros(local.n, classes, width),
+            "known": start.new_zeros(local.n, classes),
+        }
 
 
 def statistics(seen: Prototypes) -> tuple[Tensor, Tensor]:
-    """V [n] and h [n, classes, d] of each client: h_c = p_c mu_c, and V = (sum_c p_c E|f_c|^2 - p_c^2 |mu_c|^2) / samples, which is the
-    trace that the authors take of a d x d matrix, by lengths alone."""
+    """V [n] and h [n, classes, d] of each client: h_c = p_c mu_c, and V = (sum_c p_c E|f_c|^2 - p_c^2
+    |mu_c|^2) / samples, which is the trace that the authors take of a d x d matrix, by lengths alone."""
     samples = seen.counts.sum(1).to(seen.means.dtype)
     share = seen.counts / samples.clamp(min=1)[:, None]
     h = share[..., None] * seen.means
@@ -92,8 +112,9 @@ def statistics(seen: Prototypes) -> tuple[Tensor, Tensor]:
 
 
 def mixtures(variance: Tensor, h: Tensor, smallest: float) -> tuple[Tensor, list[int]]:
-    """Row i: the weights alpha_i of everybody's head in client i's, min a^T (diag(V) + B_i) a on the simplex, where B_i[j, l] is the sum
-    over classes of <h_i - h_j, h_i - h_l>; small weights are dropped. Also who has no answer, and keeps to its own head."""
+    """Row i: the weights alpha_i of everybody's head in client i's, min a^T (diag(V) + B_i) a on the simplex,
+    where B_i[j, l] is the sum over classes of <h_i - h_j, h_i - h_l>; small weights are dropped. Also who has
+    no answer, and keeps to its own head."""
     flat = h.flatten(1).double()
     inner, out, alone = flat @ flat.T, torch.eye(len(h), dtype=torch.float64), []
     for i in range(len(h)):
@@ -108,7 +129,8 @@ def mixtures(variance: Tensor, h: Tensor, smallest: float) -> tuple[Tensor, list
 
 
 class FedPACServer(ServerRule):
-    """Average the models; then mix a head for each client that sent one. `models` are these heads, `ids` whose they are."""
+    """Average the models; then mix a head for each client that sent one. `models` are these heads, `ids`
+    whose they are."""
 
     method: FedPAC
 
@@ -120,7 +142,9 @@ class FedPACServer(ServerRule):
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
         model = state["model"]
-        told = {name: state[name].expand(len(ctx.cohort), *state[name].shape) for name in ("prototypes", "known")}
+        told = {
+            name: state[name].expand(len(ctx.cohort), *state[name].shape) for name in ("prototypes", "known")
+        }
         asked = self._sent(state, ctx, ctx.ask("train", model, **told))
         up = yield asked
         state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model), model)
@@ -129,20 +153,30 @@ class FedPACServer(ServerRule):
         heard = heard.only(heard["held"].sum(1) > 0)  # whoever has no sample knows nothing of features
         with ctx.timer.part("heads"):
             state, verdict = self._mixed(merged.state, ctx, heard, model, merged.verdict)
-        prototypes, known = averaged(heard["prototypes"], heard["held"], self.method.weighting, state["prototypes"], state["known"])
+        prototypes, known = averaged(
+            heard["prototypes"], heard["held"], self.method.weighting, state["prototypes"], state["known"]
+        )
         return {**state, "model": merged.model, "prototypes": prototypes, "known": known}, verdict
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
         yield from ()
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
-    def _mixed(self, state: State, ctx: Context, heard: Uplink, model: Tensor, verdict: Verdict) -> tuple[State, Verdict]:
+    def _mixed(
+        self, state: State, ctx: Context, heard: Uplink, model: Tensor, verdict: Verdict
+    ) -> tuple[State, Verdict]:
         head = head_of(ctx)
         sent = heard["update"][:, head] + model[: ctx.wire.parameters][head]
         alpha, alone = mixtures(heard["variance"], heard["h"], self.method.smallest)
-        place, table = torch.isin(verdict.ids, heard.ids), torch.zeros(len(verdict.ids), len(verdict.ids), dtype=torch.float64)
+        place, table = (
+            torch.isin(verdict.ids, heard.ids),
+            torch.zeros(len(verdict.ids), len(verdict.ids), dtype=torch.float64),
+        )
         table[place.nonzero(), place.nonzero().T] = alpha
-        notes = tuple(f"client {int(heard.ids[i])} keeps to its own head: its mixture has no finite answer" for i in alone)
+        notes = tuple(
+            f"client {int(heard.ids[i])} keeps to its own head: its mixture has no finite answer"
+            for i in alone
+        )
         verdict = replace(verdict, tables={**verdict.tables, "alpha": table}, notes=(*verdict.notes, *notes))
         return with_sent(state, heard.ids, alpha.to(sent.dtype) @ sent), verdict
 
@@ -150,14 +184,20 @@ class FedPACServer(ServerRule):
         return under_own_heads(asked, state["model"], head_of(ctx), state["ids"], state["models"])
 
 
-@register("method", "fedpac", paper="Xu, Tong, Huang, Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023")
+@register(
+    "method",
+    "fedpac",
+    paper="Xu, Tong, Huang, Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023",
+)
 class FedPAC(Method):
-    """An averaged body, features aligned to common prototypes, and for each client a head mixed from everybody's by a quadratic programme.
+    """An averaged body, features aligned to common prototypes, and for each client a head mixed from
+    everybody's by a quadratic programme.
 
-    Up go the model, class means, and for the mixture a variance and the class means times the classes' shares; down come the body, the
-    client's own mixture, which the server keeps until the client is asked again, and the prototypes. A client first seen late starts from
-    the common head, which is averaged like the body. Whoever a detector turns away is in no mixture. The programme's matrix is made
-    positive by lifting its small eigenvalues."""
+    Up go the model, class means, and for the mixture a variance and the class means times the classes'
+    shares; down come the body, the client's own mixture, which the server keeps until the client is asked
+    again, and the prototypes. A client first seen late starts from the common head, which is averaged like
+    the body. Whoever a detector turns away is in no mixture. The programme's matrix is made positive by
+    lifting its small eigenvalues."""
 
     Client = FedPACClient
     Server = FedPACServer
@@ -167,5 +207,9 @@ class FedPAC(Method):
     lam: float = setting(1.0, "strength of the pull of features to the common prototype of their class", ge=0)
     head_epochs: int = setting(1, "epochs of the head, before the body's", ge=0)
     smallest: float = setting(1e-3, "weights in a mixture below this are 0", ge=0, lt=1)
-    statistics: Literal["received", "trained"] = setting("received", "which body's features the mixture goes by: before or after training")
-    weighting: Literal["samples", "equal"] = setting("samples", "how clients count in the prototype of a class they hold")
+    statistics: Literal["received", "trained"] = setting(
+        "received", "which body's features the mixture goes by: before or after training"
+    )
+    weighting: Literal["samples", "equal"] = setting(
+        "samples", "how clients count in the prototype of a class they hold"
+    )

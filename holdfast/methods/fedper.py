@@ -1,7 +1,8 @@
-"""FedPer. Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, arXiv 1912.00818, 2019.
+"""FedPer. Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, arXiv
+1912.00818, 2019.
 
-Algorithms 1 and 2: base layers W_B are averaged over clients, personalisation layers W_P,k never leave client k; a client trains both at
-once by SGD, from the W_B it was sent and its own W_P,k."""
+Algorithms 1 and 2: base layers W_B are averaged over clients, personalisation layers W_P,k never leave client
+k; a client trains both at once by SGD, from the W_B it was sent and its own W_P,k."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ class FedPerClient(KeepsTheRest):
 class FedPer(Method):
     """The backbone is averaged, every client keeps a head of its own, and both are trained at once.
 
-    Only the backbone travels (with its running statistics). A client is scored with the newest backbone under its own head; one that
-    did not take part keeps the backbone it had (`evaluate.unselected = "keep_own"`): its head has never seen the newest. A client that
-    has never trained has the newest backbone and the common start's head."""
+    Only the backbone travels (with its running statistics). A client is scored with the newest backbone under
+    its own head; one that did not take part keeps the backbone it had (`evaluate.unselected = "keep_own"`):
+    its head has never seen the newest. A client that has never trained has the newest backbone and the common
+    start's head."""
 
     Client = FedPerClient
     Server = Averaging

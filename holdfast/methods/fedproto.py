@@ -1,8 +1,10 @@
-"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across
+Heterogeneous Clients, AAAI 2022.
 
-No model travels, only what clients think a class looks like: the mean of its samples' features. The server averages these over the clients
-that hold the class, and clients train with a pull of every sample's features to the common prototype of its class. A sample is then taken
-for the class whose prototype is nearest. As long as nobody has sent any prototype, a client answers with its own head."""
+No model travels, only what clients think a class looks like: the mean of its samples' features. The server
+averages these over the clients that hold the class, and clients train with a pull of every sample's features
+to the common prototype of its class. A sample is then taken for the class whose prototype is nearest. As long
+as nobody has sent any prototype, a client answers with its own head."""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ from holdfast.models.heads import Around, around
 from holdfast.models.network import Network
 
 FAR = 50.0
-"""How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still a number."""
+"""How far below all others the logit of a class without a prototype lies: never chosen, and its loss is still
+a number."""
 
 
 class Nearest(Around):
-    """A head with prototypes in hand. In training it is the head; then it answers by the nearest prototype."""
+    """A head with prototypes in hand. In training it is the head; then it answers by the nearest
+    prototype."""
 
     prototypes: Tensor
     known: Tensor
@@ -52,7 +56,9 @@ class Nearest(Around):
         """One more step of training, whose features count if enough steps went before."""
         counts = batch.mask * (self.steps >= batch.aux["skipped"]).to(batch.mask.dtype)
         classes = torch.arange(len(self.seen), device=counts.device)
-        which = ((batch.y[:, None] == classes) * counts[:, None]).double()  # neither TF32 nor bfloat16 rounds a product in float64
+        which = (
+            (batch.y[:, None] == classes) * counts[:, None]
+        ).double()  # neither TF32 nor bfloat16 rounds a product in float64
         self.sums.add_((which.T @ features.detach().double()).to(self.sums.dtype))
         self.seen.add_(which.sum(0).to(self.seen.dtype))
         self.steps.add_(1)
@@ -68,8 +74,8 @@ class Nearest(Around):
 
 
 def pulled(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
-    """The usual loss, plus lambda * the mean squared distance of the features to the prototype of the sample's class (Eq. 7); a class that
-    has none pulls nothing."""
+    """The usual loss, plus lambda * the mean squared distance of the features to the prototype of the
+    sample's class (Eq. 7); a class that has none pulls nothing."""
     with catching(net, head) as found:
         values = loss(net, batch)
     aim = net.get_submodule(head)
@@ -89,7 +95,9 @@ class FedProtoClient(ClientRule):
         return around(module, self.head_name, partial(Nearest, by_prototype=by_prototype, adding=adding))
 
     def shared(self, network: Network, round: int) -> Tensor:
-        return network.layout.mask(lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known"))
+        return network.layout.mask(
+            lambda slot: slot.name in (f"{network.head_name}.prototypes", f"{network.head_name}.known")
+        )
 
     def init(self, local: Local) -> State:
         return {"own": local.initial}
@@ -107,16 +115,24 @@ class FedProtoClient(ClientRule):
             aux["skipped"] = self._skipped(local).to(start)
         fitted = local.fit(start, loss=loss, aux=aux)
         model, means, counts = fitted.model, *self._measured(local, fitted.model)
-        return {"own": model}, {"prototypes": means, "held": counts.to(model.dtype), "loss": fitted.loss.to(model.dtype)}
+        return {"own": model}, {
+            "prototypes": means,
+            "held": counts.to(model.dtype),
+            "loss": fitted.loss.to(model.dtype),
+        }
 
     def _measured(self, local: Local, model: Tensor) -> tuple[Tensor, Tensor]:
-        """Class means of these clients' features, and how many samples of a class they have (Eq. 3). What was added up in training is
-        taken out of the models."""
+        """Class means of these clients' features, and how many samples of a class they have (Eq. 3). What was
+        added up in training is taken out of the models."""
         network, classes = local.network, _shape(local.network.layout)[0]
         if self.method.measure == "after":
-            own = prototypes(network, model, local.samples, local.data, local.plan, network.head_name, classes)
+            own = prototypes(
+                network, model, local.samples, local.data, local.plan, network.head_name, classes
+            )
             return own.means, own.counts
-        sums, seen, steps = (network.layout.slot(f"{network.head_name}.{name}") for name in ("sums", "seen", "steps"))
+        sums, seen, steps = (
+            network.layout.slot(f"{network.head_name}.{name}") for name in ("sums", "seen", "steps")
+        )
         often = model[:, seen.start : seen.stop].clone()
         means = model[:, sums.start : sums.stop].view(-1, *sums.shape) / often.clamp(min=1)[..., None]
         for slot in (sums, seen, steps):
@@ -124,12 +140,17 @@ class FedProtoClient(ClientRule):
         return means, held(local.data, classes) * (often > 0)
 
     def _skipped(self, local: Local) -> Tensor:
-        """How many steps go before those whose features count: none, or all but the last that make an epoch."""
+        """How many steps go before those whose features count: none, or all but the last that make an
+        epoch."""
         recipe, count = local.recipe, local.count.cpu()
         if self.method.measure == "during":
             return torch.zeros_like(count)
         epoch = count // recipe.batch_size if recipe.drop_last else -(-count // recipe.batch_size)
-        total = torch.as_tensor(recipe.epochs).cpu() * epoch if recipe.steps is None else torch.as_tensor(recipe.steps).cpu()
+        total = (
+            torch.as_tensor(recipe.epochs).cpu() * epoch
+            if recipe.steps is None
+            else torch.as_tensor(recipe.steps).cpu()
+        )
         return (total - epoch).clamp(min=0)
 
     def tried(self, local: Local, state: State, received: Received) -> Tensor:
@@ -150,7 +171,9 @@ class FedProtoServer(ServerRule):
         up = yield self._sent("train", state, ctx, ctx.cohort)
         mean, known = averaged(up["prototypes"], up["held"], self.method.weighting, old, known)  # Eq. 6
         model = torch.cat([mean.flatten(), known])
-        verdict = Verdict(up.ids, tables={"held": up["held"].double(), "holders": (up["held"] > 0).sum(0).double()})
+        verdict = Verdict(
+            up.ids, tables={"held": up["held"].double(), "holders": (up["held"] > 0).sum(0).double()}
+        )
         return {**state, "model": model}, verdict
 
     def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
@@ -160,7 +183,11 @@ class FedProtoServer(ServerRule):
     def _sent(self, task: str, state: State, ctx: Context, ids: Tensor) -> Exchange:
         """The prototypes; before there are any, nothing."""
         known = _parts(state["model"], _shape(ctx.layout))[1]
-        return broadcast(task, state["model"], ids) if bool(known.any()) else nothing(task, ids, ctx.initial.dtype)
+        return (
+            broadcast(task, state["model"], ids)
+            if bool(known.any())
+            else nothing(task, ids, ctx.initial.dtype)
+        )
 
     def global_model(self, state: State) -> None:
         return None
@@ -177,17 +204,24 @@ def _parts(model: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return prototypes.view(shape), known
 
 
-@register("method", "fedproto", paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022")
+@register(
+    "method",
+    "fedproto",
+    paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+)
 class FedProto(Method):
-    """Only class prototypes travel: mean features, averaged over those who hold the class, that everybody's features are pulled to.
+    """Only class prototypes travel: mean features, averaged over those who hold the class, that everybody's
+    features are pulled to.
 
-    A sample is taken for the class with the nearest common prototype (`predict = "head"`: for what the client's own head says). Before any
-    prototype exists, the head decides; a class without a prototype is never chosen. A client outside the cohort goes by the prototypes it
-    was sent last. The pull is a mean over features, as in the common code, so `lam` does not depend on their number.
+    A sample is taken for the class with the nearest common prototype (`predict = "head"`: for what the
+    client's own head says). Before any prototype exists, the head decides; a class without a prototype is
+    never chosen. A client outside the cohort goes by the prototypes it was sent last. The pull is a mean over
+    features, as in the common code, so `lam` does not depend on their number.
 
-    A client's prototypes are means of the features that its trained model makes of its samples (Eq. 3). `measure = "during"` takes those
-    that every batch of the local training had in its own step instead, under the model before that step, in training mode and augmented
-    as it was, over all epochs (PFLlib); `last-epoch` those of the last as many steps as an epoch has (the authors' code)."""
+    A client's prototypes are means of the features that its trained model makes of its samples (Eq. 3).
+    `measure = "during"` takes those that every batch of the local training had in its own step instead, under
+    the model before that step, in training mode and augmented as it was, over all epochs (PFLlib);
+    `last-epoch` those of the last as many steps as an epoch has (the authors' code)."""
 
     Client = FedProtoClient
     Server = FedProtoServer
@@ -195,9 +229,19 @@ class FedProto(Method):
     deploys = "personal"
     reduces = False
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}
-    lam: float = setting(1.0, "strength of the pull of features to the common prototype of their class (0: local training)", ge=0)
-    measure: Literal["after", "during", "last-epoch"] = setting(
-        "after", "prototypes of all samples by the trained model, or of the training batches, each in its own step, all or the last epoch's"
+    lam: float = setting(
+        1.0,
+        "strength of the pull of features to the common prototype of their class (0: local training)",
+        ge=0,
     )
-    predict: Literal["prototype", "head"] = setting("prototype", "what answers: the nearest common prototype, or the client's own head")
-    weighting: Literal["equal", "samples"] = setting("equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)")
+    measure: Literal["after", "during", "last-epoch"] = setting(
+        "after",
+        "prototypes of all samples by the trained model, or of the training batches, each in its own step,"
+        " all or the last epoch's",
+    )
+    predict: Literal["prototype", "head"] = setting(
+        "prototype", "what answers: the nearest common prototype, or the client's own head"
+    )
+    weighting: Literal["equal", "samples"] = setting(
+        "equal", "clients that hold a class count alike (code), or by samples of it (Eq. 6)"
+    )

@@ -1,5 +1,6 @@
-"""FedProx. Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
-Eq. 2: each client minimises F_k(w) + mu/2 ||w - w_t||^2, so a step is w <- w - eta (grad F_k(w) + mu (w - w_t))."""
+"""FedProx. Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks,
+MLSys 2020. Eq. 2: each client minimises F_k(w) + mu/2 ||w - w_t||^2, so a step is w <- w - eta (grad F_k(w) +
+mu (w - w_t))."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ class FedProxClient(ClientRule):
         return state, local.report(fitted.model, received, fitted)
 
 
-@register("method", "fedprox", paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020")
+@register(
+    "method", "fedprox", paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+)
 class FedProx(Method):
     """FedAvg whose clients are pulled back to the received model, so that heterogeneous data drift less."""
 
     Client = FedProxClient
     Server = Averaging
     search = {"mu": (0.001, 0.01, 0.1, 1.0)}
-    mu: float = setting(0.1, "strength of the pull to the received model (paper: 0.001 to 1; 0 is FedAvg)", ge=0)
+    mu: float = setting(
+        0.1, "strength of the pull to the received model (paper: 0.001 to 1; 0 is FedAvg)", ge=0
+    )

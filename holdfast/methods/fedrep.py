@@ -1,7 +1,8 @@
-"""FedRep. Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
+"""FedRep. Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized
+Federated Learning, ICML 2021.
 
-Algorithm 1: client k first fits its head h_k to the representation phi that it was sent, by many steps; then it moves phi, under the
-head it has now; only phi is averaged."""
+Algorithm 1: client k first fits its head h_k to the representation phi that it was sent, by many steps; then
+it moves phi, under the head it has now; only phi is averaged."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class FedRepClient(ClientRule):
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         head, start = local.network.head, received.into(state["own"])
-        headed = fit_part(local, start, head, purpose="head", epochs=self.method.head_epochs).model  # h_k, phi frozen
+        headed = fit_part(
+            local, start, head, purpose="head", epochs=self.method.head_epochs
+        ).model  # h_k, phi frozen
         fitted = fit_part(local, headed, ~head)  # phi, h_k frozen
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
@@ -46,14 +49,20 @@ class FedRepClient(ClientRule):
 
 @register("method", "fedrep", paper=PAPER)
 class FedRep(Method):
-    """As fedper, but one after the other: the head under the received backbone, then the backbone under that head.
+    """As fedper, but one after the other: the head under the received backbone, then the backbone under that
+    head.
 
-    Only the backbone travels. `train.local_epochs` (or `local_steps`) are the backbone's; the paper has 10 epochs for the head and 1 for
-    the backbone, PFLlib 1 for the head. While one part is trained, the other stays to the last number, running statistics included."""
+    Only the backbone travels. `train.local_epochs` (or `local_steps`) are the backbone's; the paper has 10
+    epochs for the head and 1 for the backbone, PFLlib 1 for the head. While one part is trained, the other
+    stays to the last number, running statistics included."""
 
     Client = FedRepClient
     Server = Averaging
     models = ("personal",)
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"head_epochs": (1, 5, 10)}
-    head_epochs: int = setting(10, "epochs for the head before the backbone is trained (paper: 10, PFLlib: 1; 0: heads never move)", ge=0)
+    head_epochs: int = setting(
+        10,
+        "epochs for the head before the backbone is trained (paper: 10, PFLlib: 1; 0: heads never move)",
+        ge=0,
+    )

@@ -1,8 +1,10 @@
-"""FedRoD. Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
+"""FedRoD. Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR
+2022.
 
-One body, two heads. Body and generic head are trained as if all classes were equally frequent (balanced softmax: log n_c is added to
-the logits) and averaged: together they are the global model. The personal head never leaves its client and learns, on features that it
-does not change, what to add to the generic logits: the plain loss of their sum. That sum is the personal prediction."""
+One body, two heads. Body and generic head are trained as if all classes were equally frequent (balanced
+softmax: log n_c is added to the logits) and averaged: together they are the global model. The personal head
+never leaves its client and learns, on features that it does not change, what to add to the generic logits:
+the plain loss of their sum. That sum is the personal prediction."""
 
 from __future__ import annotations
 
@@ -26,12 +28,13 @@ from holdfast.models.pair import loss_with
 from holdfast.models.proxy_module import StandIn
 
 NOBODY = 1e-30
-"""In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity gets into a loss."""
+"""In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity
+gets into a loss."""
 
 
 class TwoHeads(StandIn):
-    """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common start, and with it every
-    global model, has 0: there only the generic one is heard."""
+    """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common
+    start, and with it every global model, has 0: there only the generic one is heard."""
 
     stands_for = "generic"
     voice: Tensor
@@ -46,13 +49,22 @@ class TwoHeads(StandIn):
 
 
 def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tensor:
-    """The experiment's loss twice: of the generic logits with the classes' counts, and of the sum, which reaches the personal head
-    alone, whatever else the loss looks at."""
+    """The experiment's loss twice: of the generic logits with the classes' counts, and of the sum, which
+    reaches the personal head alone, whatever else the loss looks at."""
     generic, personal = _logits(net, batch.x, head)
     counts = batch.aux["log_counts"]
-    counts = F.pad(counts, (0, generic.shape[-1] - counts.shape[-1]), value=math.log(NOBODY))  # outputs that no label ever has
-    still = {f"net.{name}": value.detach() for name, value in net.named_parameters() if not name.startswith(f"{head}.personal.")}
-    balanced, summed = loss(Answered(net, generic + counts), batch), Answered(net, generic.detach() + personal)
+    counts = F.pad(
+        counts, (0, generic.shape[-1] - counts.shape[-1]), value=math.log(NOBODY)
+    )  # outputs that no label ever has
+    still = {
+        f"net.{name}": value.detach()
+        for name, value in net.named_parameters()
+        if not name.startswith(f"{head}.personal.")
+    }
+    balanced, summed = (
+        loss(Answered(net, generic + counts), batch),
+        Answered(net, generic.detach() + personal),
+    )
     return balanced + loss_with(summed, still, loss, batch)
 
 
@@ -74,7 +86,9 @@ def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
     heads = net.get_submodule(head)
     said: dict[str, Tensor] = {}
     handles = [
-        getattr(heads, name).register_forward_hook(lambda module, inputs, answer, name=name: said.__setitem__(name, answer))
+        getattr(heads, name).register_forward_hook(
+            lambda module, inputs, answer, name=name: said.__setitem__(name, answer)
+        )
         for name in ("generic", "personal")
     ]
     try:
@@ -83,7 +97,9 @@ def _logits(net: nn.Module, x: Tensor, head: str) -> tuple[Tensor, Tensor]:
         for handle in handles:
             handle.remove()
     if not said:
-        raise ConfigError(f"model: the forward pass never calls the head '{head}' as a module, as in self.{head}(features)")
+        raise ConfigError(
+            f"model: the forward pass never calls the head '{head}' as a module, as in self.{head}(features)"
+        )
     return said["generic"], said["personal"]
 
 
@@ -92,7 +108,9 @@ class FedRodClient(ClientRule):
 
     def network(self, module: nn.Module) -> nn.Module:
         if not self.head_name:
-            raise ConfigError("model: fedrod needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+            raise ConfigError(
+                "model: fedrod needs a head; name the submodule, as in holdfast.Model(module, head='fc')"
+            )
         parent, _, name = self.head_name.rpartition(".")
         setattr(module.get_submodule(parent), name, TwoHeads(module.get_submodule(self.head_name)))
         return module
@@ -120,18 +138,26 @@ def _voice(network: Network) -> Tensor:
 def log_counts(local: Local) -> Tensor:
     """[n, classes]: log n_c of the labels that a client trains on, flipped ones as they are."""
     data, classes = local.data, local.samples.classes
-    count = local.initial.new_zeros(local.n, classes).scatter_add_(1, data.labels, data.mask.to(local.initial.dtype))
+    count = local.initial.new_zeros(local.n, classes).scatter_add_(
+        1, data.labels, data.mask.to(local.initial.dtype)
+    )
     return count.clamp(min=NOBODY).log()
 
 
-@register("method", "fedrod", paper="Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, ICLR 2022")
+@register(
+    "method",
+    "fedrod",
+    paper="Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, ICLR 2022",
+)
 class FedRod(Method):
-    """One body with two heads: a generic one for all classes alike, which is averaged, and a private one for what the client has.
+    """One body with two heads: a generic one for all classes alike, which is averaged, and a private one for
+    what the client has.
 
-    Body and generic head travel, one model down and one up; the personal head starts as a copy of the generic one, is built around any
-    model whose head is named, and never leaves. `global` is the generic prediction, `personal` the sum of both heads (FedCAP's tables
-    take the better of the two); a client that never trained has no voice of its own yet and predicts by the generic head. A class that a
-    client does not have is left out of its balanced softmax. This is the paper's linear version, without the hypernetwork."""
+    Body and generic head travel, one model down and one up; the personal head starts as a copy of the generic
+    one, is built around any model whose head is named, and never leaves. `global` is the generic prediction,
+    `personal` the sum of both heads (FedCAP's tables take the better of the two); a client that never trained
+    has no voice of its own yet and predicts by the generic head. A class that a client does not have is left
+    out of its balanced softmax. This is the paper's linear version, without the hypernetwork."""
 
     Client = FedRodClient
     Server = Averaging

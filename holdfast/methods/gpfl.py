@@ -1,10 +1,11 @@
-"""GPFL. Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature Information for
-Personalized Federated Learning, ICCV 2023.
+"""GPFL. Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized
+Feature Information for Personalized Federated Learning, ICCV 2023.
 
-A conditional valve between the body and the head turns features into two versions by scaling and shifting them: a generic one, under the
-mean of common class embeddings, and a personal one, under their mean by the client's own class shares. The head, which is private, is given
-the personal version. The generic one is guided by the embeddings, which are trained too: in its angle, by a softmax of cosines, and in its
-length, by the distance to the embedding of the label as it was received. Body, valve and embeddings are averaged."""
+A conditional valve between the body and the head turns features into two versions by scaling and shifting
+them: a generic one, under the mean of common class embeddings, and a personal one, under their mean by the
+client's own class shares. The head, which is private, is given the personal version. The generic one is
+guided by the embeddings, which are trained too: in its angle, by a softmax of cosines, and in its length, by
+the distance to the embedding of the label as it was received. Body, valve and embeddings are averaged."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ from holdfast.models.network import Network
 
 
 class Valve(Around):
-    """A head behind a conditional valve. The conditions are no parameters: a client works them out from the embeddings it receives."""
+    """A head behind a conditional valve. The conditions are no parameters: a client works them out from the
+    embeddings it receives."""
 
     generic: Tensor
     personal: Tensor
 
     def __init__(self, head: nn.Module, classes: int, features: int):
         super().__init__(head)
-        self.scale, self.shift = (nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.LayerNorm(features)) for _ in range(2))
+        self.scale, self.shift = (
+            nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.LayerNorm(features)) for _ in range(2)
+        )
         self.embedding = nn.Parameter(torch.randn(classes, features))
         self.register_buffer("generic", torch.zeros(features))
         self.register_buffer("personal", torch.zeros(features))
@@ -47,7 +51,8 @@ class Valve(Around):
 
 
 def guided(net: nn.Module, batch: Batch, *, loss: Loss, head: str, length: str) -> Tensor:
-    """The usual loss of the personal version, the generic one's guidance in angle and length, and the decay of valve and embeddings."""
+    """The usual loss of the personal version, the generic one's guidance in angle and length, and the decay
+    of valve and embeddings."""
     with catching(net, head) as found:
         values = loss(net, batch)
     valve, aux = net.get_submodule(head), batch.aux
@@ -56,8 +61,15 @@ def guided(net: nn.Module, batch: Batch, *, loss: Loss, head: str, length: str) 
     cosines = F.normalize(generic) @ F.normalize(valve.embedding).T
     off = (generic - aux["embedding"][batch.y]) * batch.mask[:, None]
     far = torch.linalg.vector_norm(off) if length == "batch" else torch.linalg.vector_norm(off, dim=1)
-    decay = sum(p.square().sum() for p in (valve.embedding, *valve.scale.parameters(), *valve.shift.parameters()))
-    return values + F.cross_entropy(cosines, batch.y, reduction="none") + aux["lam"] * far + aux["mu"] / 2 * decay
+    decay = sum(
+        p.square().sum() for p in (valve.embedding, *valve.scale.parameters(), *valve.shift.parameters())
+    )
+    return (
+        values
+        + F.cross_entropy(cosines, batch.y, reduction="none")
+        + aux["lam"] * far
+        + aux["mu"] / 2 * decay
+    )
 
 
 class GPFLClient(ClientRule):
@@ -70,7 +82,9 @@ class GPFLClient(ClientRule):
 
     def shared(self, network: Network, round: int) -> Tensor:
         head, layout = network.head_name, network.layout
-        return ~(layout.under(f"{head}.inner") | layout.under(f"{head}.generic") | layout.under(f"{head}.personal"))
+        return ~(
+            layout.under(f"{head}.inner") | layout.under(f"{head}.generic") | layout.under(f"{head}.personal")
+        )
 
     def init(self, local: Local) -> State:
         return {"own": local.initial}
@@ -90,7 +104,8 @@ class GPFLClient(ClientRule):
         return self.handed(local, state["own"], received)
 
     def handed(self, local: Local, own: Tensor, received: Received) -> Tensor:
-        """Each client's model with what it was sent, and the conditions that follow from it; one that was sent nothing stays as it is."""
+        """Each client's model with what it was sent, and the conditions that follow from it; one that was
+        sent nothing stays as it is."""
         layout, head = local.network.layout, local.network.head_name
         model = received.into(own).clone()
         views, has = layout.unflatten(model), received.has.to(model.device)[:, None]
@@ -105,23 +120,36 @@ class GPFLClient(ClientRule):
 def shares(local: Local, classes: int) -> Tensor:
     """[n, classes]: which part of a client's samples each class is; zeros for a client that has none."""
     data = local.data
-    count = local.initial.new_zeros(local.n, classes).scatter_add_(1, data.labels, data.mask.to(local.initial.dtype))
+    count = local.initial.new_zeros(local.n, classes).scatter_add_(
+        1, data.labels, data.mask.to(local.initial.dtype)
+    )
     return count / count.sum(1, keepdim=True).clamp(min=1)
 
 
-@register("method", "gpfl", paper="Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information, ICCV 2023")
+@register(
+    "method",
+    "gpfl",
+    paper=(
+        "Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information, ICCV 2023"
+    ),
+)
 class GPFL(Method):
-    """A conditional valve makes a generic and a personal version of the features; common class embeddings guide the generic one.
+    """A conditional valve makes a generic and a personal version of the features; common class embeddings
+    guide the generic one.
 
-    Body, valve and embeddings travel and are averaged; the head is private, and so are the two conditions of the valve, which a client
-    works out anew whenever it receives embeddings. The valve is built around any model whose head is named. `lam` and `mu` are those of
-    the common code; the paper tunes both."""
+    Body, valve and embeddings travel and are averaged; the head is private, and so are the two conditions of
+    the valve, which a client works out anew whenever it receives embeddings. The valve is built around any
+    model whose head is named. `lam` and `mu` are those of the common code; the paper tunes both."""
 
     Client = GPFLClient
     Server = Averaging
     models = ("personal",)
     deploys = "personal"
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.001, 0.01, 0.1, 1.0), "mu": (0.0, 0.001, 0.1)}
-    lam: float = setting(1.0, "strength of the guidance in length: distance of generic features to the label's embedding", ge=0)
+    lam: float = setting(
+        1.0, "strength of the guidance in length: distance of generic features to the label's embedding", ge=0
+    )
     mu: float = setting(0.0, "weight decay of valve and embeddings, beside the usual one", ge=0)
-    length: Literal["batch", "sample"] = setting("batch", "that distance: of a batch as one long vector (code), or the mean over samples")
+    length: Literal["batch", "sample"] = setting(
+        "batch", "that distance: of a batch as one long vector (code), or the mean over samples"
+    )

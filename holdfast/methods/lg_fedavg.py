@@ -1,8 +1,8 @@
-"""LG-FedAvg. Liang, Liu, Ziyin, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning with Local and Global
-Representations, NeurIPS 2019 workshop on federated learning (arXiv 2001.01523).
+"""LG-FedAvg. Liang, Liu, Ziyin, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning with
+Local and Global Representations, NeurIPS 2019 workshop on federated learning (arXiv 2001.01523).
 
-Client k keeps its representation l_k (the lower layers) for itself; the global model g on top, the head, is averaged. Both are
-trained at once, from the g that was sent and the own l_k."""
+Client k keeps its representation l_k (the lower layers) for itself; the global model g on top, the head, is
+averaged. Both are trained at once, from the g that was sent and the own l_k."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from holdfast.methods.base import Method
 from holdfast.methods.partial_sharing import KeepsTheRest
 from holdfast.models.network import Network
 
-PAPER = "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, arXiv 2001.01523, 2019"
+PAPER = (
+    "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations,"
+    " arXiv 2001.01523, 2019"
+)
 
 
 class LgFedAvgClient(KeepsTheRest):
@@ -28,8 +31,9 @@ class LgFedAvgClient(KeepsTheRest):
 class LgFedAvg(Method):
     """The head is averaged, every client keeps a backbone of its own: hardly anything travels.
 
-    The paper starts from a model that FedAvg has trained before: train it, save it, and name the file by `model.weights`. From a random
-    start, as in PFLlib, a client that has never trained has a random backbone."""
+    The paper starts from a model that FedAvg has trained before: train it, save it, and name the file by
+    `model.weights`. From a random start, as in PFLlib, a client that has never trained has a random
+    backbone."""
 
     Client = LgFedAvgClient
     Server = Averaging

@@ -1,4 +1,5 @@
-"""Local training: every client alone; no model is sent, only the training loss. The yardstick that any federation has to beat."""
+"""Local training: every client alone; no model is sent, only the training loss. The yardstick that any
+federation has to beat."""
 
 from __future__ import annotations
 
@@ -55,11 +56,14 @@ class Silent(ServerRule):
 
 @register("method", "local")
 class LocalTraining(Method):
-    """Every client trains alone and no model travels, only its training loss: what one has without a federation."""
+    """Every client trains alone and no model travels, only its training loss: what one has without a
+    federation."""
 
     Client = LocalClient
     Server = Silent
     models = ("personal",)
     deploys = "personal"
     reduces = False
-    everyone: bool = setting(False, "train all available clients in every round, not only the cohort (FedCAP's tables do)")
+    everyone: bool = setting(
+        False, "train all available clients in every round, not only the cohort (FedCAP's tables do)"
+    )

@@ -1,6 +1,8 @@
-"""A server's memory of the clients' last models, for methods that send clients each other's models instead of one average.
+"""A server's memory of the clients' last models, for methods that send clients each other's models instead of
+one average.
 
-It is two tensors of the server's state: `ids`, sorted, and `models`, one row for each. Only what a client has sent is ever in it."""
+It is two tensors of the server's state: `ids`, sorted, and `models`, one row for each. Only what a client has
+sent is ever in it."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def empty(ctx: Context) -> State:
 
 
 def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
-    """The state after these clients have sent these models: in place of their earlier ones, or as new rows."""
+    """The state after these clients have sent these models: in place of their earlier ones, or as new
+    rows."""
     everybody = torch.cat([state["ids"], ids]).unique()
     fresh = models.new_zeros(len(everybody), models.shape[1])
     fresh[torch.searchsorted(everybody, state["ids"])] = state["models"]
@@ -29,7 +32,11 @@ def with_sent(state: State, ids: Tensor, models: Tensor) -> State:
 def without(state: State, ids: Iterable[int]) -> State:
     """The state after these clients were banned: nothing of theirs is to be handed on."""
     stays = ~torch.isin(state["ids"], torch.tensor([*ids], dtype=torch.int64))
-    return state if bool(stays.all()) else {**state, "ids": state["ids"][stays], "models": state["models"][stays]}
+    return (
+        state
+        if bool(stays.all())
+        else {**state, "ids": state["ids"][stays], "models": state["models"][stays]}
+    )
 
 
 def last(state: State, ids: Tensor, otherwise: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""For servers that keep a head for every client: the common model travels under the client's own head, and comes back from there."""
+"""For servers that keep a head for every client: the common model travels under the client's own head, and
+comes back from there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def head_of(ctx: Context) -> Tensor:
 
 
 def under_own_heads(asked: Exchange, model: Tensor, head: Tensor, ids: Tensor, heads: Tensor) -> Exchange:
-    """The request with the model under each client's own head, of those in `ids`, which are sorted; others get the model as it is."""
+    """The request with the model under each client's own head, of those in `ids`, which are sorted; others
+    get the model as it is."""
     known, pick = torch.isin(asked.to, ids), torch.zeros(len(asked.to), dtype=torch.int64)
     pick[known] = torch.arange(1, int(known.sum()) + 1)
     bank = model.repeat(int(known.sum()) + 1, 1)
@@ -30,7 +32,8 @@ def under_own_heads(asked: Exchange, model: Tensor, head: Tensor, ids: Tensor, h
 
 
 def as_of_one_model(up: Uplink, asked: Exchange, model: Tensor) -> Uplink:
-    """Updates as of the common model, although each client came from a head of its own: rules compare and average what they are given."""
+    """Updates as of the common model, although each client came from a head of its own: rules compare and
+    average what they are given."""
     p = up["update"].shape[1]
     came_from = asked.bank[asked.pick[torch.isin(asked.to, up.ids), 0], :p]
     return replace(up, fields={**up.fields, "update": up["update"] + (came_from - model[:p])})

@@ -1,8 +1,8 @@
 """pFedMe. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
-Client i's own model is theta_i(w) = argmin f_i(theta) + lambda/2 ||theta - w||^2, and w follows the gradient of the value of
-that, lambda (w - theta_i(w)). Algorithm 1: on each batch, theta is found by K gradient steps; then w_i <- w_i - eta lambda (w_i - theta);
-the server mixes: w <- (1 - beta) w + beta mean of w_i."""
+Client i's own model is theta_i(w) = argmin f_i(theta) + lambda/2 ||theta - w||^2, and w follows the gradient
+of the value of that, lambda (w - theta_i(w)). Algorithm 1: on each batch, theta is found by K gradient steps;
+then w_i <- w_i - eta lambda (w_i - theta); the server mixes: w <- (1 - beta) w + beta mean of w_i."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ def of_theta(net: Pair, batch: Batch, *, loss: Loss) -> Tensor:
 
 
 def envelope_step(
-    gradient: Callable[[Tensors, Batch], Tensors], params: Tensors, batch: Batch, lr: Tensor, *, names: tuple[str, ...], inner: int
+    gradient: Callable[[Tensors, Batch], Tensors],
+    params: Tensors,
+    batch: Batch,
+    lr: Tensor,
+    *,
+    names: tuple[str, ...],
+    inner: int,
 ) -> Tensors:
     """One batch of Algorithm 1: theta from w by `inner` steps, then w towards theta."""
     lam, rate = batch.aux["lam"], batch.aux["inner_lr"]
@@ -39,9 +45,16 @@ def envelope_step(
     theta = w
     for _ in range(inner):
         grads = gradient({**params, **{f"{OWN}.{name}": value for name, value in theta.items()}}, batch)
-        theta = {name: value - rate * (grads[f"{OWN}.{name}"] + lam * (value - w[name])) for name, value in theta.items()}
+        theta = {
+            name: value - rate * (grads[f"{OWN}.{name}"] + lam * (value - w[name]))
+            for name, value in theta.items()
+        }
     moved = {name: value - lr * lam * (value - theta[name]) for name, value in w.items()}
-    return {**params, **{f"{OWN}.{k}": v for k, v in theta.items()}, **{f"{SHARED}.{k}": v for k, v in moved.items()}}
+    return {
+        **params,
+        **{f"{OWN}.{k}": v for k, v in theta.items()},
+        **{f"{SHARED}.{k}": v for k, v in moved.items()},
+    }
 
 
 class PFedMeClient(ClientRule):
@@ -72,12 +85,19 @@ class PFedMeClient(ClientRule):
         trained = [slot.name for slot in layout.slots if not slot.buffer and not slot.frozen]
         names = tuple(name.removeprefix(f"{OWN}.") for name in trained if name.startswith(f"{OWN}."))
         fitted = local.fit(
-            start, loss=partial(of_theta, loss=local.recipe.loss), step=partial(envelope_step, names=names, inner=self.method.inner_steps),
-            aux={"lam": local.settings.lam.to(start.dtype), "inner_lr": local.settings.inner_lr.to(start.dtype)},
-        )  # fmt: skip
+            start,
+            loss=partial(of_theta, loss=local.recipe.loss),
+            step=partial(envelope_step, names=names, inner=self.method.inner_steps),
+            aux={
+                "lam": local.settings.lam.to(start.dtype),
+                "inner_lr": local.settings.inner_lr.to(start.dtype),
+            },
+        )
         mine = taken(fitted.model, theta)
         buffers = (w >= layout.parameters).nonzero().flatten()
-        sent = filled(fitted.model, w[buffers], taken(mine, buffers))  # the batches went through theta: its running statistics are w's too
+        sent = filled(
+            fitted.model, w[buffers], taken(mine, buffers)
+        )  # the batches went through theta: its running statistics are w's too
         return {"theta": mine}, local.report(sent, received, fitted)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:
@@ -103,17 +123,22 @@ class PFedMeServer(ServerRule):
 class PFedMe(Method):
     """A common model that is good to start from, and private ones that are found within reach of it.
 
-    Only the common model travels. Each local step solves a small problem by `inner_steps` passes over one batch, so a round costs that
-    many times FedAvg's; `inner_lr` times `lam`, and `train.lr` times `lam`, should stay below 2. The steps are the paper's: momentum and
-    weight decay of [train] play no part. theta starts from w on every batch; the authors' code goes on from the last batch's theta.
-    One inner step with inner_lr = 1 / lam and beta = 1 is FedAvg."""
+    Only the common model travels. Each local step solves a small problem by `inner_steps` passes over one
+    batch, so a round costs that many times FedAvg's; `inner_lr` times `lam`, and `train.lr` times `lam`,
+    should stay below 2. The steps are the paper's: momentum and weight decay of [train] play no part. theta
+    starts from w on every batch; the authors' code goes on from the last batch's theta. One inner step with
+    inner_lr = 1 / lam and beta = 1 is FedAvg."""
 
     Client = PFedMeClient
     Server = PFedMeServer
     models = ("global", "personal")
     deploys = "personal"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lam": (5.0, 15.0, 30.0), "beta": (1.0, 2.0)}
-    lam: float = setting(15.0, "how strongly the private model is held near the common one (paper: 15 to 30)", gt=0)
+    lam: float = setting(
+        15.0, "how strongly the private model is held near the common one (paper: 15 to 30)", gt=0
+    )
     inner_lr: float = setting(0.01, "learning rate of the private model (PFLlib: 0.01)", gt=0)
     inner_steps: int = setting(5, "K: gradient steps for the private model on each batch (paper: 5)", ge=1)
-    beta: float = setting(1.0, "how far the server moves to the average; more than 1 goes beyond it (paper: 1 or 2)", gt=0)
+    beta: float = setting(
+        1.0, "how far the server moves to the average; more than 1 goes beyond it (paper: 1 or 2)", gt=0
+    )

@@ -13,4 +13,15 @@ from holdfast.models.resnet18 import ResNet18
 from holdfast.models.text_cnn import TextCnn
 from holdfast.models.text_mean import TextMean
 
-__all__ = ["Cnn512", "CnnBn", "FedCapCnn", "LeNet", "Mlp", "NetworkPart", "ResNet18", "Split", "TextCnn", "TextMean"]
+__all__ = [
+    "Cnn512",
+    "CnnBn",
+    "FedCapCnn",
+    "LeNet",
+    "Mlp",
+    "NetworkPart",
+    "ResNet18",
+    "Split",
+    "TextCnn",
+    "TextMean",
+]

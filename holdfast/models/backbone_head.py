@@ -24,14 +24,16 @@ def image_shape(model: str, sample_shape: tuple[int, ...]) -> tuple[int, int, in
     """The shape as (channels, height, width), or a refusal that names the model."""
     if len(sample_shape) != 3:
         raise ConfigError(
-            f"model '{model}' needs images [channels, height, width], but a sample has shape {list(sample_shape)}; 'mlp' takes any shape"
+            f"model '{model}' needs images [channels, height, width], but a sample has shape"
+            f" {list(sample_shape)}; 'mlp' takes any shape"
         )
     channels, height, width = sample_shape
     return channels, height, width
 
 
 def widths(given: Any) -> Any:
-    """For settings that are one layer width or a list of them; keeps a single number as it is and makes lists immutable."""
+    """For settings that are one layer width or a list of them; keeps a single number as it is and makes lists
+    immutable."""
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in listed):
         raise ValueError(f"expected a whole number of at least 1, or a list of them, not {given!r}")

@@ -1,4 +1,5 @@
-"""What every network that is chosen by name has: the kinds of samples it reads, and a file that it may start from."""
+"""What every network that is chosen by name has: the kinds of samples it reads, and a file that it may start
+from."""
 
 from __future__ import annotations
 
@@ -10,19 +11,28 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Part, parts, setting
 
 Kind = Literal["images", "windows", "tables", "words"]
-"""[channels, height, width]; [channels, length], as sensors record it; numbers of any other shape; hashes of a text's words."""
+"""[channels, height, width]; [channels, length], as sensors record it; numbers of any other shape; hashes of
+a text's words."""
 _NEEDS: dict[str, str] = {
-    "images": "images [channels, height, width]", "windows": "windows [channels, length]", "tables": "numbers", "words": "words of a text",
-}  # fmt: skip
+    "images": "images [channels, height, width]",
+    "windows": "windows [channels, length]",
+    "tables": "numbers",
+    "words": "words of a text",
+}
 _OF_THE_START = {"weights", "weights_head"}
 
 
 class NetworkPart(Part):
-    """Builds a `Split`. Where its start comes from is no part of what it is: experiments that differ in that are trained together."""
+    """Builds a `Split`. Where its start comes from is no part of what it is: experiments that differ in that
+    are trained together."""
 
     reads: ClassVar[tuple[Kind, ...]] = ("images",)
-    weights: str | None = setting(None, "start from this safetensors file, with tensors by the model's own names; none: a fresh start")
-    weights_head: Literal["file", "fresh"] = setting("file", "the head's start: from that file too, or fresh, as for other classes")
+    weights: str | None = setting(
+        None, "start from this safetensors file, with tensors by the model's own names; none: a fresh start"
+    )
+    weights_head: Literal["file", "fresh"] = setting(
+        "file", "the head's start: from that file too, or fresh, as for other classes"
+    )
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
         raise TypeError(f"{type(self).__name__} does not say how it is built")
@@ -40,11 +50,16 @@ def kind_of(sample_shape: tuple[int, ...], words: bool) -> Kind:
 
 
 def check_reads(part: Part, sample_shape: tuple[int, ...], words: bool = False) -> None:
-    """Refuse samples that the network cannot read, and name those that can; a plug-in's network that says nothing may read anything."""
+    """Refuse samples that the network cannot read, and name those that can; a plug-in's network that says
+    nothing may read anything."""
     kind, reads = kind_of(sample_shape, words), getattr(part, "reads", None)
     if reads is None or kind in reads:
         return
     able = [name for name, other in parts("model").items() if kind in getattr(other, "reads", ())]
-    have = f"a sample is a text of {sample_shape[0]} words" if words else f"a sample has shape {list(sample_shape)}"
+    have = (
+        f"a sample is a text of {sample_shape[0]} words"
+        if words
+        else f"a sample has shape {list(sample_shape)}"
+    )
     needs = _NEEDS["tables"] if "tables" in reads else " or ".join(_NEEDS[need] for need in reads)
     raise ConfigError(f"model '{part.name}' needs {needs}, but {have}; try {', '.join(able)}")

@@ -18,7 +18,8 @@ def axis_of(network: Network, name: str) -> int:
 
 
 def channels(network: Network, share: float) -> Tensor:
-    """bool[size]: the first `share` of every layer's output channels; a single number, as a counter is, goes with them."""
+    """bool[size]: the first `share` of every layer's output channels; a single number, as a counter is, goes
+    with them."""
     out = torch.zeros(network.layout.size, dtype=torch.bool)
     for slot in network.layout.slots:
         chosen = out[slot.start : slot.stop].view(slot.shape)

@@ -11,7 +11,8 @@ ROWS = 16384
 
 
 class Words(nn.Module):
-    """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0 whatever is written there."""
+    """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0
+    whatever is written there."""
 
     def __init__(self, rows: int, width: int):
         super().__init__()
@@ -27,5 +28,8 @@ class Words(nn.Module):
 def text_length(model: str, sample_shape: tuple[int, ...]) -> int:
     """How many words a text has at most, or a refusal that names the model."""
     if len(sample_shape) != 1:
-        raise ConfigError(f"model '{model}' needs texts [words], but a sample has shape {list(sample_shape)}; 'mlp' takes any shape")
+        raise ConfigError(
+            f"model '{model}' needs texts [words], but a sample has shape {list(sample_shape)}; 'mlp' takes"
+            " any shape"
+        )
     return sample_shape[0]

@@ -1,4 +1,5 @@
-"""A method's own module in the place of a model's head, with the head inside it: it sees what the head is given and says what it likes."""
+"""A method's own module in the place of a model's head, with the head inside it: it sees what the head is
+given and says what it likes."""
 
 from __future__ import annotations
 
@@ -27,5 +28,9 @@ def around(module: nn.Module, head: str | None, make: Callable[[nn.Module, int, 
     if not head:
         raise ConfigError(NO_HEAD)
     parent, _, name = head.rpartition(".")
-    setattr(module.get_submodule(parent), name, make(module.get_submodule(head), *head_sizes(Layout.of(module, head))))
+    setattr(
+        module.get_submodule(parent),
+        name,
+        make(module.get_submodule(head), *head_sizes(Layout.of(module, head))),
+    )
     return module

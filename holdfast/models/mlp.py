@@ -1,4 +1,5 @@
-"""Fully connected layers: for tables, and any other numbers; the quickest thing to train on the embedded digits."""
+"""Fully connected layers: for tables, and any other numbers; the quickest thing to train on the embedded
+digits."""
 
 from __future__ import annotations
 
@@ -15,13 +16,17 @@ from holdfast.models.base import Kind, NetworkPart
 
 @register("model", "mlp")
 class Mlp(NetworkPart):
-    """For tables: fully connected layers with ReLU on the flattened sample; an empty list of layers gives logistic regression.
+    """For tables: fully connected layers with ReLU on the flattened sample; an empty list of layers gives
+    logistic regression.
 
     Images and windows are read as one long row of numbers.
+
     """
 
     reads: ClassVar[tuple[Kind, ...]] = ("tables", "windows", "images")
-    hidden: int | tuple[int, ...] = setting(64, "width of the hidden layer, or a list with one width per layer")
+    hidden: int | tuple[int, ...] = setting(
+        64, "width of the hidden layer, or a list with one width per layer"
+    )
     dropout: float = setting(0.0, "probability of dropping a hidden unit", ge=0, lt=1)
     batch_norm: bool = setting(False, "normalise every hidden layer over the batch")
 

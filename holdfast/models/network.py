@@ -1,7 +1,9 @@
-"""A user's module made ready for stacks: Dropout by key, BatchNorm that ignores padding, parameters as one vector.
+"""A user's module made ready for stacks: Dropout by key, BatchNorm that ignores padding, parameters as one
+vector.
 
-Two layers of PyTorch depend on more than their input and parameters. Both get what they need as extra buffers, which
-`torch.func.functional_call` can swap like parameters: no global state, nothing that `vmap` refuses."""
+Two layers of PyTorch depend on more than their input and parameters. Both get what they need as extra
+buffers, which `torch.func.functional_call` can swap like parameters: no global state, nothing that `vmap`
+refuses."""
 
 from __future__ import annotations
 
@@ -28,15 +30,19 @@ _serial = itertools.count()
 
 
 class Model:
-    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`. It may start from a safetensors file
-    of its own names, with the file's head or with its own (`weights_head="fresh"`)."""
+    """A user's own module, with the name of the submodule that is its head: `Model(net, head="fc")`. It may
+    start from a safetensors file of its own names, with the file's head or with its own
+    (`weights_head="fresh"`)."""
 
     def __init__(
-        self, module: nn.Module | Callable[[], nn.Module], head: str | None = "head", weights: str | Path | None = None,
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        head: str | None = "head",
+        weights: str | Path | None = None,
         weights_head: Literal["file", "fresh"] = "file",
-    ):  # fmt: skip
+    ):
         if weights_head not in ("file", "fresh"):
-            raise ConfigError(f"Model: weights_head is \"file\" or \"fresh\", not {weights_head!r}")
+            raise ConfigError(f'Model: weights_head is "file" or "fresh", not {weights_head!r}')
         # a copy each time: the user's own module is read, never written
         self.make = (lambda: copy.deepcopy(module)) if isinstance(module, nn.Module) else module
         self.source = module
@@ -46,16 +52,20 @@ class Model:
 
 
 def with_head(module: nn.Module, head: str | None) -> nn.Module:
-    """The module, which has a submodule by the name of its head: asked before anything is built around it, the user's names are in the
-    answer."""
+    """The module, which has a submodule by the name of its head: asked before anything is built around it,
+    the user's names are in the answer."""
     if head and not any(name == head for name, _ in module.named_modules()):
-        raise ConfigError(f"model: no submodule named '{head}' for the head{suggest(head, [n for n, _ in module.named_children()])}")
+        raise ConfigError(
+            f"model: no submodule named '{head}' for the"
+            f" head{suggest(head, [n for n, _ in module.named_children()])}"
+        )
     return module
 
 
 def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data: str) -> None:
-    """That a module which is not Holdfast's own reads such samples and has an output for each class, said before anything runs. A copy of
-    it is tried on two blank samples, and nobody's random numbers are used up."""
+    """That a module which is not Holdfast's own reads such samples and has an output for each class, said
+    before anything runs. A copy of it is tried on two blank samples, and nobody's random numbers are used
+    up."""
     batch = torch.stack([sample, sample])
     wants = f"a batch of shape {list(batch.shape)}"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -64,41 +74,63 @@ def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data:
             answer = (tried.to(sample.dtype) if sample.is_floating_point() else tried)(batch)
         except Exception as error:
             said = " ".join(str(error).split())
-            raise ConfigError(f"model '{name}': cannot read {wants}: {type(error).__name__}: {said}{in_brackets(error)}") from error
+            raise ConfigError(
+                f"model '{name}': cannot read {wants}: {type(error).__name__}: {said}{in_brackets(error)}"
+            ) from error
     if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != 2:
         given = f"shape {list(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        raise ConfigError(f"model '{name}': gives {given} for {wants}; it must give a tensor [2, {classes}], one row for each sample")
+        raise ConfigError(
+            f"model '{name}': gives {given} for {wants}; it must give a tensor [2, {classes}], one row for"
+            " each sample"
+        )
     if answer.shape[1] < classes:
-        raise ConfigError(f"model '{name}': has {answer.shape[1]} outputs, but '{data}' has {classes} classes; it needs {classes} or more")
+        raise ConfigError(
+            f"model '{name}': has {answer.shape[1]} outputs, but '{data}' has {classes} classes; it needs"
+            f" {classes} or more"
+        )
 
 
 class Network:
-    """One architecture: a template module, its layout, and its head; parameters always come from outside as vectors. `begin` makes the
-    module that a run starts from, where that is not just a fresh one."""
+    """One architecture: a template module, its layout, and its head; parameters always come from outside as
+    vectors. `begin` makes the module that a run starts from, where that is not just a fresh one."""
 
     def __init__(
-        self, make: Callable[[], nn.Module], head: str | None = "head", signature: str = "", dtype: torch.dtype = torch.float32,
+        self,
+        make: Callable[[], nn.Module],
+        head: str | None = "head",
+        signature: str = "",
+        dtype: torch.dtype = torch.float32,
         begin: Callable[[], nn.Module] | None = None,
-    ):  # fmt: skip
+    ):
         self._make, self._begin, self.head_name, self.dtype = make, begin or make, head, dtype
         original = make()
         self.layout = Layout.of(original, head)
         if not self.layout.parameters:
             raise ConfigError("model: the module has no parameters")
         with_head(original, head)
-        self.signature = signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
+        self.signature = (
+            signature or f"{type(original).__module__}.{type(original).__qualname__}@{id(make):x}"
+        )
         self.module = _prepare(copy.deepcopy(original)).to(dtype)
         self.innermost = self.folded = True
-        """On a CPU, images may lie in memory with their channels innermost, which is quicker: for one client, and for stacks."""
+        """On a CPU, images may lie in memory with their channels innermost, which is quicker: for one client,
+        and for stacks."""
         self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
         self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
 
     def initial(self, key: Key) -> Tensor:
-        """The start vector: built under a seed of its own, so that nobody's random state matters or changes."""
+        """The start vector: built under a seed of its own, so that nobody's random state matters or
+        changes."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key.seed())
             module = self._begin()
-        return self.layout.flatten({**dict(module.named_parameters()), **dict(module.named_buffers())}, self.dtype).detach().clone()
+        return (
+            self.layout.flatten(
+                {**dict(module.named_parameters()), **dict(module.named_buffers())}, self.dtype
+            )
+            .detach()
+            .clone()
+        )
 
     @property
     def head(self) -> Tensor:
@@ -113,14 +145,16 @@ class Network:
         return self.layout.mask(lambda slot: slot.name.rpartition(".")[0] in self.masked)
 
     def ordered(self, x: Tensor) -> Tensor:
-        """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers pass the order on."""
+        """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers
+        pass the order on."""
         quick = self.innermost and x.ndim == 4 and x.device.type == "cpu"
         return x.to(memory_format=torch.channels_last) if quick else x
 
     def attempt(self, work: Callable[[], T], stacked: bool) -> T:
-        """The result of some work with the module. If it fails and the order in memory may be why, it is done again in PyTorch's own
-        order, which is kept from then on: a user's `x.view(len(x), -1)` depends on it. One client and stacks fall back separately, so
-        that the bits of one plan do not depend on whether the other was tried."""
+        """The result of some work with the module. If it fails and the order in memory may be why, it is done
+        again in PyTorch's own order, which is kept from then on: a user's `x.view(len(x), -1)` depends on it.
+        One client and stacks fall back separately, so that the bits of one plan do not depend on whether the
+        other was tried."""
         try:
             return work()
         except RuntimeError:
@@ -135,7 +169,8 @@ class Network:
             return work()
 
     def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:
-        """The extra buffers for one forward pass of one client: which samples are real, and the key for Dropout."""
+        """The extra buffers for one forward pass of one client: which samples are real, and the key for
+        Dropout."""
         out = {}
         if mask is not None:
             out.update({f"{prefix}{name}.{MASK}": mask for name in self.masked})
@@ -178,7 +213,8 @@ class _KeyedDropout(nn.Module):
 
 
 class _MaskedBatchNorm(nn.Module):
-    """BatchNorm whose batch statistics count real samples only (a padded batch would shift them), with the original's tensor names."""
+    """BatchNorm whose batch statistics count real samples only (a padded batch would shift them), with the
+    original's tensor names."""
 
     padding_mask: Tensor
     weight: Tensor | None
@@ -198,15 +234,26 @@ class _MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
-            return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
         if not self.padding_mask.shape[0] and self.momentum is not None and x.numel() > x.shape[1]:
             if self.training and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
-            return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
+            return batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
+            )
         mean, var, count = self._statistics(x)
-        if self.training and self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+        if (
+            self.training
+            and self.running_mean is not None
+            and self.running_var is not None
+            and self.num_batches_tracked is not None
+        ):
             self.num_batches_tracked.add_(1)
-            factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+            factor = (
+                self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+            )
             unbiased = var.detach() * (count / (count - 1).clamp(min=1))
             self.running_mean.copy_(self.running_mean * (1 - factor) + mean.detach() * factor)
             self.running_var.copy_(self.running_var * (1 - factor) + unbiased * factor)
@@ -219,7 +266,11 @@ class _MaskedBatchNorm(nn.Module):
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, biased variance and number of values per channel."""
         axes = [0, *range(2, x.ndim)]
-        weight = self.padding_mask.to(x.dtype) if self.padding_mask.shape[0] else torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
+        weight = (
+            self.padding_mask.to(x.dtype)
+            if self.padding_mask.shape[0]
+            else torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
+        )
         weight = weight.view(-1, *[1] * (x.ndim - 1))
         count = (weight.sum() * (x[0, 0].numel())).clamp(min=1)
         mean = (x * weight).sum(axes) / count
@@ -228,7 +279,8 @@ class _MaskedBatchNorm(nn.Module):
 
 
 def _prepare(module: nn.Module) -> nn.Module:
-    """Swap the layers that depend on hidden state, in place; a layer that stands in several places is swapped in all of them."""
+    """Swap the layers that depend on hidden state, in place; a layer that stands in several places is swapped
+    in all of them."""
     swaps: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
@@ -243,7 +295,9 @@ def _prepare(module: nn.Module) -> nn.Module:
 
 def _replacement(child: nn.Module, layer: int) -> nn.Module | None:
     if isinstance(child, nn.SyncBatchNorm):
-        raise ConfigError("model: SyncBatchNorm has no meaning for separate clients; use BatchNorm or GroupNorm")
+        raise ConfigError(
+            "model: SyncBatchNorm has no meaning for separate clients; use BatchNorm or GroupNorm"
+        )
     if isinstance(child, nn.modules.batchnorm._BatchNorm):
         return _MaskedBatchNorm(child)
     if isinstance(child, nn.Dropout):

@@ -1,4 +1,5 @@
-"""A network beside a second one of the same shape, for methods that train a shared and a private model step by step against each other.
+"""A network beside a second one of the same shape, for methods that train a shared and a private model step
+by step against each other.
 
 As far as anybody else can see, the pair is the first: it predicts by that, and that is what is handed out."""
 
@@ -45,9 +46,13 @@ def filled(vectors: Tensor, where: Tensor, values: Tensor) -> Tensor:
     return vectors.index_copy(-1, where.to(vectors.device), values)
 
 
-def loss_with(net: nn.Module, parameters: Mapping[str, Tensor], loss: Callable[[Any, Any], Tensor], batch: Any) -> Tensor:
+def loss_with(
+    net: nn.Module, parameters: Mapping[str, Tensor], loss: Callable[[Any, Any], Tensor], batch: Any
+) -> Tensor:
     """A loss of a module that holds other parameters than its own; its running statistics are its own."""
-    return functional_call(_Lossy(net, loss), {f"net.{name}": value for name, value in parameters.items()}, (batch,))
+    return functional_call(
+        _Lossy(net, loss), {f"net.{name}": value for name, value in parameters.items()}, (batch,)
+    )
 
 
 class _Lossy(nn.Module):

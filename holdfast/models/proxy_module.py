@@ -8,8 +8,8 @@ from torch import nn
 
 
 class StandIn(nn.Module):
-    """What it does not have itself is looked for in the submodule that it stands for, so that a user's loss may go on to say
-    `net.fc.weight`."""
+    """What it does not have itself is looked for in the submodule that it stands for, so that a user's loss
+    may go on to say `net.fc.weight`."""
 
     stands_for: ClassVar[str]
 

@@ -1,4 +1,5 @@
-"""ResNet18 for small images: a 3x3 stem without pooling. He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016."""
+"""ResNet18 for small images: a 3x3 stem without pooling. He, Zhang, Ren, Sun: Deep Residual Learning for
+Image Recognition, CVPR 2016."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ class _Block(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.norm2 = _norm(norm, width)
         changed = stride > 1 or inside != width
-        self.short = nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), _norm(norm, width)) if changed else nn.Identity()
+        self.short = (
+            nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), _norm(norm, width))
+            if changed
+            else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.conv1(x)))
@@ -33,25 +38,37 @@ class _Block(nn.Module):
 
 
 class _Mean(nn.Module):
-    """Over all places of an image, of whatever size it is; PyTorch's own layer for that is slow in a stack."""
+    """Over all places of an image, of whatever size it is; PyTorch's own layer for that is slow in a
+    stack."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 
 
-@register("model", "resnet18", paper="He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016")
+@register(
+    "model", "resnet18", paper="He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016"
+)
 class ResNet18(NetworkPart):
-    """For images of 32x32, 64x64 and more: eighteen layers with short cuts; 11,173,962 parameters for 10 classes of colour images."""
+    """For images of 32x32, 64x64 and more: eighteen layers with short cuts; 11,173,962 parameters for 10
+    classes of colour images."""
 
     norm: Norm = setting("group", "group: 8 groups per layer, independent of the batch; batch: as published")
-    outputs: int | None = setting(None, "width of the head; none: the number of classes; FedCPA's released code has 1000", ge=1)
+    outputs: int | None = setting(
+        None, "width of the head; none: the number of classes; FedCPA's released code has 1000", ge=1
+    )
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, _, _ = image_shape(self.name, sample_shape)
         outputs = classes if self.outputs is None else self.outputs
         if outputs < classes:
-            raise ConfigError(f"model.outputs = {outputs} is fewer than the {classes} classes of the data; leave it out")
-        layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), _norm(self.norm, 64), nn.ReLU()]
+            raise ConfigError(
+                f"model.outputs = {outputs} is fewer than the {classes} classes of the data; leave it out"
+            )
+        layers: list[nn.Module] = [
+            nn.Conv2d(channels, 64, 3, 1, 1, bias=False),
+            _norm(self.norm, 64),
+            nn.ReLU(),
+        ]
         inside = 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             layers += [_Block(inside, width, stride, self.norm), _Block(width, width, 1, self.norm)]

@@ -1,4 +1,5 @@
-"""Convolutions over a text. Yoon Kim: "Convolutional Neural Networks for Sentence Classification". EMNLP 2014."""
+"""Convolutions over a text. Yoon Kim: "Convolutional Neural Networks for Sentence Classification". EMNLP
+2014."""
 
 from __future__ import annotations
 
@@ -15,19 +16,28 @@ from holdfast.models.base import Kind, NetworkPart
 from holdfast.models.hashed_embedding import ROWS, Words, text_length
 
 
-@register("model", "text-cnn", paper="Kim: Convolutional Neural Networks for Sentence Classification, EMNLP 2014")
+@register(
+    "model", "text-cnn", paper="Kim: Convolutional Neural Networks for Sentence Classification, EMNLP 2014"
+)
 class TextCnn(NetworkPart):
-    """For texts: word vectors, convolutions over 3, 4 and 5 words, of each channel its maximum over the text, Dropout, the head.
+    """For texts: word vectors, convolutions over 3, 4 and 5 words, of each channel its maximum over the text,
+    Dropout, the head.
 
-    A convolution begins at every word of the text and may look past its end, so how far a text is padded does not matter. Vectors are
-    narrower than the paper's 300 and learned from scratch. Parameters: 564,192 for 4 classes.
+    A convolution begins at every word of the text and may look past its end, so how far a text is padded does
+    not matter. Vectors are narrower than the paper's 300 and learned from scratch. Parameters: 564,192 for 4
+    classes.
+
     """
 
     reads: ClassVar[tuple[Kind, ...]] = ("words",)
-    rows: int = setting(ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2)
+    rows: int = setting(
+        ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
+    )
     embedding: int = setting(32, "width of a word's vector", ge=1)
     channels: int = setting(100, "output channels of each convolution", ge=1)
-    kernels: int | tuple[int, ...] = setting((3, 4, 5), "how many words a convolution sees; a list with one number per convolution")
+    kernels: int | tuple[int, ...] = setting(
+        (3, 4, 5), "how many words a convolution sees; a list with one number per convolution"
+    )
     dropout: float = setting(0.5, "probability of dropping a feature", ge=0, lt=1)
 
     @field_validator("kernels", mode="before")
@@ -41,7 +51,10 @@ class TextCnn(NetworkPart):
         text_length(self.name, sample_shape)
         kernels = as_tuple(self.kernels)
         features = _Maxima(self.rows, self.embedding, self.channels, kernels)
-        return Split(nn.Sequential(features, nn.Dropout(self.dropout)), nn.Linear(self.channels * len(kernels), classes))
+        return Split(
+            nn.Sequential(features, nn.Dropout(self.dropout)),
+            nn.Linear(self.channels * len(kernels), classes),
+        )
 
 
 class _Maxima(nn.Module):
@@ -60,5 +73,7 @@ class _Maxima(nn.Module):
         found = []
         for kernel, convolution in zip(self.kernels, self.convolutions, strict=True):
             seen = F.relu(convolution(F.pad(vectors, (0, kernel - 1))))
-            found.append((seen * begins).amax((2, 3)))  # nothing is below 0, so a 0 in the padding never counts
+            found.append(
+                (seen * begins).amax((2, 3))
+            )  # nothing is below 0, so a 0 in the padding never counts
         return torch.cat(found, 1)

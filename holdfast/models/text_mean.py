@@ -15,18 +15,25 @@ from holdfast.models.base import Kind, NetworkPart
 from holdfast.models.hashed_embedding import ROWS, Words, text_length
 
 
-@register("model", "text-mean", paper="Joulin et al.: Bag of Tricks for Efficient Text Classification, EACL 2017")
+@register(
+    "model", "text-mean", paper="Joulin et al.: Bag of Tricks for Efficient Text Classification, EACL 2017"
+)
 class TextMean(NetworkPart):
-    """For texts: the mean of the words' vectors, one hidden layer with ReLU, the head; 525,476 parameters for 4 classes."""
+    """For texts: the mean of the words' vectors, one hidden layer with ReLU, the head; 525,476 parameters for
+    4 classes."""
 
     reads: ClassVar[tuple[Kind, ...]] = ("words",)
-    rows: int = setting(ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2)
+    rows: int = setting(
+        ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
+    )
     embedding: int = setting(32, "width of a word's vector", ge=1)
     hidden: int = setting(32, "width of the hidden layer", ge=1)
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
         text_length(self.name, sample_shape)
-        backbone = nn.Sequential(_Mean(self.rows, self.embedding), nn.Linear(self.embedding, self.hidden), nn.ReLU())
+        backbone = nn.Sequential(
+            _Mean(self.rows, self.embedding), nn.Linear(self.embedding, self.hidden), nn.ReLU()
+        )
         return Split(backbone, nn.Linear(self.hidden, classes))
 
 

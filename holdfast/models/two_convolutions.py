@@ -1,4 +1,5 @@
-"""The network that several papers draw, in other widths: twice a convolution over 5, ReLU and pooling by 2; then linear layers."""
+"""The network that several papers draw, in other widths: twice a convolution over 5, ReLU and pooling by 2;
+then linear layers."""
 
 from __future__ import annotations
 
@@ -14,9 +15,15 @@ _KERNEL, _SMALLEST = 5, 16
 
 
 def two_convolutions(
-    model: str, sample_shape: tuple[int, ...], channels: tuple[int, int], hidden: Sequence[int], classes: int, padding: int = 0
+    model: str,
+    sample_shape: tuple[int, ...],
+    channels: tuple[int, int],
+    hidden: Sequence[int],
+    classes: int,
+    padding: int = 0,
 ) -> Split:
-    """For images, or for windows [channels, length] as images of height 1: stacks of clients are quick with convolutions of images."""
+    """For images, or for windows [channels, length] as images of height 1: stacks of clients are quick with
+    convolutions of images."""
     (inside, *sides), (first, second) = sample_shape, channels
     window = len(sides) == 1
     kernel, pool = ((1, _KERNEL), (1, 2)) if window else ((_KERNEL, _KERNEL), (2, 2))

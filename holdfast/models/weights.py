@@ -1,4 +1,5 @@
-"""Pretrained weights: a safetensors file (never a pickle, which could run code), checked against the network before anything starts."""
+"""Pretrained weights: a safetensors file (never a pickle, which could run code), checked against the network
+before anything starts."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ from holdfast.core.flat import Layout
 
 
 class Weights:
-    """A file that a model starts from; with `fresh`, all but its head does. It is read only where a run begins: one that is resumed has
-    its start in its own folder."""
+    """A file that a model starts from; with `fresh`, all but its head does. It is read only where a run
+    begins: one that is resumed has its start in its own folder."""
 
     def __init__(self, file: str, head: str | None = "head", fresh: bool = False):
         if fresh and not head:
-            raise ConfigError("model.weights_head = \"fresh\" needs a head; name the submodule, as in holdfast.Model(module, head='fc')")
+            raise ConfigError(
+                'model.weights_head = "fresh" needs a head; name the submodule, as in'
+                " holdfast.Model(module, head='fc')"
+            )
         self.file, self.head, self.fresh = file, head, fresh
         self.digest: str | None = None
         """SHA-256 of the file, once it has been read."""
@@ -33,14 +37,23 @@ class Weights:
         """What a part or a `Model` asks for, if it does."""
         file = getattr(model, "weights", None)
         if file is None and getattr(model, "weights_head", "file") == "fresh":
-            raise ConfigError("model.weights_head = \"fresh\" says what not to take from a file; name the file in model.weights")
-        return None if file is None else cls(str(file), getattr(model, "head", "head"), model.weights_head == "fresh")
+            raise ConfigError(
+                'model.weights_head = "fresh" says what not to take from a file; name the file in'
+                " model.weights"
+            )
+        return (
+            None
+            if file is None
+            else cls(str(file), getattr(model, "head", "head"), model.weights_head == "fresh")
+        )
 
     def into(self, module: nn.Module) -> nn.Module:
         """The module, holding the file's tensors."""
         tensors = _by_own_names(self._read(), module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        wanted = [slot.name for slot in Layout.of(module).slots if not (self.fresh and self._of_head(slot.name))]
+        wanted = [
+            slot.name for slot in Layout.of(module).slots if not (self.fresh and self._of_head(slot.name))
+        ]
         self._check_names(tensors, wanted, module.state_dict())
         with torch.no_grad():
             for name in wanted:
@@ -53,20 +66,30 @@ class Weights:
             self.digest = hashlib.sha256(content).hexdigest()
             return load(content)
         except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home
-            raise ConfigError(f"model.weights: {self.file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(
+                f"model.weights: {self.file} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
         except (SafetensorError, ValueError, KeyError) as error:
-            raise ConfigError(f"model.weights: {self.file} is no safetensors file: {in_print(str(error))[:200]}") from None
+            raise ConfigError(
+                f"model.weights: {self.file} is no safetensors file: {in_print(str(error))[:200]}"
+            ) from None
 
     def _of_head(self, name: str) -> bool:
         return self.head is not None and (name == self.head or name.startswith(f"{self.head}."))
 
-    def _check_names(self, tensors: Mapping[str, Tensor], wanted: Collection[str], possible: Collection[str]) -> None:
+    def _check_names(
+        self, tensors: Mapping[str, Tensor], wanted: Collection[str], possible: Collection[str]
+    ) -> None:
         """All that is wanted is there, and nothing else is; of tied tensors both names may be."""
         missing = [name for name in wanted if name not in tensors]
-        extra = [name for name in tensors if name not in possible and not (self.fresh and self._of_head(name))]
+        extra = [
+            name for name in tensors if name not in possible and not (self.fresh and self._of_head(name))
+        ]
         if missing:
             there = f"; it has {_named(extra)}" if extra else ""
-            raise ConfigError(f"model.weights: {self.file} lacks {_named(missing)}{there}{self._hint(missing[0])}")
+            raise ConfigError(
+                f"model.weights: {self.file} lacks {_named(missing)}{there}{self._hint(missing[0])}"
+            )
         if extra:
             raise ConfigError(f"model.weights: {self.file} has {_named(extra)}, which the model has not")
 
@@ -76,7 +99,9 @@ class Weights:
             shapes = f"{list(found.shape)} in {self.file}, {list(own.shape)} in the model"
             raise ConfigError(f"model.weights: '{name}' has shape {shapes}{self._hint(name)}")
         if found.is_floating_point() != own.is_floating_point():
-            raise ConfigError(f"model.weights: '{name}' is {found.dtype} in {self.file}, {own.dtype} in the model")
+            raise ConfigError(
+                f"model.weights: '{name}' is {found.dtype} in {self.file}, {own.dtype} in the model"
+            )
         value = found.to(own.dtype)
         if not bool(torch.isfinite(value).all()):
             raise ConfigError(f"model.weights: '{name}' in {self.file} is not finite")
@@ -89,7 +114,10 @@ class Weights:
 def _by_own_names(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """A tensor that stands in several places has several names, and a file may have any of them."""
     first: dict[int, str] = {}
-    for name, own in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+    for name, own in [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]:
         leading = first.setdefault(id(own), name)
         if name in tensors:
             tensors.setdefault(leading, tensors[name])

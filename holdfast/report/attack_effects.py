@@ -14,7 +14,9 @@ _WORTH_NAMING = 0.01  # of accuracy lost
 
 def attacked(lines: Sequence[Line]) -> list[Line]:
     """The settings under attack whose attack-free twins are on the page too, the best first."""
-    known = [line for line in lines if line.mean("attack/lost") is not None and line.mean("accuracy") is not None]
+    known = [
+        line for line in lines if line.mean("attack/lost") is not None and line.mean("accuracy") is not None
+    ]
     return sorted(known, key=lambda line: -(line.mean("accuracy") or 0.0))
 
 
@@ -22,11 +24,20 @@ def held_or_fell(lines: Sequence[Line]) -> tuple[str, str]:
     """Who holds best under attack, whom it bans, and what the attack costs the others."""
     best, *others = attacked(lines)
     cost = best.mean("attack/lost") or 0.0
-    said = f"answers {100 * (best.mean('accuracy') or 0.0):.1f} % of a benign client's test samples right under attack"
+    said = (
+        f"answers {100 * (best.mean('accuracy') or 0.0):.1f} % of a benign client's test samples right under"
+        " attack"
+    )
     more = "less" if cost > 0 else "more"
-    said += f", {100 * abs(cost):.1f} points {more} than without it." if abs(cost) >= 0.0005 else ", as many as without it."
+    said += (
+        f", {100 * abs(cost):.1f} points {more} than without it."
+        if abs(cost) >= 0.0005
+        else ", as many as without it."
+    )
     said += _bans_in_words(best)
-    fell = sorted((line for line in others if (line.mean("attack/lost") or 0.0) >= _WORTH_NAMING), key=_lost)[:3]
+    fell = sorted((line for line in others if (line.mean("attack/lost") or 0.0) >= _WORTH_NAMING), key=_lost)[
+        :3
+    ]
     if fell:
         costs = [f"{line.label} {-100 * _lost(line):.1f} points" for line in fell]
         said += f" The attack costs {_listed(costs)}."
@@ -41,7 +52,12 @@ def _luck(best: Line, others: Sequence[Line]) -> str:
     if not rivals:
         return ""
     gap = (best.mean("accuracy") or 0.0) - (rivals[0].mean("accuracy") or 0.0)
-    return _lead(best.label, rivals[0].label, gap, max(best.spread("accuracy") or 0.0, rivals[0].spread("accuracy") or 0.0))
+    return _lead(
+        best.label,
+        rivals[0].label,
+        gap,
+        max(best.spread("accuracy") or 0.0, rivals[0].spread("accuracy") or 0.0),
+    )
 
 
 def _lead(best: str, second: str, gap: float, spread: float) -> str:
@@ -52,8 +68,8 @@ def _lead(best: str, second: str, gap: float, spread: float) -> str:
 
 
 def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
-    """The same where there are several attacks: then the worst of them decides, because an attacker chooses too. Told of the first dataset
-    on which there were several, and two settings to compare."""
+    """The same where there are several attacks: then the worst of them decides, because an attacker chooses
+    too. Told of the first dataset on which there were several, and two settings to compare."""
     for grid in grids:
         ranked = [(setting, grid.worst(setting)) for setting in grid.settings]
         known = [(setting, worst) for setting, worst in ranked if worst is not None]
@@ -61,19 +77,26 @@ def worst_cases(grids: Sequence[Grid]) -> tuple[str, str] | None:
             continue
         (best, held), *others = known
         where = f" on {grid.data}" if len(grids) > 1 else ""
-        said = f"holds best{where}: {100 * held.mean:.1f} % under the attack that is worst for it, {held.attack}"
+        said = (
+            f"holds best{where}: {100 * held.mean:.1f} % under the attack that is worst for it, {held.attack}"
+        )
         honest = grid.score(best, BENIGN)
         said += "." if honest is None else f", and {100 * honest.mean:.1f} % without one."
         said += _bans_in_words(grid.lines[best, held.attack])
         fell = [(setting, worst) for setting, worst in others if held.mean - worst.mean >= _WORTH_NAMING][-3:]
         alike = len({worst.attack for _, worst in fell}) == 1
-        told = [f"{setting} {'' if i else 'falls '}to {_in_points(worst, alike)}" for i, (setting, worst) in enumerate(fell)]
+        told = [
+            f"{setting} {'' if i else 'falls '}to {_in_points(worst, alike)}"
+            for i, (setting, worst) in enumerate(fell)
+        ]
         when = f"Under {fell[0][1].attack}" if told and alike else "In its worst case"
         said += f" {when} {_listed(told)}." if told else " The others hold as well."
         second, runner_up = others[0]
         if held.spread is None:
             return best, said + " One seed each: the order may be luck."
-        return best, said + _lead(best, second, held.mean - runner_up.mean, max(held.spread, runner_up.spread or 0.0))
+        return best, said + _lead(
+            best, second, held.mean - runner_up.mean, max(held.spread, runner_up.spread or 0.0)
+        )
     return None
 
 
@@ -94,14 +117,20 @@ def _bans_in_words(line: Line) -> str:
     if missed is None or wronged is None or missed == 1 and wronged == 0:
         return ""
     who = "every attacker" if missed == 0 else f"{100 * (1 - missed):.0f} % of the attackers"
-    drawn = any(not isinstance(cell.manifest["malicious"], list) for cell in line.cells)  # then rates are of all rounds' decisions
+    drawn = any(
+        not isinstance(cell.manifest["malicious"], list) for cell in line.cells
+    )  # then rates are of all rounds' decisions
     did = "Round by round it bans or rejects" if drawn else "It bans"
     return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
 
 
 def bans(lines: Sequence[Line], crossing: Crossing) -> str:
     """When each setting banned whom: a dot per ban, full for an attacker, hollow for a benign client."""
-    shown = [(crossing.place(line), line, _bans_of(line)) for line in lines if any(cell.bans for cell in line.cells)]
+    shown = [
+        (crossing.place(line), line, _bans_of(line))
+        for line in lines
+        if any(cell.bans for cell in line.cells)
+    ]
     if not shown:
         return ""
     width, left, right, top, row = 1120, name_room([line.label for _, line, _ in shown]), 60, 8, 56
@@ -110,7 +139,10 @@ def bans(lines: Sequence[Line], crossing: Crossing) -> str:
     def x(round: float) -> float:
         return left + (round - 1) / max(last - 1, 1) * (width - left - right)
 
-    out = [f'<svg class="chart wide" viewBox="0 0 {width} {height}" role="img" aria-label="Bans by round, a row per setting">']
+    out = [
+        f'<svg class="chart wide" viewBox="0 0 {width} {height}" role="img" aria-label="Bans by round, a row'
+        ' per setting">'
+    ]
     for tick in round_ticks(1, last):
         out.append(f'<path class="grid" d="M{x(tick):.1f} {top}V{height - 44}"/>')
         out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - 26}">{tick}</text>')
@@ -118,19 +150,29 @@ def bans(lines: Sequence[Line], crossing: Crossing) -> str:
     for down, (place, line, banned) in enumerate(shown):
         middle = top + row * down + row / 2
         out.append(f'<g class="{line_class(place)}" data-line="{place}">')
-        out.append(f'<text class="name" x="0" y="{middle + 4:.1f}">{escape(shorten(line.label, NAME_LETTERS))}</text>')
+        out.append(
+            '<text class="name" x="0"'
+            f' y="{middle + 4:.1f}">{escape(shorten(line.label, NAME_LETTERS))}</text>'
+        )
         for round in sorted({when for when, *_ in banned}):
             now = [entry for entry in banned if entry[0] == round]
             step = min(8.0, (row - 10) / len(now))
             for i, (_, rightly, about) in enumerate(now):
                 at = f'cx="{x(round):.1f}" cy="{middle + (i - (len(now) - 1) / 2) * step:.1f}" r="3.6"'
-                out.append(f'<circle class="{"banned" if rightly else "wronged"}" {at}><title>{escape(about)}</title></circle>')
+                out.append(
+                    f'<circle class="{"banned" if rightly else "wronged"}"'
+                    f" {at}><title>{escape(about)}</title></circle>"
+                )
         out.append("</g>")
-    count = {kind: sum(rightly == kind for _, _, banned in shown for _, rightly, _ in banned) for kind in (True, False)}
+    count = {
+        kind: sum(rightly == kind for _, _, banned in shown for _, rightly, _ in banned)
+        for kind in (True, False)
+    }
     over = " in all seeds together" if max(line.seeds for line in lines) > 1 else ""
     return (
-        '<section><h2>Who was banned</h2><p class="note">A dot is a ban: full of an attacker, hollow of a benign client; '
-        f'{count[True]} and {count[False]}{over}. A ban is for good.</p><div class="scroll">{"".join(out)}</svg></div></section>'
+        '<section><h2>Who was banned</h2><p class="note">A dot is a ban: full of an attacker, hollow of a'
+        f" benign client; {count[True]} and {count[False]}{over}. A ban is for good.</p><div"
+        f' class="scroll">{"".join(out)}</svg></div></section>'
     )
 
 
@@ -142,5 +184,11 @@ def _bans_of(line: Line) -> list[tuple[int, bool, str]]:
             bad = set(cell.run.malicious(part["round"])) if part.get("banned") else set()
             for client, reason in part.get("banned", {}).items():
                 seed = f", seed {cell.seed}" if line.seeds > 1 else ""
-                found.append((part["round"], int(client) in bad, f"client {client}{seed}, round {part['round']}: {reason}"))
+                found.append(
+                    (
+                        part["round"],
+                        int(client) in bad,
+                        f"client {client}{seed}, round {part['round']}: {reason}",
+                    )
+                )
     return sorted(found, key=lambda entry: (entry[0], not entry[1], entry[2]))

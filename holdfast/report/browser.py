@@ -1,4 +1,5 @@
-"""A headless Chromium for what only a browser can do: PNG of the page's figures, pictures of pages, and tests of them.
+"""A headless Chromium for what only a browser can do: PNG of the page's figures, pictures of pages, and tests
+of them.
 
 It is spoken to over two pipes (--remote-debugging-pipe), which needs no library and opens no port."""
 
@@ -22,10 +23,19 @@ from holdfast.core.errors import ConfigError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VARIABLE = "HOLDFAST_CHROMIUM"
-MISSING = f"no browser is at hand: install chromium (`make browser`), or name the program in the environment's {VARIABLE}"
-# A program in between, because a shell knows no file beyond 9, and a fork that runs Python between two threads may hang.
-_WIRE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
-_PATIENCE = 300.0  # seconds for one answer: a busy machine is slow, and only a hung browser must not wait for ever
+MISSING = (
+    "no browser is at hand: install chromium (`make browser`), or name the program in the environment's"
+    f" {VARIABLE}"
+)
+# A program in between, because a shell knows no file beyond 9, and a fork that runs Python between two
+# threads may hang.
+_WIRE = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3],"
+    " sys.argv[3:])"
+)
+_PATIENCE = (
+    300.0  # seconds for one answer: a busy machine is slow, and only a hung browser must not wait for ever
+)
 
 
 def find_browser() -> str | None:
@@ -43,7 +53,8 @@ class Browser:
         if program is None:
             raise ConfigError(MISSING)
         self.errors: list[str] = []
-        """What the page complained of since it was opened: exceptions, errors on the console, refused requests."""
+        """What the page complained of since it was opened: exceptions, errors on the console, refused
+        requests."""
         self._events: list[dict[str, Any]] = []
         self._calls = 0
         self._session: str | None = None
@@ -57,19 +68,34 @@ class Browser:
             self._ask(f"{domain}.enable")
         self.resize(width, height)
 
-
     def _start(self, program: str) -> None:
         """Chromium reads its orders from file 3 and answers on file 4."""
         theirs_in, self._orders = os.pipe()
         self._answers, theirs_out = os.pipe()
-        options = ["--headless", "--remote-debugging-pipe", f"--user-data-dir={self._folder.name}", "--disable-gpu", "--hide-scrollbars",
-                   "--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions"]  # fmt: skip
+        options = [
+            "--headless",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self._folder.name}",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--disable-extensions",
+        ]
         if os.geteuid() == 0:
-            options.append("--no-sandbox")  # Chromium refuses to run as root otherwise; it is shown only pages that we wrote
+            options.append(
+                "--no-sandbox"
+            )  # Chromium refuses to run as root otherwise; it is shown only pages that we wrote
         wired = [sys.executable, "-I", "-S", "-c", _WIRE, str(theirs_in), str(theirs_out), program, *options]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                wired, pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                wired,
+                pass_fds=(theirs_in, theirs_out),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         os.close(theirs_in)
         os.close(theirs_out)
@@ -77,7 +103,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self._session = None
             self._ask("Browser.close")
@@ -103,7 +131,9 @@ class Browser:
         """The value of an expression on the page; a promise is waited for."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
-            raise RuntimeError(f"{script}: {found['exceptionDetails'].get('exception', {}).get('description')}")
+            raise RuntimeError(
+                f"{script}: {found['exceptionDetails'].get('exception', {}).get('description')}"
+            )
         return found["result"].get("value")
 
     def press(self, key: str, times: int = 1) -> None:
@@ -112,21 +142,39 @@ class Browser:
         text = {"Enter": "\r", " ": " "}.get(key)
         for _ in range(times):
             which = {"key": key, "windowsVirtualKeyCode": code}
-            self._ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **which, **({"text": text} if text else {}))
+            self._ask(
+                "Input.dispatchKeyEvent",
+                type="keyDown" if text else "rawKeyDown",
+                **which,
+                **({"text": text} if text else {}),
+            )
             self._ask("Input.dispatchKeyEvent", type="keyUp", **which)
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
 
     def dress(self, scheme: str = "light", media: str = "") -> None:
         """Light or dark; `media` may be print."""
-        self._ask("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._ask(
+            "Emulation.setEmulatedMedia",
+            media=media,
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def picture(self, box: Sequence[float] | None = None) -> bytes:
         """The PNG of what is in view, or of a box of the page: left, top, width, height."""
         clip: dict[str, Any] = {}
         if box is not None:
-            clip = {"clip": dict(zip(("x", "y", "width", "height"), box, strict=True), scale=1), "captureBeyondViewport": True}
+            clip = {
+                "clip": dict(zip(("x", "y", "width", "height"), box, strict=True), scale=1),
+                "captureBeyondViewport": True,
+            }
         return base64.b64decode(self._ask("Page.captureScreenshot", format="png", **clip)["data"])
 
     def print_pdf(self) -> bytes:
@@ -134,7 +182,9 @@ class Browser:
 
     def _ask(self, method: str, **given: Any) -> dict[str, Any]:
         self._calls += 1
-        order = {"id": self._calls, "method": method, "params": given} | ({"sessionId": self._session} if self._session else {})
+        order = {"id": self._calls, "method": method, "params": given} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         try:
             os.write(self._orders, json.dumps(order).encode() + b"\0")
         except BrokenPipeError:
@@ -169,6 +219,8 @@ class Browser:
             told = given["exceptionDetails"]
             self.errors.append(told.get("exception", {}).get("description") or told["text"])
         elif method == "Runtime.consoleAPICalled" and given["type"] in ("error", "assert"):
-            self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in given["args"]))
+            self.errors.append(
+                " ".join(str(one.get("value", one.get("description"))) for one in given["args"])
+            )
         elif method == "Log.entryAdded" and given["entry"]["level"] == "error":
             self.errors.append(given["entry"]["text"])

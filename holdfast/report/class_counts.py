@@ -40,7 +40,9 @@ class Holdings:
     @property
     def names(self) -> list[str]:
         samples = self.federation.samples
-        printable = ("".join(c if c.isprintable() else "?" for c in name) for name in samples.class_names)  # they come from a file
+        printable = (
+            "".join(c if c.isprintable() else "?" for c in name) for name in samples.class_names
+        )  # they come from a file
         return list(printable) or list(map(str, range(samples.classes)))
 
     @property
@@ -59,12 +61,25 @@ class Holdings:
         shape = " x ".join(map(str, samples.sample_shape)) or "numbers"
         late = f", of which {len(held_out)} are held out: {listed(held_out)}" if held_out else ""
         users = [("users", f"{len(np.unique(samples.user.numpy())):,}")] if samples.user is not None else []
-        server = [("server", f"{len(federation.root.row):,} samples of its own")] if len(federation.root.row) else []
+        server = (
+            [("server", f"{len(federation.root.row):,} samples of its own")]
+            if len(federation.root.row)
+            else []
+        )
         kinds = (self.counts > 0).sum(1)
         return [
-            ("dataset", f"{samples.name}: {samples.train_rows:,} + {tested:,} samples, {samples.classes} classes, {shape}"),
+            (
+                "dataset",
+                (
+                    f"{samples.name}: {samples.train_rows:,} + {tested:,} samples, {samples.classes} classes,"
+                    f" {shape}"
+                ),
+            ),
             *users,
-            ("pool", {"train": "the train split", "train+test": "train and test split together"}[self.data.pool]),
+            (
+                "pool",
+                {"train": "the train split", "train+test": "train and test split together"}[self.data.pool],
+            ),
             ("dealt by", in_words(self.data.model_dump()["partition"])),
             ("clients", f"{federation.clients:,}{late}"),
             ("samples", ", ".join(f"{name} {len(getattr(federation, name).row):,}" for name in PARTS[:-1])),
@@ -78,22 +93,40 @@ class Holdings:
         """As `holdfast data --json` prints it."""
         federation, samples = self.federation, self.federation.samples
         dataset = {
-            "name": samples.name, "samples": len(samples), "train_rows": samples.train_rows, "classes": samples.classes,
-            "class_names": list(samples.class_names), "shape": list(samples.sample_shape),
+            "name": samples.name,
+            "samples": len(samples),
+            "train_rows": samples.train_rows,
+            "classes": samples.classes,
+            "class_names": list(samples.class_names),
+            "shape": list(samples.sample_shape),
             "users": None if samples.user is None else len(np.unique(samples.user.numpy())),
-        }  # fmt: skip
+        }
         low, middle, high = (float(f(self.sizes)) for f in (np.min, np.median, np.max))
         return {
-            "dataset": dataset, "pool": self.data.pool, "partition": self.data.model_dump()["partition"], "digest": federation.digest,
-            "clients": federation.clients, "held_out": list(federation.held_out), "part": self.part,
-            "samples": {name: len(getattr(federation, name).row) for name in (*PARTS[:-1], "root", "global_test")},
-            "sizes": {"min": int(low), "median": middle, "max": int(high)}, "counts": self.counts.tolist(),
-            "facts": {name: values.tolist() for name, values in federation.facts.items()}, "cell": self.cell or None,
-        }  # fmt: skip
+            "dataset": dataset,
+            "pool": self.data.pool,
+            "partition": self.data.model_dump()["partition"],
+            "digest": federation.digest,
+            "clients": federation.clients,
+            "held_out": list(federation.held_out),
+            "part": self.part,
+            "samples": {
+                name: len(getattr(federation, name).row) for name in (*PARTS[:-1], "root", "global_test")
+            },
+            "sizes": {"min": int(low), "median": middle, "max": int(high)},
+            "counts": self.counts.tolist(),
+            "facts": {name: values.tolist() for name, values in federation.facts.items()},
+            "cell": self.cell or None,
+        }
 
 
 def what(part: str) -> str:
-    return {"train": "training samples", "validation": "validation samples", "test": "test samples", "all": "samples"}[part]
+    return {
+        "train": "training samples",
+        "validation": "validation samples",
+        "test": "test samples",
+        "all": "samples",
+    }[part]
 
 
 def spread(values: np.ndarray) -> str:
@@ -110,5 +143,7 @@ def in_words(chosen: Any) -> str:
     """A part: dirichlet (beta 0.1)."""
     if not isinstance(chosen, dict):
         return str(chosen)
-    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in chosen.items() if k != "name" and v is not None)
+    settings = ", ".join(
+        f"{k.replace('_', ' ')} {v}" for k, v in chosen.items() if k != "name" and v is not None
+    )
     return f"{chosen.get('name')} ({settings})" if settings else str(chosen.get("name"))

@@ -1,4 +1,5 @@
-"""The committee over the rounds: who sat, what its members said of every model, what a model needed, and whether it passed."""
+"""The committee over the rounds: who sat, what its members said of every model, what a model needed, and
+whether it passed."""
 
 from __future__ import annotations
 
@@ -13,8 +14,14 @@ from holdfast.report.timelines import legend, over_rounds, thinned
 
 
 def committees(story: Story) -> str:
-    names = [name.removesuffix("/members") for name, sat in story.members.items() if name.endswith("/members") and any(sat.values())]
-    return "".join(_section(story, name, f"The committee{f' ({name})' if len(names) > 1 else ''}") for name in names)
+    names = [
+        name.removesuffix("/members")
+        for name, sat in story.members.items()
+        if name.endswith("/members") and any(sat.values())
+    ]
+    return "".join(
+        _section(story, name, f"The committee{f' ({name})' if len(names) > 1 else ''}") for name in names
+    )
 
 
 def _section(story: Story, name: str, title: str) -> str:
@@ -23,13 +30,22 @@ def _section(story: Story, name: str, title: str) -> str:
         return ""
     row = {client: place for place, client in enumerate(story.clients)}
     sat = story.members[f"{name}/members"]
-    seats = [(row[client], place) for place, round in enumerate(story.rounds) for client in sat.get(round, ()) if client in row]
+    seats = [
+        (row[client], place)
+        for place, round in enumerate(story.rounds)
+        for client in sat.get(round, ())
+        if client in row
+    ]
     lines = "" if threshold is None else against(story, scores, threshold, "Score", True)
     drawn = over_rounds(story, scores, "The committee's score", True, seats)
     votes = _votes(story, name)
-    note = f"{_in_words(story, name, sat)} A model passes whose score, of the members' accuracies with it, reaches the threshold."
+    note = (
+        f"{_in_words(story, name, sat)} A model passes whose score, of the members' accuracies with it,"
+        " reaches the threshold."
+    )
     return (
-        f'<section><h2>{escape(title)}</h2><p class="note">{escape(note + thinned(story))}</p>{legend(story, committee=True)}'
+        f"<section><h2>{escape(title)}</h2><p"
+        f' class="note">{escape(note + thinned(story))}</p>{legend(story, committee=True)}'
         f"{lines}{drawn.html()}{votes}</section>"
     )
 
@@ -46,10 +62,15 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     passed = story.grids.get(f"{name}/admitted")
     if passed is None or not np.isfinite(passed).any():
         return said + "."
-    foes, others = (grid[np.isfinite(grid)] for grid in (passed[: story.attackers], passed[story.attackers :]))
+    foes, others = (
+        grid[np.isfinite(grid)] for grid in (passed[: story.attackers], passed[story.attackers :])
+    )
     if not foes.size or not others.size:
         return f"{said}. Models passed {100 * np.nanmean(passed):.0f} % of the time."
-    return f"{said}. Attackers' models passed {100 * foes.mean():.0f} % of the time, those of benign clients {100 * others.mean():.0f} %."
+    return (
+        f"{said}. Attackers' models passed {100 * foes.mean():.0f} % of the time, those of benign clients"
+        f" {100 * others.mean():.0f} %."
+    )
 
 
 def _votes(story: Story, name: str) -> str:
@@ -66,22 +87,37 @@ def _votes(story: Story, name: str) -> str:
         values[: len(frame.rows)] = laid_out(frame, frame.rows.tolist(), clients)
         for down, grid in enumerate(below):
             if grid is not None:
-                values[seats + down] = grid[[story.clients.index(client) for client in clients], place[frame.round]]
+                values[seats + down] = grid[
+                    [story.clients.index(client) for client in clients], place[frame.round]
+                ]
         frames.append(values)
-        names.append([*(story.mark(int(i)) for i in frame.rows), *["–"] * (seats - len(frame.rows)), "score", "passed"])
+        names.append(
+            [*(story.mark(int(i)) for i in frame.rows), *["–"] * (seats - len(frame.rows)), "score", "passed"]
+        )
     drawn = Grid(
-        "Votes of the members", names[-1], [story.mark(client) for client in clients], np.stack(frames), ("member", "model of"), share=True,
-        rounds=[frame.round for frame in votes], row_names=names, square=True, flags=1,
-    )  # fmt: skip
+        "Votes of the members",
+        names[-1],
+        [story.mark(client) for client in clients],
+        np.stack(frames),
+        ("member", "model of"),
+        share=True,
+        rounds=[frame.round for frame in votes],
+        row_names=names,
+        square=True,
+        flags=1,
+    )
     return (
-        '<h3 class="apart">Votes <small>each member\'s accuracy with each model, in per cent; the score is what counts of them</small></h3>'
-        + drawn.html()
+        '<h3 class="apart">Votes <small>each member\'s accuracy with each model, in per cent; the score is'
+        " what counts of them</small></h3>" + drawn.html()
     )
 
 
 def laid_out(frame: Frame, rows: list[int], columns: list[int]) -> np.ndarray:
     """The frame's numbers for these clients; NaN where it has none."""
-    down, across = {int(i): place for place, i in enumerate(frame.rows)}, {int(i): place for place, i in enumerate(frame.columns)}
+    down, across = (
+        {int(i): place for place, i in enumerate(frame.rows)},
+        {int(i): place for place, i in enumerate(frame.columns)},
+    )
     out = np.full((len(rows), len(columns)), np.nan)
     for i, one in enumerate(rows):
         for j, other in enumerate(columns):

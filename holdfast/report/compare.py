@@ -1,6 +1,8 @@
-"""Runs side by side: a line per setting, what differs between them, and whether the differences are more than luck.
+"""Runs side by side: a line per setting, what differs between them, and whether the differences are more than
+luck.
 
-Only runs that have come to their end are compared and tested: of one that goes on, the last figure is of another round."""
+Only runs that have come to their end are compared and tested: of one that goes on, the last figure is of
+another round."""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ MOST_PAIRS = 45  # all pairs of ten lines; of more lines, each is compared with 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two lines, the second less the first: over the seeds they share, and over the clients of one of these seeds."""
+    """Two lines, the second less the first: over the seeds they share, and over the clients of one of these
+    seeds."""
 
     first: Line
     second: Line
@@ -60,7 +63,11 @@ class Comparison:
         self.reference = self.lines[0] if against is None else _named(against, self.lines)
         every = list(itertools.combinations(self.lines, 2))
         self.all_pairs = against is None and len(every) <= MOST_PAIRS
-        chosen = every if self.all_pairs else [(self.reference, line) for line in self.lines if line is not self.reference]
+        chosen = (
+            every
+            if self.all_pairs
+            else [(self.reference, line) for line in self.lines if line is not self.reference]
+        )
         self.pairs = [_pair(first, second, metric) for first, second in chosen]
         seeds, clients = [pair.over_seeds for pair in self.pairs], [pair.over_clients for pair in self.pairs]
         self.corrected = Corrected(
@@ -85,8 +92,15 @@ class Comparison:
         out = []
         unfinished = [cell for line in self.lines for cell in line.cells if not cell.finished]
         if unfinished:
-            out.append(f"{_runs(len(unfinished))} not finished and left out of differences and tests: {_told(unfinished)}.")
-        without = [line.label for line in self.lines if not by_seed(line, self.metric) and any(cell.finished for cell in line.cells)]
+            out.append(
+                f"{_runs(len(unfinished))} not finished and left out of differences and tests:"
+                f" {_told(unfinished)}."
+            )
+        without = [
+            line.label
+            for line in self.lines
+            if not by_seed(line, self.metric) and any(cell.finished for cell in line.cells)
+        ]
         if without:
             out.append(f"There is no {self.metric} of {', '.join(without)}.")
         return out + self._about_seeds()
@@ -99,21 +113,23 @@ class Comparison:
         if few:
             which = "any pair" if len(few) == len(self.pairs) else f"{len(few)} of {len(self.pairs)} pairs"
             out.append(
-                f"No test over seeds is possible for {which}: a pair must share at least {LEAST} finished seeds, and '{few[0].label}' "
-                f"shares {len(few[0].seeds)}. Play the settings under the same seeds, for example seed = [0, 1, 2, 3, 4, 5] under [sweep]."
+                f"No test over seeds is possible for {which}: a pair must share at least {LEAST} finished"
+                f" seeds, and '{few[0].label}' shares {len(few[0].seeds)}. Play the settings under the same"
+                " seeds, for example seed = [0, 1, 2, 3, 4, 5] under [sweep]."
             )
         tested = [len(pair.seeds) for pair in self.pairs if len(pair.seeds) >= LEAST]
         if tested and smallest(min(tested)) >= 0.05:
             out.append(
-                f"With {min(tested)} seeds the signed-rank test cannot give less than {smallest(min(tested)):.3g}, however large the "
-                "difference; from 6 seeds on it can fall below 0.05."
+                f"With {min(tested)} seeds the signed-rank test cannot give less than"
+                f" {smallest(min(tested)):.3g}, however large the difference; from 6 seeds on it can fall"
+                " below 0.05."
             )
         out += self._verdict()
         strangers = [pair for pair in self.pairs if not all(_same_data(*twins) for twins in _twins(pair))]
         if strangers:
             out.append(
-                f"'{strangers[0].label}': a seed does not deal the same data to both, so their pairs have little in common and the clients "
-                "cannot be compared."
+                f"'{strangers[0].label}': a seed does not deal the same data to both, so their pairs have"
+                " little in common and the clients cannot be compared."
             )
         return out
 
@@ -124,10 +140,15 @@ class Comparison:
             return []
         sure = [f"{pair.label} (p = {p:.2g})" for pair, p in tested if p < LEVEL]
         if not sure:
-            return [f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck of the seeds "
-                    f"(p < {LEVEL}). That is no proof that the settings are equal: more seeds may tell them apart."]  # fmt: skip
-        return [f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are beyond the luck of the seeds "
-                f"(p < {LEVEL}): {', '.join(sure)}."]  # fmt: skip
+            return [
+                f"By the t-test after Holm's correction, none of {len(tested)} differences is beyond the luck"
+                f" of the seeds (p < {LEVEL}). That is no proof that the settings are equal: more seeds may"
+                " tell them apart."
+            ]
+        return [
+            f"By the t-test after Holm's correction, {len(sure)} of {len(tested)} differences are beyond the"
+            f" luck of the seeds (p < {LEVEL}): {', '.join(sure)}."
+        ]
 
     def plain(self) -> dict[str, Any]:
         """As --json prints it."""
@@ -135,7 +156,10 @@ class Comparison:
             "metric": self.metric,
             "against": self.reference.label,
             "lines": [self._plain_line(line) for line in self.lines],
-            "differs": {key: dict(zip((line.label for line in self.lines), values, strict=True)) for key, values in self.differs.items()},
+            "differs": {
+                key: dict(zip((line.label for line in self.lines), values, strict=True))
+                for key, values in self.differs.items()
+            },
             "pairs": [self._plain_pair(place, pair) for place, pair in enumerate(self.pairs)],
             "notes": self.notes,
         }
@@ -143,28 +167,44 @@ class Comparison:
     def _plain_line(self, line: Line) -> dict[str, Any]:
         values = by_seed(line, self.metric)
         return {
-            "label": line.label, "runs": [str(cell.path) for cell in line.cells], "status": line.status,
-            "values": {str(seed): value for seed, value in values.items()}, "mean": mean_of(values), "std": spread_of(values),
+            "label": line.label,
+            "runs": [str(cell.path) for cell in line.cells],
+            "status": line.status,
+            "values": {str(seed): value for seed, value in values.items()},
+            "mean": mean_of(values),
+            "std": spread_of(values),
             "difference": self.difference(line),
-        }  # fmt: skip
+        }
 
     def _plain_pair(self, place: int, pair: Pair) -> dict[str, Any]:
         seeds, clients = pair.over_seeds, pair.over_clients
         return {
-            "first": pair.first.label, "second": pair.second.label, "seeds": list(pair.seeds),
-            "difference": seeds and seeds.mean, "low": seeds and seeds.low, "high": seeds and seeds.high,
+            "first": pair.first.label,
+            "second": pair.second.label,
+            "seeds": list(pair.seeds),
+            "difference": seeds and seeds.mean,
+            "low": seeds and seeds.low,
+            "high": seeds and seeds.high,
             "t": {"p": seeds and seeds.t, "holm": self.corrected.t[place]},
             "wilcoxon": {"p": seeds and seeds.wilcoxon, "holm": self.corrected.wilcoxon[place]},
-            "clients": None if clients is None else {
-                "seed": pair.seed, "clients": clients.pairs, "difference": clients.mean, "better": pair.better, "worse": pair.worse,
-                "wilcoxon": {"p": clients.wilcoxon, "holm": self.corrected.clients[place]},
-            },
-        }  # fmt: skip
+            "clients": (
+                None
+                if clients is None
+                else {
+                    "seed": pair.seed,
+                    "clients": clients.pairs,
+                    "difference": clients.mean,
+                    "better": pair.better,
+                    "worse": pair.worse,
+                    "wilcoxon": {"p": clients.wilcoxon, "holm": self.corrected.clients[place]},
+                }
+            ),
+        }
 
 
 def read_lines(folders: Sequence[Path]) -> list[Line]:
-    """A line per setting over all folders, its seeds from whichever holds them. Where two folders hold the very same experiment, it is the
-    folders that are to be compared, and each keeps its own lines."""
+    """A line per setting over all folders, its seeds from whichever holds them. Where two folders hold the
+    very same experiment, it is the folders that are to be compared, and each keeps its own lines."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise ConfigError(f"there is no folder {folder}")
@@ -184,7 +224,8 @@ def _home(cell: Cell, folders: Sequence[Path]) -> Path:
 
 
 def _told_apart(lines: list[Line], homes: dict[Path, Path]) -> list[Line]:
-    """No two of one name: each gets the folder it was asked for by, or where they share that the run's own, or at last a number."""
+    """No two of one name: each gets the folder it was asked for by, or where they share that the run's own,
+    or at last a number."""
     for place_of in (lambda line: homes[line.cells[0].path].name, lambda line: line.cells[0].path.name):
         names = [line.label for line in lines]
         known = {name: {place_of(line) for line in lines if line.label == name} for name in names}
@@ -199,7 +240,11 @@ def _told_apart(lines: list[Line], homes: dict[Path, Path]) -> list[Line]:
 
 def by_seed(line: Line, metric: str) -> dict[int, float]:
     """Of the runs that have come to their end."""
-    return {cell.seed: float(cell.final[metric]) for cell in line.cells if cell.finished and cell.final.get(metric) is not None}
+    return {
+        cell.seed: float(cell.final[metric])
+        for cell in line.cells
+        if cell.finished and cell.final.get(metric) is not None
+    }
 
 
 def mean_of(values: dict[int, float]) -> float | None:
@@ -227,7 +272,9 @@ def _named(label: str, lines: Sequence[Line]) -> Line:
     for line in lines:
         if line.label == label:
             return line
-    raise ConfigError(f"--against: no line is called '{label}'{suggest(label, [line.label for line in lines])}")
+    raise ConfigError(
+        f"--against: no line is called '{label}'{suggest(label, [line.label for line in lines])}"
+    )
 
 
 def _pair(first: Line, second: Line, metric: str) -> Pair:

@@ -13,9 +13,29 @@ from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
 from holdfast.report.config_differences import in_short
 from holdfast.report.page import document, header
 from holdfast.report.paired_tests import Paired
-from holdfast.report.table import WORDS, Entry, Table, amount, columns, duration, percent, tabulate, to_markdown
+from holdfast.report.table import (
+    WORDS,
+    Entry,
+    Table,
+    amount,
+    columns,
+    duration,
+    percent,
+    tabulate,
+    to_markdown,
+)
 
-_SHARES = ("accuracy", "validation/accuracy", "macro_f1", "balanced_accuracy", "auc", "attack/asr", "attack/lost", "detection", "matching")
+_SHARES = (
+    "accuracy",
+    "validation/accuracy",
+    "macro_f1",
+    "balanced_accuracy",
+    "auc",
+    "attack/asr",
+    "attack/lost",
+    "detection",
+    "matching",
+)
 
 
 @dataclass(frozen=True)
@@ -32,36 +52,53 @@ class Part:
 def parts(comparison: Comparison) -> list[Part]:
     out = [Part("Figures", _figures(comparison), _about_figures(comparison))]
     if comparison.differs:
-        out.append(Part("What differs", _differs(comparison), "Only the settings that are not the same for all.", words=True))
+        out.append(
+            Part(
+                "What differs",
+                _differs(comparison),
+                "Only the settings that are not the same for all.",
+                words=True,
+            )
+        )
     if any(pair.over_seeds is not None and pair.over_seeds.low is not None for pair in comparison.pairs):
-        out.append(Part(f"{comparison.metric}, paired over seeds", _over_seeds(comparison), _about_seeds(comparison)))
+        out.append(
+            Part(f"{comparison.metric}, paired over seeds", _over_seeds(comparison), _about_seeds(comparison))
+        )
     if any(pair.over_clients is not None for pair in comparison.pairs):
-        out.append(Part("Accuracy, paired over the clients of one seed", _over_clients(comparison), _ABOUT_CLIENTS))
+        out.append(
+            Part("Accuracy, paired over the clients of one seed", _over_clients(comparison), _ABOUT_CLIENTS)
+        )
     return out
 
 
 _ABOUT_CLIENTS = (
-    "About clients, not about seeds: whether the second setting serves these clients differently from the first in this one draw of data "
-    "and start. It says nothing about what another seed would give. Signed-rank test, two-sided; Holm over the pairs of this table."
+    "About clients, not about seeds: whether the second setting serves these clients differently from the"
+    " first in this one draw of data and start. It says nothing about what another seed would give."
+    " Signed-rank test, two-sided; Holm over the pairs of this table."
 )
 
 
 def _about_figures(comparison: Comparison) -> str:
-    spread = "± is the standard deviation over seeds. " if any(line.seeds > 1 for line in comparison.lines) else ""
-    return f"{spread}The difference is that of mean {comparison.metric} to {comparison.reference.label}, over finished runs."
+    spread = (
+        "± is the standard deviation over seeds. " if any(line.seeds > 1 for line in comparison.lines) else ""
+    )
+    return (
+        f"{spread}The difference is that of mean {comparison.metric} to {comparison.reference.label}, over"
+        " finished runs."
+    )
 
 
 def _about_seeds(comparison: Comparison) -> str:
     which = "all pairs" if comparison.all_pairs else f"the pairs with {comparison.reference.label}"
     return (
-        "The second less the first under the same seed: mean with its 95 % interval, p of the paired t-test and of Wilcoxon's signed-rank "
-        f"test, both two-sided, and after Holm's correction over {which}."
+        "The second less the first under the same seed: mean with its 95 % interval, p of the paired t-test"
+        f" and of Wilcoxon's signed-rank test, both two-sided, and after Holm's correction over {which}."
     )
 
 
 def _figures(comparison: Comparison) -> Table:
-    """The report's table; the metric too, where it is not in it, how many seeds, and the difference. These stand beside the metric: the
-    table is wider than most screens, and they are what it is read for."""
+    """The report's table; the metric too, where it is not in it, how many seeds, and the difference. These
+    stand beside the metric: the table is wider than most screens, and they are what it is read for."""
     lines, metric = comparison.lines, comparison.metric
     table = tabulate(lines)
     values = [by_seed(line, metric) for line in lines]
@@ -73,14 +110,20 @@ def _figures(comparison: Comparison) -> Table:
     told.append(("difference", ["–" if d is None else signed(metric, d) for d in differences]))
     place = shown.index((metric,)) + 2 if (metric,) in shown else 1
     titles = (*table.titles[:place], *(title for title, _ in told), *table.titles[place:])
-    rows = [(*row[:place], *(Entry(texts[i]) for _, texts in told), *row[place:]) for i, row in enumerate(table.rows)]
+    rows = [
+        (*row[:place], *(Entry(texts[i]) for _, texts in told), *row[place:])
+        for i, row in enumerate(table.rows)
+    ]
     return Table(titles, tuple(rows))
 
 
 def _differs(comparison: Comparison) -> Table:
     keys = list(comparison.differs)
     texts = [[in_short(value) for value in values] for values in comparison.differs.values()]
-    rows = [(Entry(line.label), *(Entry(column[place]) for column in texts)) for place, line in enumerate(comparison.lines)]
+    rows = [
+        (Entry(line.label), *(Entry(column[place]) for column in texts))
+        for place, line in enumerate(comparison.lines)
+    ]
     return Table(("", *keys), tuple(rows))
 
 
@@ -89,12 +132,19 @@ def _over_seeds(comparison: Comparison) -> Table:
     for place, pair in enumerate(comparison.pairs):
         test = pair.over_seeds
         if test is None or test.low is None:
-            said = "no test: " + (f"{len(pair.seeds)} seeds shared" if len(pair.seeds) != 1 else "1 seed shared")
+            said = "no test: " + (
+                f"{len(pair.seeds)} seeds shared" if len(pair.seeds) != 1 else "1 seed shared"
+            )
             rows.append((Entry(pair.label), Entry(str(len(pair.seeds))), Entry(said), *[Entry("–")] * 5))
             continue
         adjusted = comparison.corrected
         told = (pair.label, str(test.pairs), signed(metric, test.mean), _interval(metric, test))
-        rows.append((*map(Entry, told), *map(_p, (test.t, adjusted.t[place], test.wilcoxon, adjusted.wilcoxon[place]))))
+        rows.append(
+            (
+                *map(Entry, told),
+                *map(_p, (test.t, adjusted.t[place], test.wilcoxon, adjusted.wilcoxon[place])),
+            )
+        )
     titles = ("", "seeds", "difference", "95 % interval", "t-test", "Holm", "signed-rank", "Holm")
     return Table(titles, tuple(rows))
 
@@ -104,16 +154,37 @@ def _over_clients(comparison: Comparison) -> Table:
     for place, pair in enumerate(comparison.pairs):
         test = pair.over_clients
         if test is not None:
-            counts = (str(pair.seed), str(test.pairs), str(pair.better), str(pair.worse), signed("accuracy", test.mean))
-            rows.append((Entry(pair.label), *map(Entry, counts), _p(test.wilcoxon), _p(comparison.corrected.clients[place])))
-    return Table(("", "of seed", "clients", "better", "worse", "difference", "signed-rank", "Holm"), tuple(rows))
+            counts = (
+                str(pair.seed),
+                str(test.pairs),
+                str(pair.better),
+                str(pair.worse),
+                signed("accuracy", test.mean),
+            )
+            rows.append(
+                (
+                    Entry(pair.label),
+                    *map(Entry, counts),
+                    _p(test.wilcoxon),
+                    _p(comparison.corrected.clients[place]),
+                )
+            )
+    return Table(
+        ("", "of seed", "clients", "better", "worse", "difference", "signed-rank", "Holm"), tuple(rows)
+    )
 
 
 def writer(metric: str) -> Callable[[float], str]:
     """How a figure of this name is written."""
     if metric.startswith(_SHARES) and not metric.endswith("/clients"):
         return percent
-    return amount if metric.startswith("bytes/") else duration if metric.startswith("seconds/") else "{:,.4g}".format
+    return (
+        amount
+        if metric.startswith("bytes/")
+        else duration
+        if metric.startswith("seconds/")
+        else "{:,.4g}".format
+    )
 
 
 def signed(metric: str, difference: float) -> str:
@@ -135,7 +206,9 @@ def _mean_and_spread(metric: str, mean: float | None, spread: float | None) -> s
     write = writer(metric)
     if spread is None:
         return write(mean)
-    return f"{100 * mean:.1f} ± {100 * spread:.1f} %" if write is percent else f"{write(mean)} ± {write(spread)}"
+    return (
+        f"{100 * mean:.1f} ± {100 * spread:.1f} %" if write is percent else f"{write(mean)} ± {write(spread)}"
+    )
 
 
 def _p(value: float | None) -> Entry:
@@ -143,7 +216,10 @@ def _p(value: float | None) -> Entry:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    sections = [f"### {part.title}\n\n{to_markdown(part.table)}" + (f"\n{part.note}\n" if part.note else "") for part in parts(comparison)]
+    sections = [
+        f"### {part.title}\n\n{to_markdown(part.table)}" + (f"\n{part.note}\n" if part.note else "")
+        for part in parts(comparison)
+    ]
     notes = "".join(f"* {note}\n" for note in comparison.notes)
     return "\n".join([*sections, *([notes] if notes else [])])
 
@@ -151,7 +227,10 @@ def as_markdown(comparison: Comparison) -> str:
 def write_compare_page(comparison: Comparison, path: Path) -> None:
     labels = [line.label for line in comparison.lines]
     title = " and ".join(labels) if len(labels) <= 3 else f"{len(labels)} settings side by side"
-    facts = f"<li>compared by <b>{escape(comparison.metric)}</b></li><li>to <b>{escape(comparison.reference.label)}</b></li>"
+    facts = (
+        f"<li>compared by <b>{escape(comparison.metric)}</b></li><li>to"
+        f" <b>{escape(comparison.reference.label)}</b></li>"
+    )
     body = [
         header("comparison", title, f'<ul class="facts">{facts}</ul>'),
         *(_section(part) for part in parts(comparison)),
@@ -174,7 +253,9 @@ def _section(part: Part) -> str:
     )
     note = f'<p class="note below">{escape(part.note)}</p>' if part.note else ""
     kind = ' class="words"' if part.words else ""
-    table = f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    table = (
+        f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
     return f"<section><h2>{escape(part.title)}</h2>{table}{note}</section>"
 
 
@@ -183,4 +264,10 @@ def _kind(title: str, best: bool = False) -> str:
 
 
 def _notes(notes: Sequence[str]) -> str:
-    return "<section><h2>To be known</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul></section>" if notes else ""
+    return (
+        "<section><h2>To be known</h2><ul>"
+        + "".join(f"<li>{escape(note)}</li>" for note in notes)
+        + "</ul></section>"
+        if notes
+        else ""
+    )

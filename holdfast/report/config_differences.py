@@ -10,10 +10,12 @@ MISSING = "–"
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """By dotted key: its value in each config, in their order. Of two different parts (two methods, say) their names are told, and
-    settings that only one of them has are compared among configs that have it."""
+    """By dotted key: its value in each config, in their order. Of two different parts (two methods, say)
+    their names are told, and settings that only one of them has are compared among configs that have it."""
     found = _differing(dict(enumerate(configs)), "")
-    return {path: [values.get(place, MISSING) for place in range(len(configs))] for path, values in found.items()}
+    return {
+        path: [values.get(place, MISSING) for place in range(len(configs))] for path, values in found.items()
+    }
 
 
 def _differing(given: dict[int, Any], path: str) -> dict[str, dict[int, Any]]:
@@ -21,7 +23,9 @@ def _differing(given: dict[int, Any], path: str) -> dict[str, dict[int, Any]]:
         return {}
     if not any(isinstance(value, Mapping) for value in given.values()):
         return {path: given}
-    tables = {place: value if isinstance(value, Mapping) else {"name": value} for place, value in given.items()}
+    tables = {
+        place: value if isinstance(value, Mapping) else {"name": value} for place, value in given.items()
+    }
     names = {place: table.get("name") for place, table in tables.items()}
     out = {path: names} if len(set(map(str, names.values()))) > 1 else {}
     for key in dict.fromkeys(key for table in tables.values() for key in table if key != "name"):
@@ -44,5 +48,11 @@ def _by_name(names: Mapping[int, Any]) -> list[set[int]]:
 
 def in_short(value: Any, most: int = 40) -> str:
     """For a cell of a table."""
-    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    text = (
+        "none"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, default=str, ensure_ascii=False)
+    )
     return text if len(text) <= most else text[: most - 1] + "…"

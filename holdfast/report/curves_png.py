@@ -12,7 +12,9 @@ from holdfast.report.raster import LINES, RULE, SOFT, Pen, width_of
 _WIDTH, _TOP, _BOTTOM, _EDGE, _HEIGHT = 760, 76, 50, 20, 420
 
 
-def draw_curves(series: Sequence[Series], title: str, note: str, percent: bool, across: str, axis: Axis) -> Image.Image:
+def draw_curves(
+    series: Sequence[Series], title: str, note: str, percent: bool, across: str, axis: Axis
+) -> Image.Image:
     """Lines with their ranges as bands, each with its name at its end."""
     width = max(_WIDTH, 2 * _EDGE + width_of(title, 17), 2 * _EDGE + width_of(note, 12))
     pen = Pen(width, _HEIGHT)
@@ -25,7 +27,9 @@ def draw_curves(series: Sequence[Series], title: str, note: str, percent: bool, 
     floor = _HEIGHT - _BOTTOM
 
     def at(round: float, value: float) -> tuple[float, float]:
-        return left + (round - first) / max(last - first, 1) * (right - left), floor - axis.share(value) * (floor - _TOP)
+        return left + (round - first) / max(last - first, 1) * (right - left), floor - axis.share(value) * (
+            floor - _TOP
+        )
 
     for tick in axis.ticks:
         _, y = at(first, tick)
@@ -34,10 +38,17 @@ def draw_curves(series: Sequence[Series], title: str, note: str, percent: bool, 
     for tick in round_ticks(first, last):
         pen.text(at(tick, axis.ticks[0])[0], floor + 14, str(tick), 11, SOFT, "mm")
     pen.text((left + right) / 2, _HEIGHT - 14, across, 11, SOFT, "mm")
-    ends = spread_out([at(*one.points[-1][:2])[1] if one.points else floor for one in series], 15, _TOP + 4, floor)
-    for one, colour in zip(series, _colours(len(series)), strict=True):  # bands first: no line is hidden by one
+    ends = spread_out(
+        [at(*one.points[-1][:2])[1] if one.points else floor for one in series], 15, _TOP + 4, floor
+    )
+    for one, colour in zip(
+        series, _colours(len(series)), strict=True
+    ):  # bands first: no line is hidden by one
         if any(low < high for _, _, low, high in one.points):
-            upper, lower = [at(r, high) for r, _, _, high in one.points], [at(r, low) for r, _, low, _ in one.points]
+            upper, lower = (
+                [at(r, high) for r, _, _, high in one.points],
+                [at(r, low) for r, _, low, _ in one.points],
+            )
             pen.shape(upper + lower[::-1], colour, opacity=0.15)
     for one, colour, end in zip(series, _colours(len(series)), ends, strict=True):
         if one.points:

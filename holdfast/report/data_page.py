@@ -35,12 +35,21 @@ def _maps(holdings: Holdings) -> str:
     shown = min(len(counts), max(1, _MOST_CELLS // len(holdings.names)))
     band = _SIDE_BY_SIDE if shown <= 5 * _SIDE_BY_SIDE else 100
     maps = [
-        heat_map(counts[first : min(first + band, shown)].tolist(), holdings.names, what(holdings.part).capitalize(), first, most)
+        heat_map(
+            counts[first : min(first + band, shown)].tolist(),
+            holdings.names,
+            what(holdings.part).capitalize(),
+            first,
+            most,
+        )
         for first in range(0, shown, band)
     ]
     only = f" The first {shown:,} of {len(counts):,} clients." if shown < len(counts) else ""
     drawn = "".join(f'<div class="scroll">{one}</div>' for one in maps)
-    note = f"The strongest shade is {most:,} {what(holdings.part)}, the others go by the square root. Point at a cell to read it.{only}"
+    note = (
+        f"The strongest shade is {most:,} {what(holdings.part)}, the others go by the square root. Point at a"
+        f" cell to read it.{only}"
+    )
     return f'<section><h2>Who holds what</h2><p class="note">{note}</p>{drawn}</section>'
 
 
@@ -49,9 +58,13 @@ def _table(holdings: Holdings) -> str:
     total, holders = holdings.counts.sum(0), (holdings.counts > 0).sum(0)
     largest = holdings.counts.max(0)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{total[kind]:,}</td><td>{holders[kind]:,}</td><td>{largest[kind]:,}</td></tr>'
+        "<tr><th"
+        f' scope="row">{escape(name)}</th><td>{total[kind]:,}</td><td>{holders[kind]:,}</td><td>{largest[kind]:,}</td></tr>'  # noqa: E501
         for kind, name in enumerate(holdings.names)
     )
-    heads = "".join(f'<th scope="col">{word}</th>' for word in ("class", what(holdings.part), "clients with it", "most with one client"))
+    heads = "".join(
+        f'<th scope="col">{word}</th>'
+        for word in ("class", what(holdings.part), "clients with it", "most with one client")
+    )
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     return f"<section><details><summary>Every class in numbers</summary>{table}</details></section>"

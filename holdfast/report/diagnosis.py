@@ -1,4 +1,5 @@
-"""One diagnosis to look at: figures that can be drawn into a picture or a page, and the numbers behind them."""
+"""One diagnosis to look at: figures that can be drawn into a picture or a page, and the numbers behind
+them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Curves:
 
     def html(self) -> str:
         drawn = curves(self.series, self.title, self.percent, self.across, self._axis())
-        return f'<div style="max-width: 760px">{drawn}</div>'  # wider, its words would be larger than the page's
+        return (  # wider, its words would be larger than the page's
+            f'<div style="max-width: 760px">{drawn}</div>'
+        )
 
     def _axis(self) -> Axis:
         return Axis.over([point for one in self.series for point in one.points])
@@ -66,16 +69,33 @@ class Cells:
             return self
         down, across = min(rows, _MOST_ROWS), min(columns, _MOST_COLUMNS)
         return replace(
-            self, note=f"{self.note} Drawn are {down:,} of {rows:,} rows and {across:,} of {columns:,} columns.",
-            values=[column[:down] for column in self.values[:across]], texts=[column[:down] for column in self.texts[:across]],
-            heads=self.heads[:across], names=self.names[:down],
-        )  # fmt: skip
+            self,
+            note=f"{self.note} Drawn are {down:,} of {rows:,} rows and {across:,} of {columns:,} columns.",
+            values=[column[:down] for column in self.values[:across]],
+            texts=[column[:down] for column in self.texts[:across]],
+            heads=self.heads[:across],
+            names=self.names[:down],
+        )
 
     def drawn(self) -> Image.Image:
-        return draw_map(Map(self.title, self.note, self.values, self.heads, self.names, self.words, self.texts, self.most, self.legend))
+        return draw_map(
+            Map(
+                self.title,
+                self.note,
+                self.values,
+                self.heads,
+                self.names,
+                self.words,
+                self.texts,
+                self.most,
+                self.legend,
+            )
+        )
 
     def html(self) -> str:
-        drawn = heat_map(self.values, self.names, self.title, 0, self.most, self.heads, (*self.words, ""), self.texts)
+        drawn = heat_map(
+            self.values, self.names, self.title, 0, self.most, self.heads, (*self.words, ""), self.texts
+        )
         return f'<div class="scroll">{drawn}</div>'
 
 
@@ -92,7 +112,9 @@ class Sheet:
 
     def html(self) -> str:
         data = b64encode(png_of(self.image)).decode()
-        return f'<img alt="{escape(self.title)}" width="{self.image.width}" src="data:image/png;base64,{data}">'
+        return (
+            f'<img alt="{escape(self.title)}" width="{self.image.width}" src="data:image/png;base64,{data}">'
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,10 @@ class Diagnosis:
     def page(self) -> str:
         heads = ["" if one.title == self.title else f"<h2>{escape(one.title)}</h2>" for one in self.figures]
         notes = [f'<p class="note">{escape(one.note)}</p>' for one in self.figures]
-        sections = [f"<section>{head}{note}{one.html()}</section>" for head, note, one in zip(heads, notes, self.figures, strict=True)]
+        sections = [
+            f"<section>{head}{note}{one.html()}</section>"
+            for head, note, one in zip(heads, notes, self.figures, strict=True)
+        ]
         table = self.short.to_html(index=False, border=0, float_format=number, escape=True)
         body = [
             header("diagnosis", self.title, ""),

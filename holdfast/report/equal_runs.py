@@ -1,4 +1,5 @@
-"""Runs that differ in a setting and whose figures are equal to the last bit: the setting had no effect, or something ignores it."""
+"""Runs that differ in a setting and whose figures are equal to the last bit: the setting had no effect, or
+something ignores it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,19 @@ _HOW = ("engine.", "evaluate.")  # where and how a run is computed and measured 
 
 
 def without_effect(cells: Sequence[Cell]) -> list[str]:
-    """A sentence for each setting, or set of settings, in which finished runs differ although all figures of all rounds are the same."""
+    """A sentence for each setting, or set of settings, in which finished runs differ although all figures of
+    all rounds are the same."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.standing.status == "finished" and cell.curve("accuracy"):
-            alike.setdefault(json.dumps([part["metrics"] for part in cell.parts], sort_keys=True), []).append(cell)
+            alike.setdefault(json.dumps([part["metrics"] for part in cell.parts], sort_keys=True), []).append(
+                cell
+            )
     found: dict[tuple[str, ...], list[list[Cell]]] = {}
     for group in alike.values():
-        names = tuple(name for name in differing([cell.config for cell in group]) if not name.startswith(_HOW))
+        names = tuple(
+            name for name in differing([cell.config for cell in group]) if not name.startswith(_HOW)
+        )
         if names:
             found.setdefault(names, []).append(group)
     return [_sentence(names, groups) for names, groups in found.items()]
@@ -28,8 +34,11 @@ def without_effect(cells: Sequence[Cell]) -> list[str]:
 def _sentence(names: tuple[str, ...], groups: list[list[Cell]]) -> str:
     first = groups[0]
     also = f" (and {len(groups) - 1} more such groups)" if len(groups) > 1 else ""
-    labels = ", ".join(cell.label for cell in first[:4]) + (f" and {len(first) - 4} more" if len(first) > 4 else "")
+    labels = ", ".join(cell.label for cell in first[:4]) + (
+        f" and {len(first) - 4} more" if len(first) > 4 else ""
+    )
     return (
-        f"{' and '.join(names)} made no difference: {labels}{also} differ in it, but all their figures in all rounds are equal to the last "
-        "bit. Either the setting has no effect here, or the code does not use it."
+        f"{' and '.join(names)} made no difference: {labels}{also} differ in it, but all their figures in all"
+        " rounds are equal to the last bit. Either the setting has no effect here, or the code does not"
+        " use it."
     )

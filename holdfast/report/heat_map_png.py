@@ -1,4 +1,5 @@
-"""Heat maps as PNG, drawn with Pillow, which reading images needs anyway: who holds what, and whatever else has rows and columns."""
+"""Heat maps as PNG, drawn with Pillow, which reading images needs anyway: who holds what, and whatever else
+has rows and columns."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def draw_holdings(holdings: Holdings) -> Image.Image:
     note = f"{holdings.federation.clients:,} clients, dealt by {dict(holdings.described())['dealt by']}"
     heads, texts = list(map(str, range(len(counts)))), [list(map(str, row)) for row in counts]
     legend = ("1", f"{most:,} {what(holdings.part)}{more}")
-    return draw_map(Map(holdings.title, note, counts, heads, holdings.names, ("client", "class"), texts, most, legend))
+    return draw_map(
+        Map(holdings.title, note, counts, heads, holdings.names, ("client", "class"), texts, most, legend)
+    )
 
 
 def draw_map(map: Map) -> Image.Image:
@@ -80,10 +83,21 @@ def _cells(pen: Pen, map: Map, left: float, side: float, tall: float) -> None:
     gap = 1.0 if min(side, tall) >= 6 else 0.0
     for column, values in enumerate(map.values):
         for row, value in enumerate(values):
-            at, down, share = left + side * column, _TOP + tall * row, math.sqrt(value / map.most)  # keeps small ones visible
+            at, down, share = (
+                left + side * column,
+                _TOP + tall * row,
+                math.sqrt(value / map.most),
+            )  # keeps small ones visible
             pen.box(at, down, at + side - gap, down + tall - gap, _shade(share) if value else CELL)
             if value and roomy:
-                pen.text(at + side / 2, down + tall / 2, map.texts[column][row], 10, PAPER if share > 0.6 else INK, "mm")
+                pen.text(
+                    at + side / 2,
+                    down + tall / 2,
+                    map.texts[column][row],
+                    10,
+                    PAPER if share > 0.6 else INK,
+                    "mm",
+                )
 
 
 def _legend(pen: Pen, left: float, down: float, words: tuple[str, str]) -> None:

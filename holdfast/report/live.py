@@ -1,8 +1,10 @@
-"""Follow a job in the browser: a small server on this machine that shows what is committed on disk, and nothing else.
+"""Follow a job in the browser: a small server on this machine that shows what is committed on disk, and
+nothing else.
 
-It answers `/`, the report as of now, where there are many runs `/runs/NAME.html` with the page of each, and `/state` before either, by
-which the page learns that there is something new. Names are looked up among the runs that there are, never on the disk. It is bound to the
-loopback address, and it answers only to that name: a page from elsewhere that has its own name resolved to this machine is refused."""
+It answers `/`, the report as of now, where there are many runs `/runs/NAME.html` with the page of each, and
+`/state` before either, by which the page learns that there is something new. Names are looked up among the
+runs that there are, never on the disk. It is bound to the loopback address, and it answers only to that name:
+a page from elsewhere that has its own name resolved to this machine is refused."""
 
 from __future__ import annotations
 
@@ -35,12 +37,14 @@ _FRESH = 1.0  # seconds for which a look at the disk is good enough
 _REST = 4  # a page is rendered again after as many times what it took
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ class _Seen:
 
 
 class Lookout:
-    """Looks at a folder again and again, and reads again only what has changed: a job should not notice that it is watched."""
+    """Looks at a folder again and again, and reads again only what has changed: a job should not notice that
+    it is watched."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
@@ -112,7 +117,9 @@ class Lookout:
             failed=sum(run.status == "failed" for run in runs.values()) + lost,
             round=sum(run.round for run in runs.values()),
             rounds=sum(run.rounds for run in runs.values()),
-            committed=max((run.committed for run in runs.values() if run.committed is not None), default=None),
+            committed=max(
+                (run.committed for run in runs.values() if run.committed is not None), default=None
+            ),
         )
 
     def _run(self, path: Path) -> _Seen:
@@ -140,8 +147,8 @@ class _Page:
 
 
 class Viewed:
-    """The pages of a folder, each rendered again only when something changed, and not more often than leaves the machine to the job; many
-    threads may ask. A page is named by its path: `/` is about all runs."""
+    """The pages of a folder, each rendered again only when something changed, and not more often than leaves
+    the machine to the job; many threads may ask. A page is named by its path: `/` is about all runs."""
 
     def __init__(self, folder: Path):
         self.folder, self._lookout = Path(folder).resolve(), Lookout(folder)  # `.` has a name too
@@ -165,7 +172,9 @@ class Viewed:
             if page is None or self._due(page, state):
                 began = time.monotonic()
                 text = self._drawn(state, path)
-                page = self._pages[path] = _Page(state.version, text, time.monotonic() + _REST * (time.monotonic() - began))
+                page = self._pages[path] = _Page(
+                    state.version, text, time.monotonic() + _REST * (time.monotonic() - began)
+                )
             return page.text
 
     @staticmethod
@@ -179,15 +188,21 @@ class Viewed:
 
     def _drawn(self, state: State, path: str) -> str:
         if state.waiting:
-            text = document(f"{self.folder.name}: {state.words}", [header("live", self.folder.name, ""), _said(state.words)])
+            text = document(
+                f"{self.folder.name}: {state.words}",
+                [header("live", self.folder.name, ""), _said(state.words)],
+            )
         else:
             try:
                 text = self._report(path)
-            except Exception as error:  # of a run that is only half there, say: the next round may mend it, so the page lives on
+            # of a run that is only half there, say: the next round may mend it, so the page lives on
+            except Exception as error:
                 why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-                text = document(self.folder.name, [header("live", self.folder.name, ""), _said(f"this cannot be drawn now: {why}")])
+                text = document(
+                    self.folder.name,
+                    [header("live", self.folder.name, ""), _said(f"this cannot be drawn now: {why}")],
+                )
         return _alive(text, state)
-
 
     def _report(self, path: str) -> str:
         cells = read_cells(self.folder)
@@ -211,10 +226,15 @@ def _alive(page: str, state: State) -> str:
     policy = r'(<meta http-equiv="Content-Security-Policy" content="[^"]*)"'
     page, found = re.subn(policy, lambda met: f"{met[1]}; connect-src 'self'\"", page, count=1)
     assert found == 1, "a page without a policy"
-    page = page.replace("</head>", '<link rel="icon" href="data:,">\n</head>', 1)  # or the browser asks for one
+    page = page.replace(
+        "</head>", '<link rel="icon" href="data:,">\n</head>', 1
+    )  # or the browser asks for one
     told = json.dumps(state.plain()).replace("<", "\\u003c")
     script = (files("holdfast.report") / "live.js").read_text()
-    tail = f'<script type="application/json" id="live-state">{told}</script>\n<script>\n{script}</script>\n</body>'
+    tail = (
+        '<script type="application/json"'
+        f' id="live-state">{told}</script>\n<script>\n{script}</script>\n</body>'
+    )
     before, _, after = page.rpartition("</body>")
     return before + tail + after
 
@@ -227,7 +247,9 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int = 0, noted: Callable[[str], None] = lambda words: None):
         if not Path(folder).is_dir():
-            raise ConfigError(f"there is no folder {folder}; start the job first, or name the folder that it writes to")
+            raise ConfigError(
+                f"there is no folder {folder}; start the job first, or name the folder that it writes to"
+            )
         self.viewed, self.noted = Viewed(folder), noted
         self._told = False
         try:
@@ -236,7 +258,9 @@ class Server(ThreadingHTTPServer):
             raise ConfigError(f"--port {port}: not allowed here; choose one above 1023") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"--port {port}: in use by another program; choose another, or none for a free one") from None
+                raise ConfigError(
+                    f"--port {port}: in use by another program; choose another, or none for a free one"
+                ) from None
             raise
 
     @property
@@ -250,7 +274,9 @@ class Server(ThreadingHTTPServer):
     @property
     def names(self) -> set[str]:
         """What a browser on this machine calls it."""
-        return {f"{HOST}:{self.port}", f"localhost:{self.port}"} | ({HOST, "localhost"} if self.port == 80 else set())
+        return {f"{HOST}:{self.port}", f"localhost:{self.port}"} | (
+            {HOST, "localhost"} if self.port == 80 else set()
+        )
 
     def service_actions(self) -> None:
         """Between requests: tell the terminal, once, that the job is done."""
@@ -274,7 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
-            return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for a browser on this machine, by the address that was printed")
+            return self._answer(
+                HTTPStatus.FORBIDDEN,
+                "text/plain",
+                "only for a browser on this machine, by the address that was printed",
+            )
         viewed, asked = self.server.viewed, unquote(self.path)
         about = asked.removeprefix("/state") or "/"
         if asked == "/state/" or not viewed.has(about):

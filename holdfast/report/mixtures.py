@@ -20,12 +20,19 @@ _NOT_WANTED = -1
 
 def matrices(story: Story) -> str:
     """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
-    return "".join(_matrix(story, name, frames) for name, frames in story.frames.items() if not name.endswith("/votes"))
+    return "".join(
+        _matrix(story, name, frames) for name, frames in story.frames.items() if not name.endswith("/votes")
+    )
 
 
 def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     of_clients, clients = name in MIXED, story.of_pairs()
-    present = {int(i) for frame in frames for ids in ((frame.rows, frame.columns) if of_clients else (frame.rows,)) for i in ids}
+    present = {
+        int(i)
+        for frame in frames
+        for ids in ((frame.rows, frame.columns) if of_clients else (frame.rows,))
+        for i in ids
+    }
     clients = [client for client in clients if client in present]
     across = clients if of_clients else list(range(max(len(frame.columns) for frame in frames)))
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
@@ -34,15 +41,31 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     title = "Whose models each client was given" if of_clients else f"Recorded: {name}"
     heads = [story.mark(i) for i in across] if of_clients else list(map(str, across))
     grid = Grid(
-        title, [story.mark(client) for client in clients], heads, values, ("client", "model of" if of_clients else "column"),
-        share=name.rsplit("/", 1)[-1] in SHARES, rounds=[frame.round for frame in frames], square=True,
-    )  # fmt: skip
-    words = "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was mixed"
+        title,
+        [story.mark(client) for client in clients],
+        heads,
+        values,
+        ("client", "model of" if of_clients else "column"),
+        share=name.rsplit("/", 1)[-1] in SHARES,
+        rounds=[frame.round for frame in frames],
+        square=True,
+    )
+    words = (
+        "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was"
+        " mixed"
+    )
     words += "; the rest is its own last model." if name == "attention" else "."
-    note = f"{_from_attackers(story, frames)} {words}".strip() if of_clients else about(name)[0].upper() + about(name)[1:] + "."
+    note = (
+        f"{_from_attackers(story, frames)} {words}".strip()
+        if of_clients
+        else about(name)[0].upper() + about(name)[1:] + "."
+    )
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""
-    return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note + few + some)}</p>{legend_of(story)}{grid.html()}</section>'
+    return (
+        f"<section><h2>{escape(title)}</h2><p"
+        f' class="note">{escape(note + few + some)}</p>{legend_of(story)}{grid.html()}</section>'
+    )
 
 
 def legend_of(story: Story) -> str:
@@ -52,10 +75,16 @@ def legend_of(story: Story) -> str:
 
 def _from_attackers(story: Story, frames: list[Frame]) -> str:
     """How much of benign clients' models is attackers', at first and at last."""
-    said = [f"{100 * frame.foul:.2g} % in round {frame.round}" for frame in (frames[0], frames[-1]) if not np.isnan(frame.foul)]
+    said = [
+        f"{100 * frame.foul:.2g} % in round {frame.round}"
+        for frame in (frames[0], frames[-1])
+        if not np.isnan(frame.foul)
+    ]
     if not story.malicious or not said:
         return ""
-    return f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}."
+    return (
+        f"Of what benign clients were given, attackers' models made up {' and '.join(dict.fromkeys(said))}."
+    )
 
 
 def matches(story: Story, cell: Cell) -> str:
@@ -68,9 +97,15 @@ def matches(story: Story, cell: Cell) -> str:
     peers: Found = {}
     right: dict[tuple[int, int], bool] = {}
     for round, frame in story.matches.items():
-        peers[round] = {int(i): _peers(row, target, int(i)) for i, row in zip(frame.rows, frame.values, strict=True)}
+        peers[round] = {
+            int(i): _peers(row, target, int(i)) for i, row in zip(frame.rows, frame.values, strict=True)
+        }
         if partner is not None:
-            right |= {(client, round): set(found) == {int(partner[client])} for client, found in peers[round].items() if found}
+            right |= {
+                (client, round): set(found) == {int(partner[client])}
+                for client, found in peers[round].items()
+                if found
+            }
     known = partner is not None
     note = f"{sum(right.values()):,} of {len(right):,} decisions name the true partner. " if known else ""
     note += "A number is the client whose personal model was mixed in."
@@ -78,10 +113,11 @@ def matches(story: Story, cell: Cell) -> str:
     several = any(len(found) > 1 for now in peers.values() for found in now.values())
     note += " Of several classes at once: the peers of all." if several else ""
     return (
-        f'<section><h2>Who was matched with whom</h2><p class="note">{escape(note + thinned(story))}</p>{legend_of(story)}'
+        "<section><h2>Who was matched with whom</h2><p"
+        f' class="note">{escape(note + thinned(story))}</p>{legend_of(story)}'
         f"{_by_round(story, clients, peers, right, known).html()}"
         '<h3 class="apart">How often <small>over the rounds shown'
-        f"{'; framed: the true partner' if known else ''}</small></h3>{_how_often(story, clients, peers, partner).html()}</section>"
+        f"{'; framed: the true partner' if known else ''}</small></h3>{_how_often(story, clients, peers, partner).html()}</section>"  # noqa: E501
     )
 
 
@@ -94,7 +130,9 @@ def _peers(row: np.ndarray, target: np.ndarray | None, client: int) -> list[int]
 Found = dict[int, dict[int, list[int]]]
 
 
-def _by_round(story: Story, clients: list[int], peers: Found, right: dict[tuple[int, int], bool], known: bool) -> Grid:
+def _by_round(
+    story: Story, clients: list[int], peers: Found, right: dict[tuple[int, int], bool], known: bool
+) -> Grid:
     shades = np.full((len(clients), len(story.rounds)), np.nan)
     texts, says, cut = [[""] * len(story.rounds) for _ in clients], {}, ""
     for down, client in enumerate(clients):
@@ -110,7 +148,16 @@ def _by_round(story: Story, clients: list[int], peers: Found, right: dict[tuple[
     rows, columns = [story.mark(client) for client in clients], list(map(str, story.rounds))
     marks = [("m cut", cut)] if cut else []
     return Grid(
-        "Peers by client and round", rows, columns, shades[None], texts=texts, says=says, marks=marks, legend=False, top=1.6, most_tall=22.0
+        "Peers by client and round",
+        rows,
+        columns,
+        shades[None],
+        texts=texts,
+        says=says,
+        marks=marks,
+        legend=False,
+        top=1.6,
+        most_tall=22.0,
     )
 
 
@@ -122,14 +169,22 @@ def _how_often(story: Story, clients: list[int], peers: Found, partner: np.ndarr
             for peer in found:
                 if client in place and peer in place:
                     counts[place[client], place[peer]] += 1
-    frames = "" if partner is None else "".join(
-        f"M{place[int(partner[c])]} {place[c]}.03h.94v.94h-.94z" for c in clients if int(partner[c]) in place
-    )  # fmt: skip
+    frames = (
+        ""
+        if partner is None
+        else "".join(
+            f"M{place[int(partner[c])]} {place[c]}.03h.94v.94h-.94z"
+            for c in clients
+            if int(partner[c]) in place
+        )
+    )
     names = [story.mark(client) for client in clients]
     texts = [[f"{n:.0f}" if n else "" for n in row] for row in counts]
     marks = [("m true", frames)] if frames else []
     title = "How often each client was given each other's model"
-    return Grid(title, names, names, counts[None], ("client", "model of"), square=True, texts=texts, marks=marks)
+    return Grid(
+        title, names, names, counts[None], ("client", "model of"), square=True, texts=texts, marks=marks
+    )
 
 
 def _facts(cell: Cell) -> dict[str, np.ndarray]:

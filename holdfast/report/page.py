@@ -26,8 +26,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def write_page(folder: Path, out: Path | None = None, title: str | None = None, alone: bool = False) -> Path:
-    """The page of the runs in a folder; gives its path. More than a few runs get a page each too, in a folder beside it that has its name,
-    unless it is to be `alone`."""
+    """The page of the runs in a folder; gives its path. More than a few runs get a page each too, in a folder
+    beside it that has its name, unless it is to be `alone`."""
     cells = read_cells(folder)
     target = Path(folder) / "report.html" if out is None else Path(out)
     if alone or len(cells) <= MOST_TOGETHER:
@@ -35,7 +35,9 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         return target
     names = {cell.path: f"{cell.path.name}.html" for cell in cells}
     beside = target.with_suffix("")
-    if beside == target or (beside / "manifest.json").exists():  # the page has no suffix, or a run has the name
+    if (
+        beside == target or (beside / "manifest.json").exists()
+    ):  # the page has no suffix, or a run has the name
         beside = target.with_name(f"{target.name}-runs")
     with readable(beside):
         beside.mkdir(parents=True, exist_ok=True)
@@ -44,13 +46,19 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         write_atomically(target, render(cells, title, links).encode(errors="replace"))
         advance(1)
         for place, cell in enumerate(cells):
-            write_atomically(beside / names[cell.path], render_one(cells, place, f"../{quote(target.name)}").encode(errors="replace"))
+            write_atomically(
+                beside / names[cell.path],
+                render_one(cells, place, f"../{quote(target.name)}").encode(errors="replace"),
+            )
             advance(1)
     return target
 
 
-def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path, str] | None = None, back: str = "") -> str:
-    """`links` lead to the pages of single runs, where they have some; `back` leads from such a page to the one about all."""
+def render(
+    cells: Sequence[Cell], title: str | None = None, links: Mapping[Path, str] | None = None, back: str = ""
+) -> str:
+    """`links` lead to the pages of single runs, where they have some; `back` leads from such a page to the
+    one about all."""
     lines = by_setting(cells)
     crossing = Crossing(lines)
     title = title or sections.title(lines, crossing)
@@ -70,10 +78,18 @@ def render(cells: Sequence[Cell], title: str | None = None, links: Mapping[Path,
     ]
     contents, body = _contents(body)
     skip = '<a class="skip" href="#s1">Skip to the result</a>'
-    body = [skip, back, header("report", title, sections.facts(lines)), contents, *body, f"<footer>{escape(_origin(cells))}</footer>"]
+    body = [
+        skip,
+        back,
+        header("report", title, sections.facts(lines)),
+        contents,
+        *body,
+        f"<footer>{escape(_origin(cells))}</footer>",
+    ]
     data = rounds.pointed_at(lines, crossing)
     script = (
-        f'<div id="tip" role="status" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
+        '<div id="tip" role="status" hidden></div>\n<script type="application/json"'
+        f' id="data">{data}</script>\n'
         f"<script>\n{_resource('page.js')}{_resource('run_details.js')}</script>\n"
     )
     return document(title, body, script)
@@ -87,7 +103,11 @@ def render_one(cells: Sequence[Cell], place: int, top: str) -> str:
 
 
 def _way_back(links: Sequence[tuple[str, str]]) -> str:
-    return '<nav class="back" aria-label="Other pages">' + "".join(f'<a href="{href}">{words}</a>' for words, href in links) + "</nav>"
+    return (
+        '<nav class="back" aria-label="Other pages">'
+        + "".join(f'<a href="{href}">{words}</a>' for words, href in links)
+        + "</nav>"
+    )
 
 
 def _contents(body: Sequence[str]) -> tuple[str, list[str]]:
@@ -122,8 +142,9 @@ def document(title: str, body: Sequence[str], script: str = "") -> str:
 def _origin(cells: Sequence[Cell]) -> str:
     manifest = cells[0].manifest
     return (
-        f"Begun {manifest['began']} with holdfast {manifest['holdfast']}, PyTorch {manifest['torch']}, Python {manifest['python']}, "
-        f"device {manifest['device']}, {manifest['threads']} threads. Page by holdfast {__version__}."
+        f"Begun {manifest['began']} with holdfast {manifest['holdfast']}, PyTorch {manifest['torch']}, Python"
+        f" {manifest['python']}, device {manifest['device']}, {manifest['threads']} threads. Page by holdfast"
+        f" {__version__}."
     )
 
 

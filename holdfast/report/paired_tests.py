@@ -1,4 +1,5 @@
-"""Two settings under the same seeds: is their difference more than luck? The seeds are the sample, so all tests are on differences."""
+"""Two settings under the same seeds: is their difference more than luck? The seeds are the sample, so all
+tests are on differences."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Paired:
-    """The differences of n pairs: their mean with its interval, and how likely one so far from nothing would be if nothing were there. A
-    figure is None where it is not defined: no interval of one pair, no t of differences that do not vary."""
+    """The differences of n pairs: their mean with its interval, and how likely one so far from nothing would
+    be if nothing were there. A figure is None where it is not defined: no interval of one pair, no t of
+    differences that do not vary."""
 
     pairs: int
     mean: float
@@ -39,11 +41,14 @@ def paired(differences: Sequence[float]) -> Paired:
         return Paired(count, mean, mean, mean, None, signed)
     error = spread / math.sqrt(count)
     reach = error * float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
-    return Paired(count, mean, mean - reach, mean + reach, float(stats.ttest_1samp(differences, 0.0).pvalue), signed)
+    return Paired(
+        count, mean, mean - reach, mean + reach, float(stats.ttest_1samp(differences, 0.0).pvalue), signed
+    )
 
 
 def _signed_rank(differences: Sequence[float]) -> float | None:
-    """Ties with nothing are left out, as Wilcoxon did; where nothing else is left there is nothing to test."""
+    """Ties with nothing are left out, as Wilcoxon did; where nothing else is left there is nothing to
+    test."""
     if not any(differences):
         return None
     with warnings.catch_warnings():
@@ -57,8 +62,8 @@ def smallest(pairs: int) -> float:
 
 
 def holm(given: Sequence[float | None]) -> list[float | None]:
-    """p values made larger for their number, step by step from the smallest: the chance of even one false alarm among all stays what each
-    alone promises. Those that are None were not tested and do not count."""
+    """p values made larger for their number, step by step from the smallest: the chance of even one false
+    alarm among all stays what each alone promises. Those that are None were not tested and do not count."""
     tested = sorted((p, place) for place, p in enumerate(given) if p is not None)
     out: list[float | None] = [None] * len(given)
     largest = 0.0

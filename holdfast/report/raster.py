@@ -1,4 +1,5 @@
-"""Drawing with Pillow in points, on an image that is larger by a whole number: sharp on dense screens and on paper."""
+"""Drawing with Pillow in points, on an image that is larger by a whole number: sharp on dense screens and on
+paper."""
 
 from __future__ import annotations
 
@@ -15,12 +16,21 @@ from holdfast.core.files import write_atomically
 
 SCALE = 2
 PAPER, INK, SOFT, RULE, CELL, HEAT = "#ffffff", "#1b1f24", "#5d6670", "#e3e5e2", "#f1f2ef", (11, 95, 150)
-LINES = ("#0072b2", "#c74f00", "#00825f", "#b0508a", "#a87000", "#5a55c9", "#555b61")  # as in the page's style
+LINES = (
+    "#0072b2",
+    "#c74f00",
+    "#00825f",
+    "#b0508a",
+    "#a87000",
+    "#5a55c9",
+    "#555b61",
+)  # as in the page's style
 _FINER = 2  # lines are drawn larger still and then made smaller, which smooths them
 
 
 class Pen:
-    """An image to draw on. Boxes and words are put on as they are; lines and bands are collected on a finer sheet first."""
+    """An image to draw on. Boxes and words are put on as they are; lines and bands are collected on a finer
+    sheet first."""
 
     def __init__(self, width: float, height: float):
         self.image = Image.new("RGB", (math.ceil(width * SCALE), math.ceil(height * SCALE)), PAPER)
@@ -28,12 +38,17 @@ class Pen:
 
     def box(self, x: float, y: float, to_x: float, to_y: float, colour: Any) -> None:
         corners = np.round(np.array([x, y, to_x, to_y]) * SCALE).astype(int).tolist()
-        self.draw.rectangle((corners[0], corners[1], max(corners[2] - 1, corners[0]), max(corners[3] - 1, corners[1])), fill=colour)
+        self.draw.rectangle(
+            (corners[0], corners[1], max(corners[2] - 1, corners[0]), max(corners[3] - 1, corners[1])),
+            fill=colour,
+        )
 
     def text(self, x: float, y: float, words: str, size: int, colour: str = INK, anchor: str = "lm") -> None:
         self.draw.text((x * SCALE, y * SCALE), words, fill=colour, font=font(size), anchor=anchor)
 
-    def shape(self, points: Sequence[tuple[float, float]], colour: str, width: float = 0.0, opacity: float = 1.0) -> None:
+    def shape(
+        self, points: Sequence[tuple[float, float]], colour: str, width: float = 0.0, opacity: float = 1.0
+    ) -> None:
         """A line of some width through the points, or, without a width, the area that they enclose."""
         finer = SCALE * _FINER
         mask = Image.new("L", (self.image.width * _FINER, self.image.height * _FINER), 0)
@@ -42,7 +57,9 @@ class Pen:
             pen.polygon(places, fill=255)
         else:
             pen.line(places, fill=255, width=round(width * finer), joint="curve")
-        mask = mask.resize(self.image.size, Image.Resampling.BOX).point([round(opacity * level) for level in range(256)])
+        mask = mask.resize(self.image.size, Image.Resampling.BOX).point(
+            [round(opacity * level) for level in range(256)]
+        )
         self.image.paste(colour, (0, 0), mask)
 
     def dot(self, x: float, y: float, radius: float, colour: str) -> None:

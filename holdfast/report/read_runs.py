@@ -1,4 +1,5 @@
-"""Read finished or unfinished runs from disk into what tables and pages show. Runs that differ by their seed only form one line."""
+"""Read finished or unfinished runs from disk into what tables and pages show. Runs that differ by their seed
+only form one line."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Cell:
 
     def _described(self) -> str:
         """A single run is known by its method and by who acts on its updates."""
-        return " ".join(filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"]))))
+        return " ".join(
+            filter(None, (self.method, name_of(self.config["aggregator"]), name_of(self.config["attack"])))
+        )
 
     @property
     def finished(self) -> bool:
@@ -61,9 +64,12 @@ class Cell:
 
     @cached_property
     def final(self) -> dict[str, Any]:
-        """The final figures; of a run that still goes on, those of its last evaluation. One that failed has none to be compared."""
+        """The final figures; of a run that still goes on, those of its last evaluation. One that failed has
+        none to be compared."""
         if self.result is not None:
-            return self.result["final"] | ({} if self.twin is None else {"attack/lost": self._lost(self.twin)})
+            return self.result["final"] | (
+                {} if self.twin is None else {"attack/lost": self._lost(self.twin)}
+            )
         if self.standing.status == "failed":
             return {}
         evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
@@ -77,13 +83,15 @@ class Cell:
         return figures
 
     def _lost(self, twin: Cell) -> float | None:
-        """Accuracy that the attack took from the clients that are benign here and measured in both runs. The twin's own mean is over other
-        clients: nobody is malicious there."""
+        """Accuracy that the attack took from the clients that are benign here and measured in both runs. The
+        twin's own mean is over other clients: nobody is malicious there."""
         if not twin.finished:
             return None
         malicious = set(self.run.malicious())
         here, there = ({dot.client: dot.accuracy for dot in cell.dots()} for cell in (self, twin))
-        both = [there[client] - here[client] for client in here if client in there and client not in malicious]
+        both = [
+            there[client] - here[client] for client in here if client in there and client not in malicious
+        ]
         return statistics.fmean(both) if both else None
 
     @cached_property
@@ -102,7 +110,9 @@ class Cell:
         return any(part.get("banned") for part in self.parts)
 
     def curve(self, metric: str) -> Points:
-        return [(p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None]
+        return [
+            (p["round"], p["metrics"][metric]) for p in self.parts if p["metrics"].get(metric) is not None
+        ]
 
     def dots(self) -> list[Dot]:
         deployed = f"accuracy/{self.protocol.get('deployed')}"
@@ -113,7 +123,11 @@ class Cell:
                     return []
                 bad = set(self.run.malicious(part["round"]))
                 rows = zip(frame["client"], frame[deployed], frame["samples"], strict=True)
-                return [Dot(int(c), self.seed, float(a), int(n), int(c) in bad) for c, a, n in rows if n > 0 and math.isfinite(a)]
+                return [
+                    Dot(int(c), self.seed, float(a), int(n), int(c) in bad)
+                    for c, a, n in rows
+                    if n > 0 and math.isfinite(a)
+                ]
         return []
 
 
@@ -153,7 +167,10 @@ class Line:
         """(round, mean, lowest, highest) over the seeds, for rounds that all of them have."""
         curves = [dict(c.curve(metric)) for c in self.cells]
         rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
-        return [(r, statistics.fmean(c[r] for c in curves), min(c[r] for c in curves), max(c[r] for c in curves)) for r in rounds]
+        return [
+            (r, statistics.fmean(c[r] for c in curves), min(c[r] for c in curves), max(c[r] for c in curves))
+            for r in rounds
+        ]
 
     def dots(self) -> list[Dot]:
         return [dot for cell in self.cells for dot in cell.dots()]
@@ -161,7 +178,12 @@ class Line:
 
 def asked(lines: Iterable[Line]) -> list[str]:
     """The metrics beside accuracy and loss that any of the runs was asked for."""
-    wanted = {metric for line in lines for cell in line.cells for metric in cell.config["evaluate"].get("metrics", ())}
+    wanted = {
+        metric
+        for line in lines
+        for cell in line.cells
+        for metric in cell.config["evaluate"].get("metrics", ())
+    }
     return [metric for metric in METRICS if metric in wanted]
 
 
@@ -171,7 +193,8 @@ def read_cells(folder: Path) -> list[Cell]:
 
 
 def read_all(folders: Sequence[Path]) -> list[Cell]:
-    """The runs of several folders, each run once; one that is attacked here may have its honest twin there."""
+    """The runs of several folders, each run once; one that is attacked here may have its honest twin
+    there."""
     paths: dict[Path, Path] = {}
     for folder in folders:
         found = run_folders(Path(folder))
@@ -201,7 +224,8 @@ def _but_for_the_attack(cell: Cell) -> str:
 
 
 def not_begun(cells: Sequence[Cell]) -> int:
-    """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed before their first round."""
+    """How many cells of the sweep that these runs belong to have left nothing to show: not begun, or failed
+    before their first round."""
     folder = cells[0].path.parent
     return len([c for c in listed(folder) if not (folder / c["folder"] / "manifest.json").exists()])
 
@@ -212,8 +236,9 @@ def one_each(cells: Iterable[Cell]) -> list[Line]:
 
 
 def by_setting(cells: Iterable[Cell]) -> list[Line]:
-    """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one experiment several times (no
-    attack, whatever its fraction): it counts once, because as further seeds it would make the spread smaller than it is."""
+    """Runs that differ by their seed only, together; in the order of their first run. A grid may hold one
+    experiment several times (no attack, whatever its fraction): it counts once, because as further seeds it
+    would make the spread smaller than it is."""
     return _told_apart(settings(cells))
 
 
@@ -235,4 +260,6 @@ def _without_seed(cell: Cell) -> str:
 def _told_apart(lines: list[Line]) -> list[Line]:
     """Two lines of one name get the folder of their first run beside it."""
     names = [line.label for line in lines]
-    return [Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines]
+    return [
+        Line(f"{x.label} ({x.cells[0].path.name})", x.cells) if names.count(x.label) > 1 else x for x in lines
+    ]

@@ -1,4 +1,5 @@
-"""How to get the same runs again: one config file that expands to exactly these runs, checked by expanding it."""
+"""How to get the same runs again: one config file that expands to exactly these runs, checked by expanding
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Flat = dict[str, Any]
 
 
 def config_text(cells: Sequence[Cell]) -> str | None:
-    """TOML for all of them; None when no [sweep] says the same (runs of different sweeps, objects without a name)."""
+    """TOML for all of them; None when no [sweep] says the same (runs of different sweeps, objects without a
+    name)."""
     try:
         configs = [cell.run.config.plain() for cell in cells]
         table = _table(configs)
@@ -42,7 +44,12 @@ def command(cells: Sequence[Cell]) -> str:
     """With the plan, the threads and the worker processes that the bits depend on."""
     manifest = cells[0].manifest
     plan, threads = manifest["plan"], manifest["threads"]
-    words = ["holdfast run config.toml", f"--plan {plan['name']}", f"--set engine.threads={threads}", f"--workers {plan.get('workers', 1)}"]
+    words = [
+        "holdfast run config.toml",
+        f"--plan {plan['name']}",
+        f"--set engine.threads={threads}",
+        f"--workers {plan.get('workers', 1)}",
+    ]
     return " ".join(words) + plugin_options(manifest.get("plugins", []))
 
 
@@ -60,15 +67,22 @@ def without_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(configs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The config of one run, or a grid: keys that all have and that differ are its axes, what else differs becomes overrides."""
+    """The config of one run, or a grid: keys that all have and that differ are its axes, what else differs
+    becomes overrides."""
     if len(configs) == 1:
         return without_defaults(configs[0])
     flats = [_spelt(config) for config in configs]
     paths = list(dict.fromkeys(path for flat in flats for path in flat))
     varying = [p for p in paths if len({_text(flat.get(p)) for flat in flats}) > 1]
     chosen = {p.removesuffix("name") for p in varying if p.endswith(".name")}
-    varying = [p for p in paths if p in varying or f"{p.rpartition('.')[0]}." in chosen]  # which part it is, and all it is told
-    axes = {p: _distinct(flat[p] for flat in flats) for p in varying if all(flat.get(p) is not None for flat in flats)}
+    varying = [
+        p for p in paths if p in varying or f"{p.rpartition('.')[0]}." in chosen
+    ]  # which part it is, and all it is told
+    axes = {
+        p: _distinct(flat[p] for flat in flats)
+        for p in varying
+        if all(flat.get(p) is not None for flat in flats)
+    }
     grid = {p: values for p, values in axes.items() if p == "seed" or p.endswith(".name")} or axes
     for extra in [p for p in axes if p not in grid]:
         if len({_text([flat[p] for p in grid]) for flat in flats}) == len(flats):
@@ -85,7 +99,11 @@ def _table(configs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def _overrides(path: str, flats: list[Flat], grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """One per value of the axis that decides this key, or one per cell when no single axis does."""
-    deciding = [axis for axis in grid if all(len({_text(f.get(path)) for f in flats if f[axis] == v}) == 1 for v in grid[axis])]
+    deciding = [
+        axis
+        for axis in grid
+        if all(len({_text(f.get(path)) for f in flats if f[axis] == v}) == 1 for v in grid[axis])
+    ]
     names = deciding[:1] or list(grid)
     cells = {_text([f[n] for n in names]): f for f in flats if f.get(path) is not None}
     return [{"when": {n: f[n] for n in names}, "set": {path: f[path]}} for f in cells.values()]
@@ -100,9 +118,14 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
 
 
 def _spelt(config: dict[str, Any]) -> Flat:
-    """Values by dotted path; a part given by its name alone is spelt as a table, and no attack has a name too."""
+    """Values by dotted path; a part given by its name alone is spelt as a table, and no attack has a name
+    too."""
     config = {**config, "attack": "none" if config["attack"] is None else config["attack"]}
-    named = {path for path, given in flatten(config).items() if path.rpartition(".")[2] in PART_SECTIONS and isinstance(given, str)}
+    named = {
+        path
+        for path, given in flatten(config).items()
+        if path.rpartition(".")[2] in PART_SECTIONS and isinstance(given, str)
+    }
     return {f"{path}.name" if path in named else path: given for path, given in flatten(config).items()}
 
 

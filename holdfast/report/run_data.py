@@ -1,6 +1,7 @@
 """What happened inside one run, read once and kept as small arrays: a row per client, a column per round.
 
-A page can show neither a thousand clients nor a thousand rounds. Which are shown is decided here, for all that is drawn of a run."""
+A page can show neither a thousand clients nor a thousand rounds. Which are shown is decided here, for all
+that is drawn of a run."""
 
 from __future__ import annotations
 
@@ -33,12 +34,14 @@ class Frame:
     columns: np.ndarray
     values: np.ndarray
     foul: float = math.nan
-    """What the columns of attackers make up of the rows of benign clients, of all and not only of those shown."""
+    """What the columns of attackers make up of the rows of benign clients, of all and not only of those
+    shown."""
 
 
 @dataclass(eq=False)
 class Story:
-    """`clients` are those shown, attackers first where they stay the same, and `rounds` those shown that have a verdict."""
+    """`clients` are those shown, attackers first where they stay the same, and `rounds` those shown that have
+    a verdict."""
 
     clients: list[int]
     everyone: int
@@ -81,24 +84,33 @@ class Story:
         return f"▲ {client}" if client in self.malicious else str(client)
 
     def of_pairs(self) -> list[int]:
-        """The clients of a matrix: all, or as many as fit, of both kinds; then without those who were banned before there was one."""
+        """The clients of a matrix: all, or as many as fit, of both kinds; then without those who were banned
+        before there was one."""
         if len(self.clients) <= _OF_PAIRS:
             return self.clients
-        there = [client for client in self.clients if client not in self.banned or self.banned[client][0] > self.rounds[0]]
+        there = [
+            client
+            for client in self.clients
+            if client not in self.banned or self.banned[client][0] > self.rounds[0]
+        ]
         bad = [client for client in there if client in self.malicious][: _OF_PAIRS // 2]
         return bad + [client for client in there if client not in self.malicious][: _OF_PAIRS - len(bad)]
 
 
 def read(cell: Cell) -> Story | None:
     """None where no round has been played."""
-    verdicts = _some_rounds(min(cell.round, cell.rounds))  # what comes after the last round, to conclude, has none
+    verdicts = _some_rounds(
+        min(cell.round, cell.rounds)
+    )  # what comes after the last round, to conclude, has none
     measured = evenly([p["round"] for p in cell.parts if _evaluated(p)], MOST_ROUNDS // 2)
     wanted = sorted({*verdicts, *measured})
     told: dict[int, Mapping[str, Tensor]] = {}
     with progress("reading rounds", len(wanted)) as advance:
         for round in wanted:
             arrays = cell.run.store.arrays(round)
-            told[round] = {name: value for name, value in arrays.items() if value.ndim < 2 or name.endswith("/matches")}
+            told[round] = {
+                name: value for name, value in arrays.items() if value.ndim < 2 or name.endswith("/matches")
+            }
             advance(1)
     if not any(told.values()):
         return None
@@ -127,18 +139,32 @@ def evenly(items: Sequence[int], most: int) -> list[int]:
 
 def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor]]) -> Story:
     malicious = cell.manifest["malicious"]
-    ids = [arrays[name] for arrays in told.values() for name in ("cohort", "evaluate/ids", "verdict/ids") if name in arrays]
-    known = [i for i in torch.cat(ids).unique().tolist() if i >= 0] if ids else []  # the server's own pseudo-client is below
+    ids = [
+        arrays[name]
+        for arrays in told.values()
+        for name in ("cohort", "evaluate/ids", "verdict/ids")
+        if name in arrays
+    ]
+    known = (
+        [i for i in torch.cat(ids).unique().tolist() if i >= 0] if ids else []
+    )  # the server's own pseudo-client is below
     bad = [client for client in known if client in malicious] if isinstance(malicious, list) else []
-    away = {int(client) for part in cell.parts for client in {**part.get("banned", {}), **part.get("rejected", {})}}
+    away = {
+        int(client)
+        for part in cell.parts
+        for client in {**part.get("banned", {}), **part.get("rejected", {})}
+    }
     clients = _chosen(known, bad, away)
     truth = [set(attackers(malicious, told[round])) for round in rounds]
-    marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(len(clients), len(rounds))
+    marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(
+        len(clients), len(rounds)
+    )
     return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad))
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
-    """Attackers first. Of too many, half may be attackers, and of the others those come first whom the server turned away."""
+    """Attackers first. Of too many, half may be attackers, and of the others those come first whom the server
+    turned away."""
     benign = [client for client in known if client not in set(bad)]
     if len(known) <= MOST_CLIENTS:
         return [*bad, *benign]
@@ -174,9 +200,15 @@ def _read_frames(story: Story, cell: Cell) -> None:
             if table.kind != "pairs" or table.rows is None or table.columns is None or not table.values.size:
                 continue
             rows = np.isin(table.rows, shown) | name.endswith("/votes")  # of members all
-            columns = np.isin(table.columns, shown) if _known(name) else np.arange(len(table.columns)) < MOST_CLIENTS
+            columns = (
+                np.isin(table.columns, shown)
+                if _known(name)
+                else np.arange(len(table.columns)) < MOST_CLIENTS
+            )
             foul = _foul(table.values, table.rows, table.columns, story.malicious)
-            frame = Frame(round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul)
+            frame = Frame(
+                round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul
+            )
             story.frames.setdefault(name, []).append(frame)
 
 
@@ -192,10 +224,16 @@ def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: 
 
 
 def _framed(story: Story) -> list[int]:
-    """The rounds that a slider has: the first ones and those of bans, in which much changes, and the others evenly."""
+    """The rounds that a slider has: the first ones and those of bans, in which much changes, and the others
+    evenly."""
     telling = {*story.rounds[:3], *(when for when, _ in story.banned.values())} & set(story.rounds)
     chosen = evenly(sorted(telling), MOST_FRAMES // 3)
-    return sorted({*chosen, *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen))})
+    return sorted(
+        {
+            *chosen,
+            *evenly([round for round in story.rounds if round not in chosen], MOST_FRAMES - len(chosen)),
+        }
+    )
 
 
 def _put_number(story: Story, name: str, place: int, table: Told) -> None:
@@ -220,12 +258,15 @@ def _accuracy(arrays: Mapping[str, Tensor], model: str) -> dict[int, float]:
     right = arrays.get(f"evaluate/test/{model}/correct")
     if right is None:
         return {}
-    rows = zip(arrays["evaluate/ids"].tolist(), right.tolist(), arrays["evaluate/test/total"].tolist(), strict=True)
+    rows = zip(
+        arrays["evaluate/ids"].tolist(), right.tolist(), arrays["evaluate/test/total"].tolist(), strict=True
+    )
     return {int(client): float(n / total) for client, n, total in rows if total > 0}
 
 
 def _read_bounds(story: Story, cell: Cell, told: Mapping[int, Mapping[str, Tensor]]) -> None:
-    """The longest update that a norm test let pass, which nobody records: it follows from the settings and from all lengths."""
+    """The longest update that a norm test let pass, which nobody records: it follows from the settings and
+    from all lengths."""
     if not any(name.startswith("scores/norm") for name in story.grids):
         return
     try:
@@ -237,4 +278,6 @@ def _read_bounds(story: Story, cell: Cell, told: Mapping[int, Mapping[str, Tenso
     for place, test in enumerate(tests):
         name = "scores/norm/norm" if not place else f"scores/norm-{place + 1}/norm"
         lengths = [told[round].get(f"verdict/{name}") for round in story.rounds]
-        story.numbers[f"{name}/bound"] = np.array([np.nan if one is None else test.bound(one) for one in lengths])
+        story.numbers[f"{name}/bound"] = np.array(
+            [np.nan if one is None else test.bound(one) for one in lengths]
+        )

@@ -1,4 +1,5 @@
-"""What happened inside a run, for a page: client by client and round by round, as far as the run recorded it."""
+"""What happened inside a run, for a page: client by client and round by round, as far as the run recorded
+it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ def inside(cell: Cell) -> str:
     story = read(cell)
     if story is None:
         return ""
-    return "".join((
-        timelines(story), committees(story), matrices(story), matches(story, cell), every_client(story, str(cell.protocol["deployed"])),
-        costs(cell),
-    ))  # fmt: skip
+    return "".join(
+        (
+            timelines(story),
+            committees(story),
+            matrices(story),
+            matches(story, cell),
+            every_client(story, str(cell.protocol["deployed"])),
+            costs(cell),
+        )
+    )
 
 
 def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> str:
-    """The same for the runs of a page: of one run as it is, of a few one below the other, closed. A large sweep has a page for each."""
+    """The same for the runs of a page: of one run as it is, of a few one below the other, closed. A large
+    sweep has a page for each."""
     if len(cells) == 1:
         return inside(cells[0])
     if len(cells) > MOST_CELLS:
@@ -39,11 +47,20 @@ def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> str:
         if len(text) > budget:
             left_out.append(cell.label)
         elif text:
-            text = text.replace("<section>", '<section class="within">')  # no card in a card, and nothing for a table of contents
+            text = text.replace(
+                "<section>", '<section class="within">'
+            )  # no card in a card, and nothing for a table of contents
             out.append(f'<details class="inside"><summary>{escape(cell.label)}</summary>{text}</details>')
             budget -= len(text)
     if left_out:
-        out.append(f'<p class="note">For the size of this page, not shown: the inside of {escape(", ".join(left_out))}. '
-                   "`holdfast report` with the folder of one run shows it.</p>")  # fmt: skip
-    note = "Client by client, as far as it was recorded: what the server saw and decided, who got what of whom, what each client had of it."
-    return f'<section><h2>Inside each run</h2><p class="note">{note}</p>{"".join(out)}</section>' if out else ""
+        out.append(
+            '<p class="note">For the size of this page, not shown: the inside of'
+            f" {escape(', '.join(left_out))}. `holdfast report` with the folder of one run shows it.</p>"
+        )
+    note = (
+        "Client by client, as far as it was recorded: what the server saw and decided, who got what of whom,"
+        " what each client had of it."
+    )
+    return (
+        f'<section><h2>Inside each run</h2><p class="note">{note}</p>{"".join(out)}</section>' if out else ""
+    )

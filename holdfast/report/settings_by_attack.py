@@ -1,8 +1,9 @@
-"""Which settings faced which attacks: the lines of a page as rows and columns, with the worst case of each row.
+"""Which settings faced which attacks: the lines of a page as rows and columns, with the worst case of each
+row.
 
-A line's label says what tells it from its neighbours ('fedcap lie fraction=0.3'). The words that are about the attack or the data name the
-column and the table; what remains names the row. Labels rather than configs decide, because a sweep may give a method other settings under
-each attack, and it is one row all the same."""
+A line's label says what tells it from its neighbours ('fedcap lie fraction=0.3'). The words that are about
+the attack or the data name the column and the table; what remains names the row. Labels rather than configs
+decide, because a sweep may give a method other settings under each attack, and it is one row all the same."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Grid:
-    """The lines on one dataset: settings down, the best worst case first, and attacks across, none of them first."""
+    """The lines on one dataset: settings down, the best worst case first, and attacks across, none of them
+    first."""
 
     data: str
     settings: tuple[str, ...]
@@ -56,7 +58,8 @@ class Grid:
         return None if line is None or mean is None else Score(mean, line.spread("accuracy"), attack)
 
     def worst(self, setting: str) -> Score | None:
-        """Over all attacks; none where one is missing, because a worst case of fewer attacks would win by it."""
+        """Over all attacks; none where one is missing, because a worst case of fewer attacks would win by
+        it."""
         found = [self.score(setting, attack) for attack in self.attacks if attack != BENIGN]
         known = [score for score in found if score is not None]
         return min(known, key=lambda score: score.mean) if known and len(known) == len(found) else None
@@ -68,24 +71,36 @@ class Grid:
     @cached_property
     def scores(self) -> list[list[Score | None]]:
         """A list per setting, in the order of the columns."""
-        return [[self.worst(s) if column == WORST else self.score(s, column) for column in self.columns] for s in self.settings]
+        return [
+            [self.worst(s) if column == WORST else self.score(s, column) for column in self.columns]
+            for s in self.settings
+        ]
 
     @cached_property
     def best(self) -> list[float | None]:
         """The highest of every column; none where nothing is compared."""
-        columns = [[score.mean for score in column if score is not None] for column in zip(*self.scores, strict=True)]
+        columns = [
+            [score.mean for score in column if score is not None] for column in zip(*self.scores, strict=True)
+        ]
         return [max(known) if len(known) > 1 and max(known) != min(known) else None for known in columns]
 
     def table(self) -> Table:
         rows = []
         for setting, scores in zip(self.settings, self.scores, strict=True):
-            entries = [Entry("–") if s is None else _entry(s, s.mean == best) for s, best in zip(scores, self.best, strict=True)]
+            entries = [
+                Entry("–") if s is None else _entry(s, s.mean == best)
+                for s, best in zip(scores, self.best, strict=True)
+            ]
             rows.append((Entry(setting), *entries))
         return Table(("", *self.columns), tuple(rows))
 
 
 def _entry(score: Score, best: bool) -> Entry:
-    text = percent(score.mean) if score.spread is None else f"{100 * score.mean:.1f} ± {100 * score.spread:.1f} %"
+    text = (
+        percent(score.mean)
+        if score.spread is None
+        else f"{100 * score.mean:.1f} ± {100 * score.spread:.1f} %"
+    )
     return Entry(text, score.mean, best, score.spread)
 
 
@@ -105,9 +120,12 @@ class Crossing:
 
     @cached_property
     def settings(self) -> list[str]:
-        """In the order of their colours: as they come, or, where they are too many to tell apart, those that hold best first."""
+        """In the order of their colours: as they come, or, where they are too many to tell apart, those that
+        hold best first."""
         known = list(dict.fromkeys(one.setting for one in self.faced))
-        return known if len(known) <= HIGHLIGHTED else sorted(known, key=lambda setting: -self._lowest(setting))
+        return (
+            known if len(known) <= HIGHLIGHTED else sorted(known, key=lambda setting: -self._lowest(setting))
+        )
 
     @property
     def many(self) -> bool:
@@ -133,7 +151,9 @@ class Crossing:
         for one in self.faced:
             found.setdefault((one.data, one.attack), []).append(one)
         order = sorted(found, key=lambda pair: (datas.index(pair[0]), pair[1] != BENIGN))
-        return [(f"{data}, {attack}" if len(datas) > 1 else attack, found[data, attack]) for data, attack in order]
+        return [
+            (f"{data}, {attack}" if len(datas) > 1 else attack, found[data, attack]) for data, attack in order
+        ]
 
     @property
     def grids(self) -> list[Grid]:
@@ -144,9 +164,20 @@ class Crossing:
             attacks = sorted(dict.fromkeys(one.attack for one in here), key=lambda attack: attack != BENIGN)
             if attacks == [BENIGN] or len(here) < 2:
                 continue
-            grid = Grid(data, tuple(dict.fromkeys(one.setting for one in here)), tuple(attacks),
-                        {(one.setting, one.attack): one.line for one in here})  # fmt: skip
-            found.append(Grid(data, tuple(sorted(grid.settings, key=lambda s: -_held(grid, s))), grid.attacks, grid.lines))
+            grid = Grid(
+                data,
+                tuple(dict.fromkeys(one.setting for one in here)),
+                tuple(attacks),
+                {(one.setting, one.attack): one.line for one in here},
+            )
+            found.append(
+                Grid(
+                    data,
+                    tuple(sorted(grid.settings, key=lambda s: -_held(grid, s))),
+                    grid.attacks,
+                    grid.lines,
+                )
+            )
         return found
 
 
@@ -165,7 +196,10 @@ def _faced(line: Line, attack_keys: set[str]) -> Faced:
     name, data = name_of(config["attack"]), str(config["data"]["name"])
     dealt = {path.rpartition(".")[2]: str(value) for path, value in flatten(config["data"]).items()}
     names = {data, str(name_of(config["data"]["partition"]))}
-    rest = {path.rpartition(".")[2] for path in flatten({k: v for k, v in config.items() if k not in ("attack", "data")})}
+    rest = {
+        path.rpartition(".")[2]
+        for path in flatten({k: v for k, v in config.items() if k not in ("attack", "data")})
+    }
     of_attack, of_data, of_setting = [], [], []
     label, whole = _without_table(line.label)
     of_attack += whole
@@ -180,11 +214,17 @@ def _faced(line: Line, attack_keys: set[str]) -> Faced:
         else:
             of_setting.append(word)
     against = BENIGN if name is None else " ".join([name, *of_attack])
-    return Faced(line, " ".join(of_setting) or line.cells[0].method, against, " ".join([data, *(w for w in of_data if w != data)]))
+    return Faced(
+        line,
+        " ".join(of_setting) or line.cells[0].method,
+        against,
+        " ".join([data, *(w for w in of_data if w != data)]),
+    )
 
 
 def _without_table(label: str) -> tuple[str, list[str]]:
-    """An axis of whole attacks, as `attack = ["none", { name = "ipm", eps = 10.0 }]`, is written into a label as the table it is."""
+    """An axis of whole attacks, as `attack = ["none", { name = "ipm", eps = 10.0 }]`, is written into a label
+    as the table it is."""
     found = re.search(r"\battack=(\{[^{}]*\}|\S+)", label)
     if found is None:
         return label, []
@@ -192,5 +232,7 @@ def _without_table(label: str) -> tuple[str, list[str]]:
         told = ast.literal_eval(found[1])
     except (SyntaxError, ValueError):
         told = {}
-    words = [f"{key}={value}" for key, value in told.items() if key != "name"] if isinstance(told, dict) else []
+    words = (
+        [f"{key}={value}" for key, value in told.items() if key != "name"] if isinstance(told, dict) else []
+    )
     return label[: found.start()] + label[found.end() :], words

@@ -1,5 +1,6 @@
-"""Numbers as a field of shaded cells, for many rounds by one slider. Values travel with the drawing, two letters each, so that a pointer
-or the arrow keys can read them and the slider can draw another round; what is drawn at first needs no script, and prints."""
+"""Numbers as a field of shaded cells, for many rounds by one slider. Values travel with the drawing, two
+letters each, so that a pointer or the arrow keys can read them and the slider can draw another round; what is
+drawn at first needs no script, and prints."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class Scale:
 
     @staticmethod
     def over(values: np.ndarray, share: bool = False) -> Scale:
-        """From 0 where the values reach down to it, else from the least of them, or differences would not be seen; by powers where a few
-        would outshine all others, but for shares, whose size is the point."""
+        """From 0 where the values reach down to it, else from the least of them, or differences would not be
+        seen; by powers where a few would outshine all others, but for shares, whose size is the point."""
         finite = values[np.isfinite(values)]
         if not finite.size:
             return Scale(0.0, 1.0)
@@ -66,7 +67,8 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """`frames` [rounds, rows, columns]; several rounds get a slider. Names that begin with a triangle are attackers'."""
+    """`frames` [rounds, rows, columns]; several rounds get a slider. Names that begin with a triangle are
+    attackers'."""
 
     name: str
     rows: Sequence[str]
@@ -103,7 +105,8 @@ class Grid:
         height = top + tall * len(self.rows) + (34 if any(map(_bad, self.columns)) else 22)
         unit = f'transform="translate({left} {top}) scale({wide:.4g} {tall:.4g})"'
         out = [
-            f'<div class="cells" tabindex="0" role="group" aria-label="{escape(self.name)}: arrow keys read the values" '
+            f'<div class="cells" tabindex="0" role="group" aria-label="{escape(self.name)}: arrow keys read'
+            ' the values" '
             f"data-grid='{self._data(scale, box)}'>{self._slider()}"
             f'<div class="scroll"><svg class="chart wide" viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
             f'aria-label="{escape(self.name)}"><g {unit}>{self._shades(scale.levels(frame))}{self._split()}',
@@ -117,7 +120,12 @@ class Grid:
     def _box(self) -> tuple[float, float, float, float]:
         """Left, top, and the size of a cell."""
         names = [*self.rows, *(name for names in self.row_names for name in names)]
-        left = max(58, 22 + 6.6 * max(map(len, names), default=0), 22 + 6.2 * len(self.words[0]), 22 + 6.2 * len(self.words[1]))
+        left = max(
+            58,
+            22 + 6.6 * max(map(len, names), default=0),
+            22 + 6.2 * len(self.words[0]),
+            22 + 6.2 * len(self.words[1]),
+        )
         wide = min(44.0 if self.square else 60.0, (_WIDTH - left - 8) / max(len(self.columns), 1))
         tall = self.most_tall if len(self.rows) <= 24 else 14.0 if len(self.rows) <= 40 else 12.0
         return round(left), 20, wide, min(24.0, max(wide, 11.0)) if self.square else tall
@@ -133,7 +141,11 @@ class Grid:
                 if row[start] >= 0:
                     paths[row[start]] += f"M{start} {down}.5h{f'{stop - start - 0.06:.2f}'.lstrip('0')}"
                 start = stop
-        return "".join(f'<path class="shade s{level}" d="{path}"/>' for level, path in enumerate(paths) if path or len(self.frames) > 1)
+        return "".join(
+            f'<path class="shade s{level}" d="{path}"/>'
+            for level, path in enumerate(paths)
+            if path or len(self.frames) > 1
+        )
 
     def _split(self) -> str:
         """A line between attackers and the others."""
@@ -145,7 +157,10 @@ class Grid:
     def _values(self, frame: np.ndarray, scale: Scale, box: tuple[float, float, float, float]) -> str:
         left, top, wide, tall = box
         yes_or_no = len(self.rows) - self.flags
-        texts = self.texts or [[self._short(value, down >= yes_or_no) for value in row] for down, row in enumerate(frame.tolist())]
+        texts = self.texts or [
+            [self._short(value, down >= yes_or_no) for value in row]
+            for down, row in enumerate(frame.tolist())
+        ]
         letters = max((len(text) for row in texts for text in row), default=0)
         if wide < 6.6 * letters + 4 or tall < 14:
             return ""
@@ -155,7 +170,10 @@ class Grid:
             for place, text in enumerate(row):
                 shade = " bright" if levels[down, place] > _BRIGHT else ""
                 if text or len(self.frames) > 1:
-                    out.append(f'<text class="count{shade}" x="{left + wide * (place + 0.5):.0f}" y="{y}">{escape(text)}</text>')
+                    out.append(
+                        f'<text class="count{shade}" x="{left + wide * (place + 0.5):.0f}"'
+                        f' y="{y}">{escape(text)}</text>'
+                    )
         return f'<g class="counts">{"".join(out)}</g>'
 
     def _short(self, value: float, flag: bool = False) -> str:
@@ -171,12 +189,18 @@ class Grid:
         out = []
         for down, name in enumerate(rows):
             y = top + tall * (down + 0.5) + 4
-            out.append(f'<text class="tick end whose{" bad" if _bad(name) else ""}" x="{left - 8}" y="{y:.1f}">{escape(name)}</text>')
+            out.append(
+                f'<text class="tick end whose{" bad" if _bad(name) else ""}" x="{left - 8}"'
+                f' y="{y:.1f}">{escape(name)}</text>'
+            )
         for place, (name, labelled) in enumerate(zip(self.columns, self._labelled(wide), strict=True)):
             x = left + wide * (place + 0.5)
             if labelled:
-                out.append(f'<text class="tick middle{" bad" if _bad(name) else ""}" x="{x:.1f}" y="{below + 14:.1f}">'
-                           f'{escape(name.removeprefix("▲ "))}</text>')  # fmt: skip
+                out.append(
+                    f'<text class="tick middle{" bad" if _bad(name) else ""}" x="{x:.1f}"'
+                    f' y="{below + 14:.1f}">'
+                    f"{escape(name.removeprefix('▲ '))}</text>"
+                )
             if _bad(name):
                 out.append(f'<text class="tick middle bad" x="{x:.1f}" y="{below + 27:.1f}">▲</text>')
         for word, y in ((self.words[0], 12.0), (self.words[1], below + 14)):
@@ -185,10 +209,14 @@ class Grid:
 
     def _labelled(self, wide: float) -> list[bool]:
         """Which columns have room for their names; of rounds, those with round numbers, and the first."""
-        room = (7.5 * max((len(name.removeprefix("▲ ")) for name in self.columns), default=1) + 0.3 * wide) / wide
+        room = (
+            7.5 * max((len(name.removeprefix("▲ ")) for name in self.columns), default=1) + 0.3 * wide
+        ) / wide
         if self.words[1] != "round" or len(self.columns) < 3:
             return [place % round_step(room) == 0 for place in range(len(self.columns))]
-        every = round_step(room * (int(self.columns[-2]) - int(self.columns[1])) / max(len(self.columns) - 3, 1))
+        every = round_step(
+            room * (int(self.columns[-2]) - int(self.columns[1])) / max(len(self.columns) - 3, 1)
+        )
         return [int(name) % every == 0 or place == 0 for place, name in enumerate(self.columns)]
 
     def _slider(self) -> str:
@@ -196,17 +224,24 @@ class Grid:
             return ""
         last = len(self.frames) - 1
         return (
-            f'<label class="slide">round <output>{self.rounds[-1]}</output><input type="range" min="0" max="{last}" value="{last}" '
-            f'aria-label="round of: {escape(self.name)}" aria-valuetext="round {self.rounds[-1]}"/></label>'
+            f'<label class="slide">round <output>{self.rounds[-1]}</output><input type="range" min="0"'
+            f' max="{last}" value="{last}" aria-label="round of: {escape(self.name)}" aria-valuetext="round'
+            f' {self.rounds[-1]}"/></label>'
         )
 
     def _data(self, scale: Scale, box: tuple[float, float, float, float]) -> str:
         """For the script. It stands between single quotes."""
         content = {
-            "rows": list(self.rows), "columns": list(self.columns), "words": self.words, "box": [round(side, 4) for side in box],
-            "low": scale.low, "high": scale.high, "log": scale.log, "share": self.share,
+            "rows": list(self.rows),
+            "columns": list(self.columns),
+            "words": self.words,
+            "box": [round(side, 4) for side in box],
+            "low": scale.low,
+            "high": scale.high,
+            "log": scale.log,
+            "share": self.share,
             "frames": [scale.packed(frame) for frame in self.frames],
-        }  # fmt: skip
+        }
         if self.rounds:
             content["rounds"] = list(self.rounds)
         if self.row_names:
@@ -217,12 +252,16 @@ class Grid:
             content["flags"] = len(self.rows) - self.flags
         if self.says:
             content["says"] = {f"{down},{place}": text for (down, place), text in self.says.items()}
-        return escape(json.dumps(content, separators=(",", ":"), ensure_ascii=False), quote=False).replace("'", "&#x27;")
+        return escape(json.dumps(content, separators=(",", ":"), ensure_ascii=False), quote=False).replace(
+            "'", "&#x27;"
+        )
 
 
 def scale_bar(scale: Scale, share: bool) -> str:
     """The shades between the least and the most."""
-    boxes = "".join(f'<path class="shade s{level}" d="M{level - 1} .5h.94"/>' for level in range(1, LEVELS + 1))
+    boxes = "".join(
+        f'<path class="shade s{level}" d="M{level - 1} .5h.94"/>' for level in range(1, LEVELS + 1)
+    )
     low, high = (f"{100 * value:.3g} %" if share else f"{value:.3g}" for value in (scale.low, scale.high))
     how = " <span>(logarithmic)</span>" if scale.log else ""
     bar = f'<svg viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'

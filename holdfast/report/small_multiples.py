@@ -1,4 +1,5 @@
-"""Many small charts: every client's accuracy over the rounds, and what the rounds took in bytes and seconds."""
+"""Many small charts: every client's accuracy over the rounds, and what the rounds took in bytes and
+seconds."""
 
 from __future__ import annotations
 
@@ -24,25 +25,35 @@ def every_client(story: Story, model: str) -> str:
         return ""
     attackers = story.malicious
     values = np.array([[story.accuracy[round].get(client, np.nan) for round in rounds] for client in clients])
-    benign = [[a for client, a in story.accuracy[round].items() if client not in attackers] for round in rounds]
+    benign = [
+        [a for client, a in story.accuracy[round].items() if client not in attackers] for round in rounds
+    ]
     mean = np.array([np.mean(found) if found else np.nan for found in benign])
     low = nice_ticks(float(np.nanmin(values)), 1.0)[0]
     back = _path(rounds, mean, low)
-    charts = [_chart(story, client, row, rounds, low, back) for client, row in zip(clients, values, strict=True)]
+    charts = [
+        _chart(story, client, row, rounds, low, back) for client, row in zip(clients, values, strict=True)
+    ]
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     foes = " ▲ and a dashed frame: an attacker." if attackers & set(clients) else ""
     gone = " ✕: banned in that round." if any(client in story.banned for client in clients) else ""
     return (
-        f'<section><h2>Every client over the rounds</h2><p class="note">Accuracy of the {escape(model)} model on the client\'s own test '
-        f"samples, from {100 * low:.3g} to 100 %, with the last value at the top right. Dashed behind it: the mean of the "
-        f'{"benign " if attackers else ""}clients.{foes}{gone}{few}</p><div class="many">{"".join(charts)}</div></section>'
+        f'<section><h2>Every client over the rounds</h2><p class="note">Accuracy of the {escape(model)} model'
+        f" on the client's own test samples, from {100 * low:.3g} to 100 %, with the last value at the top"
+        " right. Dashed behind it: the mean of the"
+        f" {'benign ' if attackers else ''}clients.{foes}{gone}{few}</p><div"
+        f' class="many">{"".join(charts)}</div></section>'
     )
 
 
 def _chart(story: Story, client: int, row: np.ndarray, rounds: Sequence[int], low: float, back: str) -> str:
     name, known = story.mark(client), row[np.isfinite(row)]
     foe, banned = name.startswith("▲"), story.banned.get(client)
-    words = f"client {client}{', an attacker' if foe else ''}{f', banned in round {banned[0]}: {banned[1]}' if banned else ''}: accuracy "
+    words = (
+        "client"
+        f" {client}{', an attacker' if foe else ''}{f', banned in round {banned[0]}: {banned[1]}' if banned else ''}:"  # noqa: E501
+        " accuracy "
+    )
     words += f"{100 * known[-1]:.1f} % at last, {100 * known.min():.1f} to {100 * known.max():.1f} %"
     cross = ""
     if banned:
@@ -50,9 +61,10 @@ def _chart(story: Story, client: int, row: np.ndarray, rounds: Sequence[int], lo
         cross = f'<path class="cross" d="M{x - 3:.0f} {_HIGH - 10}l6 6m0 -6l-6 6"/>'
     kind = "foe" if foe else "own"
     return (
-        f'<svg class="{kind}" viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="{escape(words)}"><title>{escape(words)}</title>'
-        f'<text class="{kind}" x="7" y="14">{name}</text><text class="end" x="{_WIDE - 7}" y="14">{100 * known[-1]:.1f} %</text>'
-        f'<path class="mean-behind" d="{back}"/><path class="own" d="{_path(rounds, row, low)}"/>{cross}</svg>'
+        f'<svg class="{kind}" viewBox="0 0 {_WIDE} {_HIGH}" role="img"'
+        f' aria-label="{escape(words)}"><title>{escape(words)}</title><text class="{kind}" x="7"'
+        f' y="14">{name}</text><text class="end" x="{_WIDE - 7}" y="14">{100 * known[-1]:.1f} %</text><path'
+        f' class="mean-behind" d="{back}"/><path class="own" d="{_path(rounds, row, low)}"/>{cross}</svg>'
     )
 
 
@@ -75,27 +87,43 @@ def costs(cell: Cell) -> str:
     if not parts:
         return ""
     rounds = [part["round"] for part in parts]
-    seconds = {word: [float(p.get("seconds", {}).get(name, 0.0)) for p in parts]
-               for name, word in (("client", "clients"), ("server", "server"), ("evaluate", "evaluation"))}  # fmt: skip
-    traffic = {word: [float(p["metrics"].get(f"bytes/{name}") or 0.0) for p in parts] for name, word in (("down", "down"), ("up", "up"))}
+    seconds = {
+        word: [float(p.get("seconds", {}).get(name, 0.0)) for p in parts]
+        for name, word in (("client", "clients"), ("server", "server"), ("evaluate", "evaluation"))
+    }
+    traffic = {
+        word: [float(p["metrics"].get(f"bytes/{name}") or 0.0) for p in parts]
+        for name, word in (("down", "down"), ("up", "up"))
+    }
     charts = [
-        f'<div><h3>{title} <small>{escape(_in_all(piles, write))}</small></h3>{stack(rounds, piles, title, write)}</div>'
+        f"<div><h3>{title}"
+        f" <small>{escape(_in_all(piles, write))}</small></h3>{stack(rounds, piles, title, write)}</div>"
         for title, piles, write in (("Bytes", traffic, amount), ("Seconds", seconds, _spent))
         if any(map(any, piles.values()))
     ]
-    return f'<section><h2>Bytes and seconds, round by round</h2><div class="two">{"".join(charts)}</div></section>' if charts else ""
+    return (
+        "<section><h2>Bytes and seconds, round by round</h2><div"
+        f' class="two">{"".join(charts)}</div></section>'
+        if charts
+        else ""
+    )
 
 
 def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str:
     return "in all " + ", ".join(f"{write(sum(values))} {name}" for name, values in piles.items())
 
 
-def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, write: Callable[[float], str]) -> str:
+def stack(
+    rounds: Sequence[int], piles: dict[str, list[float]], name: str, write: Callable[[float], str]
+) -> str:
     """Bars, the first pile at the bottom; of very many rounds, means over some of them."""
     width, height, left, right, top, bottom = 560, 220, 62, 126, 12, 30
     every = -(-len(rounds) // MOST_ROUNDS)
     groups = [range(start, min(start + every, len(rounds))) for start in range(0, len(rounds), every)]
-    means = {word: [sum(values[i] for i in group) / len(group) for group in groups] for word, values in piles.items()}
+    means = {
+        word: [sum(values[i] for i in group) / len(group) for group in groups]
+        for word, values in piles.items()
+    }
     most = max(map(sum, zip(*means.values(), strict=True)))
     ticks, bar = nice_ticks(0.0, most, 4), (width - left - right) / len(groups)
 
@@ -113,11 +141,15 @@ def stack(rounds: Sequence[int], piles: dict[str, list[float]], name: str, write
     floor, labels = [0.0] * len(groups), 0.0
     for colour, (word, values) in zip(_CLASSES, means.items(), strict=False):
         bars = enumerate(zip(floor, values, strict=True))
-        path = "".join(f"M{left + (i + 0.5) * bar:.1f} {y(low):.1f}V{y(low + v):.1f}" for i, (low, v) in bars if v)
+        path = "".join(
+            f"M{left + (i + 0.5) * bar:.1f} {y(low):.1f}V{y(low + v):.1f}" for i, (low, v) in bars if v
+        )
         share = sum(piles[word]) / (sum(map(sum, piles.values())) or 1)
-        out.append(f'<g class="{colour}"><path class="stack" stroke-width="{max(bar - 1, 0.8 * bar):.1f}" d="{path}"/>'
-                   f'<text class="label" x="{width - right + 8}" y="{height - bottom - labels:.0f}">{word} {100 * share:.0f} %</text>'
-                   "</g>")  # fmt: skip
+        out.append(
+            f'<g class="{colour}"><path class="stack" stroke-width="{max(bar - 1, 0.8 * bar):.1f}"'
+            f' d="{path}"/><text class="label" x="{width - right + 8}"'
+            f' y="{height - bottom - labels:.0f}">{word} {100 * share:.0f} %</text></g>'
+        )
         floor, labels = [low + v for low, v in zip(floor, values, strict=True)], labels + 17
     return "".join(out) + "</svg>"
 

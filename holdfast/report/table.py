@@ -32,7 +32,8 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A figure (or the sum of several), how to write it, and which end of it is better (+1 more, -1 less, 0 neither)."""
+    """A figure (or the sum of several), how to write it, and which end of it is better (+1 more, -1 less, 0
+    neither)."""
 
     title: str
     metrics: tuple[str, ...]
@@ -47,34 +48,100 @@ class Column:
 
 
 ALWAYS = (
-    Column("accuracy", ("accuracy",), percent, 1, "mean over clients of the model the method deploys, last round"),
-    Column("worst 10 %", ("accuracy/worst10",), percent, 1, "mean over the tenth of the clients that are served worst"),
-    Column("pooled", ("accuracy/pooled",), percent, 1, "right answers over all clients' test samples together"),
-    Column("best round", ("accuracy/best",), percent, 1, "accuracy of the best round; chosen by the test data, so no fair estimate"),
+    Column(
+        "accuracy", ("accuracy",), percent, 1, "mean over clients of the model the method deploys, last round"
+    ),
+    Column(
+        "worst 10 %",
+        ("accuracy/worst10",),
+        percent,
+        1,
+        "mean over the tenth of the clients that are served worst",
+    ),
+    Column(
+        "pooled", ("accuracy/pooled",), percent, 1, "right answers over all clients' test samples together"
+    ),
+    Column(
+        "best round",
+        ("accuracy/best",),
+        percent,
+        1,
+        "accuracy of the best round; chosen by the test data, so no fair estimate",
+    ),
 )
 ON_REQUEST = {
-    "macro_f1": Column("macro-F1", ("macro_f1",), percent, 1, "mean over clients of the mean F1 of a client's classes"),
-    "balanced_accuracy": Column("balanced", ("balanced_accuracy",), percent, 1, "balanced accuracy: mean over clients of the mean recall"),
-    "auc": Column("AUC", ("auc",), percent, 1, "area under the ROC curve, mean over the clients that have two classes or more"),
+    "macro_f1": Column(
+        "macro-F1", ("macro_f1",), percent, 1, "mean over clients of the mean F1 of a client's classes"
+    ),
+    "balanced_accuracy": Column(
+        "balanced",
+        ("balanced_accuracy",),
+        percent,
+        1,
+        "balanced accuracy: mean over clients of the mean recall",
+    ),
+    "auc": Column(
+        "AUC",
+        ("auc",),
+        percent,
+        1,
+        "area under the ROC curve, mean over the clients that have two classes or more",
+    ),
 }
 UNDER_ATTACK = (
-    Column("lost", ("attack/lost",), percent, -1, "accuracy that the attack cost benign clients, against the same run without it"),
-    Column("ASR", ("attack/asr",), percent, 0, "triggered test images that the deployed model takes for the attacker's target"),
-    Column("DAcc", ("detection/dacc",), percent, 1, "clients rightly banned or rightly not; with a redrawn set, such decisions"),
+    Column(
+        "lost",
+        ("attack/lost",),
+        percent,
+        -1,
+        "accuracy that the attack cost benign clients, against the same run without it",
+    ),
+    Column(
+        "ASR",
+        ("attack/asr",),
+        percent,
+        0,
+        "triggered test images that the deployed model takes for the attacker's target",
+    ),
+    Column(
+        "DAcc",
+        ("detection/dacc",),
+        percent,
+        1,
+        "clients rightly banned or rightly not; with a redrawn set, such decisions",
+    ),
 )
-WITH_PEERS = (Column("matched", ("matching/accuracy",), percent, 1, "decisions on a peer that name the true partner"),)
+WITH_PEERS = (
+    Column("matched", ("matching/accuracy",), percent, 1, "decisions on a peer that name the true partner"),
+)
 COSTS = (
     Column("sent", ("bytes/up", "bytes/down"), amount, -1, "bytes up and down, all clients and rounds"),
-    Column("time", ("seconds/client", "seconds/server"), duration, 0, "training and aggregation; runs played together share this time"),
+    Column(
+        "time",
+        ("seconds/client", "seconds/server"),
+        duration,
+        0,
+        "training and aggregation; runs played together share this time",
+    ),
 )
 STATUS, CHOSEN = "status", "chosen"
 WORDS = (STATUS, CHOSEN)  # columns that are read, not compared
-DISPENSABLE = ("pooled", "best round", "time", "sent", "worst 10 %")  # in a narrow terminal; a report and --json have all
+DISPENSABLE = (
+    "pooled",
+    "best round",
+    "time",
+    "sent",
+    "worst 10 %",
+)  # in a narrow terminal; a report and --json have all
 
 
 def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
-    """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run has something to say."""
-    attacked, peers = ([c for c in some if any(c.value(line) is not None for line in lines)] for some in (UNDER_ATTACK, WITH_PEERS))
+    """With those of the metrics that any of the runs was asked for, and of attacks and peers where any run
+    has something to say."""
+    attacked, peers = (
+        [c for c in some if any(c.value(line) is not None for line in lines)]
+        for some in (UNDER_ATTACK, WITH_PEERS)
+    )
     if not any(_looks_for_attackers(cell) for line in lines for cell in line.cells):
         attacked = [column for column in attacked if column.title != "DAcc"]
     return (*ALWAYS, *(ON_REQUEST[metric] for metric in asked(lines)), *attacked, *peers, *COSTS)
@@ -82,7 +149,9 @@ def columns(lines: Sequence[Line]) -> tuple[Column, ...]:
 
 def _looks_for_attackers(cell: Cell) -> bool:
     """Also in vain: a method with a detector of its own has suspicions, though it may have banned nobody."""
-    suspicions = {name for name in cell.final if name.startswith("detection/auc/")} - {"detection/auc/weights"}
+    suspicions = {name for name in cell.final if name.startswith("detection/auc/")} - {
+        "detection/auc/weights"
+    }
     return bool(cell.config["detectors"] or cell.bans or suspicions)
 
 
@@ -103,8 +172,9 @@ class Table:
 
 
 def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Table:
-    """A row per line, in the order given; '±' is the standard deviation over seeds. The best is the best of those that faced the same
-    attack on the same data. How the runs stand is a column of its own where it is given, or where not all are simply finished."""
+    """A row per line, in the order given; '±' is the standard deviation over seeds. The best is the best of
+    those that faced the same attack on the same data. How the runs stand is a column of its own where it is
+    given, or where not all are simply finished."""
     if statuses is None and any(cell.standing.status != "finished" for line in lines for cell in line.cells):
         statuses = [line.status for line in lines]
     shown = columns(lines)
@@ -114,7 +184,11 @@ def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Ta
     for place, line in enumerate(lines):
         row = [Entry(line.label)]
         for column in shown:
-            rivals = [value for value, other in zip(values[column.title], faced, strict=True) if other == faced[place]]
+            rivals = [
+                value
+                for value, other in zip(values[column.title], faced, strict=True)
+                if other == faced[place]
+            ]
             row.append(_entry(column, line, values[column.title][place], rivals))
         if statuses is not None:
             row.append(Entry(statuses[place]))
@@ -145,7 +219,10 @@ def _entry(column: Column, line: Line, value: float | None, rivals: Sequence[flo
 
 def narrowed(table: Table, width: int) -> Table:
     """Without columns that can be done without, as many as the width asks for."""
-    wide = [max(len(title), *(len(row[place].text) for row in table.rows)) + 2 for place, title in enumerate(table.titles)]
+    wide = [
+        max(len(title), *(len(row[place].text) for row in table.rows)) + 2
+        for place, title in enumerate(table.titles)
+    ]
     left_out: set[int] = set()
     for title in DISPENSABLE:
         if title in table.titles and sum(w for place, w in enumerate(wide) if place not in left_out) > width:
@@ -153,7 +230,10 @@ def narrowed(table: Table, width: int) -> Table:
     if not left_out:
         return table
     kept = [place for place in range(len(table.titles)) if place not in left_out]
-    return Table(tuple(table.titles[place] for place in kept), tuple(tuple(row[place] for place in kept) for row in table.rows))
+    return Table(
+        tuple(table.titles[place] for place in kept),
+        tuple(tuple(row[place] for place in kept) for row in table.rows),
+    )
 
 
 def to_rich(table: Table, title: str | None = None) -> RichTable:
@@ -163,8 +243,16 @@ def to_rich(table: Table, title: str | None = None) -> RichTable:
     for place, name in enumerate(table.titles):
         words = place == 0 or name in WORDS
         longest = max((len(row[place].text) for row in table.rows), default=0)
-        least = min(12 if name == CHOSEN else 24, longest) if words else None  # a row without its name says nothing
-        out.add_column(Text(name), justify="left" if words else "right", no_wrap=not words, overflow="fold", min_width=least)
+        least = (
+            min(12 if name == CHOSEN else 24, longest) if words else None
+        )  # a row without its name says nothing
+        out.add_column(
+            Text(name),
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold",
+            min_width=least,
+        )
     for row in table.rows:
         out.add_row(*(Text(entry.text, style="bold green" if entry.best else "") for entry in row))
     return out

@@ -1,4 +1,5 @@
-"""The client x class table as a heat map in a terminal: numbers on colour where there is room, else shades; never wider than the window."""
+"""The client x class table as a heat map in a terminal: numbers on colour where there is room, else shades;
+never wider than the window."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from holdfast.report.class_counts import Holdings
 
 MOST_CLIENTS = 40  # lines that one still reads
 _SHADES = "·░▒▓█"
-_LOW, _HIGH = (214, 230, 244), (8, 72, 140)  # few and many samples; both ends are readable on a dark and on a light terminal
+_LOW, _HIGH = (
+    (214, 230, 244),
+    (8, 72, 140),
+)  # few and many samples; both ends are readable on a dark and on a light terminal
 
 
 def heat_lines(holdings: Holdings, width: int, everybody: bool = False) -> Iterator[Text]:
-    """Lines of text: a client each, then all clients together. A table that is too wide goes on below, some classes at a time."""
+    """Lines of text: a client each, then all clients together. A table that is too wide goes on below, some
+    classes at a time."""
     counts, sizes, late = holdings.counts, holdings.sizes, set(holdings.federation.held_out)
     shown = counts if everybody else counts[:MOST_CLIENTS]
     heads = [f"{client}{'*' if client in late else ''}" for client in range(len(shown))]
@@ -27,21 +32,36 @@ def heat_lines(holdings: Holdings, width: int, everybody: bool = False) -> Itera
     for columns in _bands(len(holdings.names), max(1, (width - left - right - 1) // wide)):
         yield _head(holdings, columns, wide, left, right)
         for head, row, size in zip(heads, shown[:, columns], sizes, strict=False):
-            yield Text.assemble(head.rjust(left) + " ", *_cells(row, int(counts.max()), wide), f"{size:,}".rjust(right))
+            yield Text.assemble(
+                head.rjust(left) + " ", *_cells(row, int(counts.max()), wide), f"{size:,}".rjust(right)
+            )
         if len(shown) < len(counts):
-            yield Text(f"{'...':>{left}} {len(counts) - len(shown):,} more clients; --all prints them, --html and --png draw them", "dim")
-        for name, row in (("all clients", counts.sum(0)), ("held by", (counts > 0).sum(0))) if wide > 1 else ():
+            yield Text(
+                f"{'...':>{left}} {len(counts) - len(shown):,} more clients; --all prints them, --html and"
+                " --png draw them",
+                "dim",
+            )
+        for name, row in (
+            (("all clients", counts.sum(0)), ("held by", (counts > 0).sum(0))) if wide > 1 else ()
+        ):
             total = f"{row.sum():,}".rjust(right) if name == "all clients" else ""
-            yield Text.assemble((name.rjust(left) + " ", "bold"), "".join(f"{n:>{wide}}" for n in row[columns]), total)
+            yield Text.assemble(
+                (name.rjust(left) + " ", "bold"), "".join(f"{n:>{wide}}" for n in row[columns]), total
+            )
         yield Text()
     if wide == 1:
-        yield Text(f"{_SHADES[0]} none, {_SHADES[1]} to {_SHADES[-1]} up to {counts.max():,} by square root; --json has the numbers", "dim")
+        yield Text(
+            f"{_SHADES[0]} none, {_SHADES[1]} to {_SHADES[-1]} up to {counts.max():,} by square root; --json"
+            " has the numbers",
+            "dim",
+        )
     if late & set(range(len(shown))):
         yield Text("* held out: never trains, joins late", "dim")
 
 
 def _wide(holdings: Holdings, room: int) -> int:
-    """Letters for a class: for its name, else for its number; 1 means a shade, where there are many classes and not enough room."""
+    """Letters for a class: for its name, else for its number; 1 means a shade, where there are many classes
+    and not enough room."""
     classes, most = len(holdings.names), len(str(holdings.counts.sum(0).max()))
     wide = max(most, min(6, max(map(len, holdings.names)))) + 1
     if wide * classes > room:
@@ -77,5 +97,9 @@ def _cells(row: np.ndarray, most: int, wide: int) -> Iterator[Text]:
         elif not count:
             yield Text("·".rjust(wide), "dim")
         else:
-            red, green, blue = (round(low + (high - low) * share) for low, high in zip(_LOW, _HIGH, strict=True))
-            yield Text(f"{count:>{wide}}", f"{'#ffffff' if share > 0.5 else '#000000'} on rgb({red},{green},{blue})")
+            red, green, blue = (
+                round(low + (high - low) * share) for low, high in zip(_LOW, _HIGH, strict=True)
+            )
+            yield Text(
+                f"{count:>{wide}}", f"{'#ffffff' if share > 0.5 else '#000000'} on rgb({red},{green},{blue})"
+            )

@@ -21,13 +21,16 @@ class _Plane:
     axis: Axis
 
     def x(self, round: float) -> float:
-        return _LEFT + (round - self.rounds[0]) / (self.rounds[-1] - self.rounds[0]) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (round - self.rounds[0]) / (self.rounds[-1] - self.rounds[0]) * (
+            _WIDTH - _LEFT - _RIGHT
+        )
 
     def y(self, value: float) -> float:
         return _TOP + (1 - self.axis.share(value)) * (_HEIGHT - _TOP - _BOTTOM)
 
     def path(self, values: np.ndarray) -> str:
-        """A line through the rounds that have a value; it breaks where one has none. A value alone is a dot."""
+        """A line through the rounds that have a value; it breaks where one has none. A value alone is a
+        dot."""
         out, pen = "", "M"
         for round, value in zip(self.rounds, values.tolist(), strict=True):
             if np.isfinite(value):
@@ -42,7 +45,8 @@ class _Plane:
 
 
 def against(story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share: bool) -> str:
-    """A thin line per client and a thick one for the median, of benign clients and of attackers, whose median is dashed with triangles."""
+    """A thin line per client and a thick one for the median, of benign clients and of attackers, whose median
+    is dashed with triangles."""
     known = [float(v) for v in (*grid.flatten(), *bound) if np.isfinite(v)]
     if not np.isfinite(bound).any() or not np.isfinite(grid).any() or len(story.rounds) < 2:
         return ""
@@ -66,11 +70,16 @@ def against(story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share
 
 
 def _frame(plane: _Plane, title: str, share: bool) -> str:
-    out = [f'<div class="scroll"><svg class="chart wide" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-           f'aria-label="{escape(title)} of benign clients and attackers by round, and the threshold">']  # fmt: skip
+    out = [
+        f'<div class="scroll"><svg class="chart wide" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{escape(title)} of benign clients and attackers by round, and the threshold">'
+    ]
     for tick in plane.axis.ticks:
         out.append(f'<path class="grid" d="M{_LEFT} {plane.y(tick):.1f}H{_WIDTH - _RIGHT}"/>')
-        out.append(f'<text class="tick end" x="{_LEFT - 8}" y="{plane.y(tick) + 4:.1f}">{tick_text(tick, share)}</text>')
+        out.append(
+            f'<text class="tick end" x="{_LEFT - 8}"'
+            f' y="{plane.y(tick) + 4:.1f}">{tick_text(tick, share)}</text>'
+        )
     for tick in round_ticks(plane.rounds[0], plane.rounds[-1]):
         out.append(f'<text class="tick middle" x="{plane.x(tick):.1f}" y="{_HEIGHT - 10}">{tick}</text>')
     return "".join(out) + f'<text class="tick end" x="{_LEFT - 8}" y="{_HEIGHT - 10}">round</text>'
@@ -79,12 +88,20 @@ def _frame(plane: _Plane, title: str, share: bool) -> str:
 def _median(values: np.ndarray) -> np.ndarray:
     """Of each round; NaN where nobody has a value."""
     there = np.isfinite(values)
-    return np.array([np.median(column[now]) if now.any() else np.nan for column, now in zip(values.T, there.T, strict=True)])
+    return np.array(
+        [
+            np.median(column[now]) if now.any() else np.nan
+            for column, now in zip(values.T, there.T, strict=True)
+        ]
+    )
 
 
 def _triangles(plane: _Plane, middle: np.ndarray) -> list[str]:
     known = np.flatnonzero(np.isfinite(middle))
-    spots = [(plane.x(plane.rounds[i]), plane.y(float(middle[i]))) for i in known[:: -max(1, len(plane.rounds) // 12)]]
+    spots = [
+        (plane.x(plane.rounds[i]), plane.y(float(middle[i])))
+        for i in known[:: -max(1, len(plane.rounds) // 12)]
+    ]
     return [f'<path class="tip3" d="M{x:.0f} {y - 5:.0f}l5 9h-10z"/>' for x, y in spots]
 
 
@@ -104,6 +121,7 @@ def _labels(ends: list[tuple[float, float, str, str]]) -> list[str]:
     down = spread_out([y for x, y, _, _ in ends if x > edge], 15, _TOP, _HEIGHT - _BOTTOM)
     places = iter(down)
     return [
-        f'<text class="{kind}" x="{x + 10:.0f}" y="{(next(places) if x > edge else y) + 4:.0f}">{escape(words)}</text>'
+        f'<text class="{kind}" x="{x + 10:.0f}"'
+        f' y="{(next(places) if x > edge else y) + 4:.0f}">{escape(words)}</text>'
         for x, y, kind, words in ends
     ]

@@ -1,4 +1,5 @@
-"""What the server saw of every client in every round, and what it made of it: fields of client and round, and lines against a threshold."""
+"""What the server saw of every client in every round, and what it made of it: fields of client and round, and
+lines against a threshold."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ from holdfast.results.tables import SHARES, about
 _MOST_FIELDS = 8
 _OF_COMMITTEE = ("accuracy", "admitted", "total", "error")
 _TITLES = {
-    "weights": "Weight in the aggregate", "norms": "Length of the update", "norms/sent": "Length of the update as sent",
-    "fim": "Trace of the Fisher information", "alpha": "Weight by Fisher information",
-}  # fmt: skip
+    "weights": "Weight in the aggregate",
+    "norms": "Length of the update",
+    "norms/sent": "Length of the update as sent",
+    "fim": "Trace of the Fisher information",
+    "alpha": "Weight by Fisher information",
+}
 
 
 def timelines(story: Story) -> str:
@@ -27,20 +31,33 @@ def timelines(story: Story) -> str:
         return ""
     shown = dict(list(fields.items())[:_MOST_FIELDS])
     parts = [_field(story, name, grid) for name, grid in shown.items()]
-    left_out = f" {len(fields) - len(shown)} more tables: see holdfast diagnose." if len(shown) < len(fields) else ""
+    left_out = (
+        f" {len(fields) - len(shown)} more tables: see holdfast diagnose." if len(shown) < len(fields) else ""
+    )
     return (
-        f'<section><h2>Client by client</h2><p class="note">{escape(_decided(story))} A row is a client, a column a round; where there is '
-        f"no cell, nothing was recorded.{escape(thinned(story) + left_out)}</p>{legend(story)}{''.join(parts)}</section>"
+        f'<section><h2>Client by client</h2><p class="note">{escape(_decided(story))} A row is a client, a'
+        " column a round; where there is "
+        "no cell, nothing was"
+        f" recorded.{escape(thinned(story) + left_out)}</p>{legend(story)}{''.join(parts)}</section>"
     )
 
 
 def _fields(story: Story) -> dict[str, np.ndarray]:
-    """What is worth a field: not what the committee's section shows, and nothing twice: lengths are a detector's scores too."""
+    """What is worth a field: not what the committee's section shows, and nothing twice: lengths are a
+    detector's scores too."""
     found: dict[str, np.ndarray] = {}
-    for name in sorted(story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name)):
+    for name in sorted(
+        story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name)
+    ):
         grid = story.grids[name]
-        committee = name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in _OF_COMMITTEE
-        if np.isfinite(grid).any() and not committee and not any(_same(grid, other) for other in found.values()):
+        committee = (
+            name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in _OF_COMMITTEE
+        )
+        if (
+            np.isfinite(grid).any()
+            and not committee
+            and not any(_same(grid, other) for other in found.values())
+        ):
             found[name] = grid
     return found
 
@@ -52,7 +69,10 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 def _field(story: Story, name: str, grid: np.ndarray) -> str:
     share, words = name.rsplit("/", 1)[-1] in SHARES, about(name)
     title = _TITLES.get(name, name.removeprefix("scores/"))
-    head, known = f'<h3 class="apart">{escape(title)} <small>{escape(words)}</small></h3>', grid[np.isfinite(grid)]
+    head, known = (
+        f'<h3 class="apart">{escape(title)} <small>{escape(words)}</small></h3>',
+        grid[np.isfinite(grid)],
+    )
     if np.ptp(known) < 1e-9:
         value = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
         return f'{head}<p class="note">{value} for everybody in every round.</p>'
@@ -64,38 +84,58 @@ def _field(story: Story, name: str, grid: np.ndarray) -> str:
 
 
 def _typical(story: Story, grid: np.ndarray, share: bool) -> str:
-    """The first thing to ask of a score: does it tell the two kinds of client apart? Of shares the mean, since most of them may be 0."""
+    """The first thing to ask of a score: does it tell the two kinds of client apart? Of shares the mean,
+    since most of them may be 0."""
     said = []
     for kind, rows in (("attackers", story.bad), ("benign clients", ~story.bad)):
         values = grid[rows & np.isfinite(grid)]
         if values.size:
-            said.append(f"{100 * values.mean():.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}")
+            said.append(
+                f"{100 * values.mean():.3g} % for {kind}" if share else f"{np.median(values):.3g} for {kind}"
+            )
     return f"{'On average' if share else 'Median'} {' and '.join(said)}." if said else ""
 
 
 def _bound(story: Story, name: str) -> np.ndarray | None:
     if name != "norms":
         return story.numbers.get(f"{name}/bound")
-    same = (other for other in story.grids if f"{other}/bound" in story.numbers and _same(story.grids[other], story.grids["norms"]))
+    same = (
+        other
+        for other in story.grids
+        if f"{other}/bound" in story.numbers and _same(story.grids[other], story.grids["norms"])
+    )
     return next((story.numbers[f"{other}/bound"] for other in same), None)
 
 
-def over_rounds(story: Story, grid: np.ndarray, title: str, share: bool, seats: Sequence[tuple[int, int]] = ()) -> Grid:
+def over_rounds(
+    story: Story, grid: np.ndarray, title: str, share: bool, seats: Sequence[tuple[int, int]] = ()
+) -> Grid:
     """Clients down, rounds across, with the server's decisions above the shades."""
     says = {place: "on the committee" for place in seats}
-    row, column = {client: i for i, client in enumerate(story.clients)}, {round: i for i, round in enumerate(story.rounds)}
-    away = sorted((row[client], column[round]) for client, round in story.rejected if client in row and round in column)
+    row, column = (
+        {client: i for i, client in enumerate(story.clients)},
+        {round: i for i, round in enumerate(story.rounds)},
+    )
+    away = sorted(
+        (row[client], column[round]) for client, round in story.rejected if client in row and round in column
+    )
     says |= dict.fromkeys(away, "rejected")
     last = len(story.rounds) - 1
     bans = {
         (row[client], min(int(np.searchsorted(story.rounds, when)), last)): (when, why)
-        for client, (when, why) in story.banned.items() if client in row
-    }  # fmt: skip
+        for client, (when, why) in story.banned.items()
+        if client in row
+    }
     says |= {place: f"banned in round {when}: {why}" for place, (when, why) in bans.items()}
     foes = [(down, place) for down, place in np.argwhere(story.bad).tolist()] if story.redrawn else []
     says |= {place: " and ".join(filter(None, ("attacks", says.get(place)))) for place in foes}
-    half = min(1.0, 5 / min(60.0, 1050 / (last + 1)))  # of a cross, in cells, so that it is about as wide as it is high
-    cross = "".join(f"M{place + 0.5 - half:.3f} {down}.22l{2 * half:.3f} .56m0 -.56l-{2 * half:.3f} .56" for down, place in bans)
+    half = min(
+        1.0, 5 / min(60.0, 1050 / (last + 1))
+    )  # of a cross, in cells, so that it is about as wide as it is high
+    cross = "".join(
+        f"M{place + 0.5 - half:.3f} {down}.22l{2 * half:.3f} .56m0 -.56l-{2 * half:.3f} .56"
+        for down, place in bans
+    )
     marks = (
         ("m gone", "".join(f"M{place + 1} {down}.5H{last + 1}" for down, place in bans if place < last)),
         ("m foe", "".join(f"M{place} {down}h.5L{place} {down}.5z" for down, place in foes)),
@@ -104,9 +144,15 @@ def over_rounds(story: Story, grid: np.ndarray, title: str, share: bool, seats: 
         ("m ban", cross),
     )
     return Grid(
-        f"{title} by client and round", [story.mark(client) for client in story.clients], list(map(str, story.rounds)), grid[None],
-        share=share, marks=[mark for mark in marks if mark[1]], says=says, merged=True,
-    )  # fmt: skip
+        f"{title} by client and round",
+        [story.mark(client) for client in story.clients],
+        list(map(str, story.rounds)),
+        grid[None],
+        share=share,
+        marks=[mark for mark in marks if mark[1]],
+        says=says,
+        merged=True,
+    )
 
 
 def _decided(story: Story) -> str:
@@ -116,7 +162,10 @@ def _decided(story: Story) -> str:
         rightly = sum(client in story.malicious for client in story.banned)
         who = f", {rightly} of them attackers" if story.malicious else ""
         first = min(when for when, _ in story.banned.values())
-        said.append(f"{_many(len(story.banned), 'client was', 'clients were')} banned{who}, the first in round {first}.")
+        said.append(
+            f"{_many(len(story.banned), 'client was', 'clients were')} banned{who}, the first in round"
+            f" {first}."
+        )
     if story.rejected:
         said.append(f"{_many(len(story.rejected), 'update was', 'updates were')} rejected for a round.")
     return " ".join(said) or "Nobody was turned away."
@@ -128,7 +177,10 @@ def _many(count: int, one: str, more: str) -> str:
 
 def thinned(story: Story) -> str:
     """What is not shown."""
-    few = f" Shown are {len(story.clients)} of {story.everyone:,} clients, attackers and suspects before others."
+    few = (
+        f" Shown are {len(story.clients)} of {story.everyone:,} clients, attackers and suspects before"
+        " others."
+    )
     some = f" Shown are {len(story.rounds)} of {story.played:,} rounds."
     return (few if story.everyone > MOST_CLIENTS else "") + (some if story.played > MOST_ROUNDS else "")
 

@@ -35,12 +35,17 @@ def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
         for kind in dict.fromkeys(kind for one in played for kind in one):
             found = [one.get(kind, {}) for one in played]
             rounds = sorted(set.intersection(*map(set, found)))
-            points = [(r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found)) for r in rounds]
+            points = [
+                (r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found))
+                for r in rounds
+            ]
             series.append(Series(f"{_name(outcome, at, _fixed(show))} {kind}".strip(), points))
     percent = show.figure.startswith("accuracy")
     every = [point for one in series for point in one.points]
     axis = Axis.over(every) if every and not percent else None
-    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(series, f"{show.figure} {number}", percent, axis=axis)
+    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(
+        series, f"{show.figure} {number}", percent, axis=axis
+    )
 
 
 def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
@@ -53,7 +58,11 @@ def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
     table = run.table(figure)
     table = table[table["value"] < float("inf")]
     kinds = {"benign": table[~table["malicious"]], "malicious": table[table["malicious"]]}
-    return {kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()} for kind, of in kinds.items() if len(of)}
+    return {
+        kind: {int(r): float(v) for r, v in of.groupby("round")["value"].median().items()}
+        for kind, of in kinds.items()
+        if len(of)
+    }
 
 
 def _along(outcome: Outcome, number: int, show: Show) -> str:
@@ -68,7 +77,10 @@ def _along(outcome: Outcome, number: int, show: Show) -> str:
             dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]
-    return f"<h2>{escape(metric)} by {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
+    return (
+        f"<h2>{escape(metric)} by"
+        f" {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
+    )
 
 
 def _matrix(outcome: Outcome, number: int, show: Show) -> str:
@@ -78,12 +90,19 @@ def _matrix(outcome: Outcome, number: int, show: Show) -> str:
         if show.figure not in runs[0].tables:
             continue
         frame = runs[0].table(show.figure)
-        last = frame[frame["round"] == frame["round"].max()].pivot(index="client", columns="other", values="value")
+        last = frame[frame["round"] == frame["round"].max()].pivot(
+            index="client", columns="other", values="value"
+        )
         texts = [[f"{value:.2f}".removeprefix("0") for value in row] for row in last.to_numpy().tolist()]
         drawn = heat_map(
-            last.fillna(0).to_numpy().tolist(), [str(c) for c in last.columns], show.figure, first=1000 * number + len(out),
-            heads=[str(c) for c in last.index], words=("client", "other", ""), texts=texts,
-        )  # fmt: skip
+            last.fillna(0).to_numpy().tolist(),
+            [str(c) for c in last.columns],
+            show.figure,
+            first=1000 * number + len(out),
+            heads=[str(c) for c in last.index],
+            words=("client", "other", ""),
+            texts=texts,
+        )
         out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
     return "".join(out)
 

@@ -5,7 +5,8 @@ A claim is looked at in every combination of the labels it does not name (a case
     best     axis, label          no other label of the axis is better by more than `by`
     worst    axis, label          no other label of the axis is worse by more than `by`
     beats    axis, label, over    better than each of `over` by at least `by`, or by a `factor`
-    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`; than the printed value where `over` is empty;
+    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`; than the printed
+             value where `over` is empty;
                                   without a label, every other label is
     above    value                more than `value`
     below    value                less than `value`
@@ -70,13 +71,21 @@ def metric_of(claim: Claim, study: Study) -> str:
 def _cases(claim: Claim, values: Values, metric: str) -> Iterable[At]:
     """Places without the axis that a claim is about."""
     axes = [axis for axis in values.axes_of(metric) if axis != claim.axis]
-    labels = [[label for label in values.labels[axis] if label in as_labels(claim.where.get(axis, tuple(values.labels[axis])))]
-              for axis in axes]  # fmt: skip
+    labels = [
+        [
+            label
+            for label in values.labels[axis]
+            if label in as_labels(claim.where.get(axis, tuple(values.labels[axis])))
+        ]
+        for axis in axes
+    ]
     for chosen in itertools.product(*labels):
         yield dict(zip(axes, chosen, strict=True))
 
 
-def _is_so(claim: Claim, values: Values, against: Values | None, metric: str, at: At, sign: float) -> bool | None:
+def _is_so(
+    claim: Claim, values: Values, against: Values | None, metric: str, at: At, sign: float
+) -> bool | None:
     """In one case; None where a figure is missing."""
 
     def value(label: str | None) -> float | None:
@@ -89,18 +98,24 @@ def _is_so(claim: Claim, values: Values, against: Values | None, metric: str, at
 Look = Callable[[str | None], float | None]
 
 
-def _best(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _best(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     assert claim.axis is not None
     mine, others = value(claim.label), _known(value, (o for o in _along(claim, values) if o != claim.label))
     return None if mine is None or not others else mine >= max(others) - claim.by
 
 
-def _worst(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _worst(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     mine, others = value(claim.label), _known(value, (o for o in _along(claim, values) if o != claim.label))
     return None if mine is None or not others else mine <= min(others) + claim.by
 
 
-def _beats(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _beats(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     mine, others = value(claim.label), _known(value, claim.over)
     if mine is None or not others:
         return None
@@ -109,7 +124,9 @@ def _beats(claim: Claim, values: Values, against: Values | None, value: Look, at
     return mine - max(others) >= claim.by if claim.by else mine > max(others)
 
 
-def _within(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _within(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     others = _known(value, claim.over)
     if claim.label is None:
         rest = _known(value, (label for label in _along(claim, values) if label not in claim.over))
@@ -127,30 +144,42 @@ def _worsened(figure: float, factor: float) -> float:
     return figure / factor if figure > 0 else figure * factor
 
 
-def _above(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _above(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     return _bound(claim, values, at, metric, lambda found, bound: found > bound)
 
 
-def _below(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _below(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     return _bound(claim, values, at, metric, lambda found, bound: found < bound)
 
 
-def _bound(claim: Claim, values: Values, at: At, metric: str, so: Callable[[float, float], bool]) -> bool | None:
+def _bound(
+    claim: Claim, values: Values, at: At, metric: str, so: Callable[[float, float], bool]
+) -> bool | None:
     place: Mapping[str, str] = at if claim.axis is None else {**at, claim.axis: claim.label or ""}
     found = values.mean(metric, place)
     assert claim.value is not None
     return None if found is None else so(found, claim.value)
 
 
-def _rises(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _rises(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     return _trend(claim, values, at, metric, 1.0)
 
 
-def _falls(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _falls(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     return _trend(claim, values, at, metric, -1.0)
 
 
-def _steady(claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str) -> bool | None:
+def _steady(
+    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+) -> bool | None:
     known = _known(value, _along(claim, values))
     return None if len(known) < 2 else max(known) - min(known) <= claim.by
 
@@ -176,6 +205,13 @@ def _known(value: Look, labels: Iterable[str]) -> list[float]:
 
 
 _CHECKS = {
-    "best": _best, "worst": _worst, "beats": _beats, "within": _within, "above": _above, "below": _below, "rises": _rises, "falls": _falls,
+    "best": _best,
+    "worst": _worst,
+    "beats": _beats,
+    "within": _within,
+    "above": _above,
+    "below": _below,
+    "rises": _rises,
+    "falls": _falls,
     "steady": _steady,
-}  # fmt: skip
+}

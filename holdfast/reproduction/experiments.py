@@ -12,7 +12,16 @@ from typing import Any, get_args
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.registry import parts
 from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
-from holdfast.reproduction.study import SCALES, VARIANTS, Override, Scale, StandIn, Study, chosen_labels, matches
+from holdfast.reproduction.study import (
+    SCALES,
+    VARIANTS,
+    Override,
+    Scale,
+    StandIn,
+    Study,
+    chosen_labels,
+    matches,
+)
 from holdfast.sweeps.grid import MOST_CELLS, copied, flatten
 
 At = dict[str, str]
@@ -59,7 +68,10 @@ class Grid:
         self.variants = VARIANTS if wanted.variant == "both" else (wanted.variant,)
         many = math.prod(map(len, self.labels.values())) * len(self.variants) * self.seeds
         if many > MOST_CELLS:
-            raise ConfigError(f"{study.key}: {many:,} cells are more than the {MOST_CELLS:,} that are played; take fewer seeds or labels")
+            raise ConfigError(
+                f"{study.key}: {many:,} cells are more than the {MOST_CELLS:,} that are played; take fewer"
+                " seeds or labels"
+            )
         self.cells = [cell for at in self._places() for cell in self._seeded(at)]
         if not self.cells:
             raise ConfigError(f"{study.key}: nothing is left to play; keep more labels with --only")
@@ -112,7 +124,7 @@ class Grid:
         """A scale's own stand-ins replace those of the study."""
         if self.wanted.scale == "full" and not self.wanted.stand_ins:
             return []
-        return [one for one in (self.scale.stand_in or self.study.stand_in) if matches(one.when, at)]
+        return [one for one in self.scale.stand_in or self.study.stand_in if matches(one.when, at)]
 
     @property
     def substitutes(self) -> list[str]:
@@ -146,7 +158,8 @@ def _apply(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys; nested tables mean the same, but a part's table (partition = { name = ... }) is one value."""
+    """Dotted keys; nested tables mean the same, but a part's table (partition = { name = ... }) is one
+    value."""
     out: dict[str, Any] = {}
     for key, value in settings.items():
         whole = not isinstance(value, Mapping) or key.rpartition(".")[2] in PART_SECTIONS or not value
@@ -159,7 +172,11 @@ def _as_released(table: dict[str, Any]) -> None:
     for kind in ("method", "aggregator", "attack"):
         section = table.get(kind)
         name = section.get("name") if isinstance(section, Mapping) else section
-        field = parts(kind)[name].model_fields.get("variant") if isinstance(name, str) and name in parts(kind) else None
+        field = (
+            parts(kind)[name].model_fields.get("variant")
+            if isinstance(name, str) and name in parts(kind)
+            else None
+        )
         if field is not None and "authors" in get_args(field.annotation):
             assign(table, f"{kind}.variant", "authors")
 

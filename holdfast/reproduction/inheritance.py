@@ -1,13 +1,15 @@
-"""A study that says only what differs from another: `like = "fedcpa-table-1"`, or `like = "shared/fedcap"` where what the studies of one
-paper have in common is no table itself.
+"""A study that says only what differs from another: `like = "fedcpa-table-1"`, or `like = "shared/fedcap"`
+where what the studies of one paper have in common is no table itself.
 
-* Of axes, metrics and print, and of a section of config or of a scale (config.data.clients, scale.quick.keep), what the study says replaces
-  the other's entry by entry; a part (partition = { name = ... }) is one entry.
+* Of axes, metrics and print, and of a section of config or of a scale (config.data.clients,
+  scale.quick.keep), what the study says replaces the other's entry by entry; a part (partition = { name = ...
+  }) is one entry.
 * `dataset = ["CIFAR-10"]` takes these labels of the other's axis; a table is an axis of its own.
 * An empty entry ({} or []) takes one away.
-* What the other says of some labels only (override, authors, stand_in, on_request) is cut down to the labels that are left: what speaks
-  only of others, or of an axis that was taken away, goes with them. Overrides of the study's own come after the inherited ones, and win; so
-  do those of `authors`. Stand-ins of its own replace them.
+* What the other says of some labels only (override, authors, stand_in, on_request) is cut down to the labels
+  that are left: what speaks only of others, or of an axis that was taken away, goes with them. Overrides of
+  the study's own come after the inherited ones, and win; so do those of `authors`. Stand-ins of its own
+  replace them.
 * Everything else is replaced as a whole. `printed` is always its own."""
 
 from __future__ import annotations
@@ -26,10 +28,20 @@ _ADDED = ("override", "authors")
 
 def completed(own: Table, other: Table, key: str) -> dict[str, Any]:
     """What a study says, with what it leaves unsaid filled in from the other."""
-    picked = {axis: _picked(axis, labels, other.get("axes", {}), key) for axis, labels in own.get("axes", {}).items()}
+    picked = {
+        axis: _picked(axis, labels, other.get("axes", {}), key)
+        for axis, labels in own.get("axes", {}).items()
+    }
     own = {**own, "axes": picked}
-    merged = {name: _merged(other.get(name, {}), own.get(name, {}), depth) for name, depth in _BY_ENTRY.items()}
-    out = {**other, **own, **merged, **_conditions(own, other, merged["axes"], (*_ADDED, "stand_in", "on_request"))}
+    merged = {
+        name: _merged(other.get(name, {}), own.get(name, {}), depth) for name, depth in _BY_ENTRY.items()
+    }
+    out = {
+        **other,
+        **own,
+        **merged,
+        **_conditions(own, other, merged["axes"], (*_ADDED, "stand_in", "on_request")),
+    }
     for name, scale in out["scale"].items():
         mine, others = (table.get("scale", {}).get(name, {}) for table in (own, other))
         out["scale"][name] = {**scale, **_conditions(mine, others, out["axes"], ("override", "stand_in"))}
@@ -44,14 +56,18 @@ def _picked(axis: str, labels: Any, axes: Table, key: str) -> Any:
     known = axes.get(axis, {})
     for label in labels:
         if label not in known:
-            raise ConfigError(f"{key}: the axis '{axis}' of what it is like has no '{label}'{suggest(label, known)}")
+            raise ConfigError(
+                f"{key}: the axis '{axis}' of what it is like has no '{label}'{suggest(label, known)}"
+            )
     return {label: known[label] for label in labels}
 
 
 def _merged(other: Table, own: Table, depth: int) -> dict[str, Any]:
     out = {**other, **own}
     for name in other.keys() & own.keys() if depth > 1 else ():
-        if isinstance(other[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS:  # a part is one thing
+        if (
+            isinstance(other[name], Mapping) and isinstance(own[name], Mapping) and name not in PART_SECTIONS
+        ):  # a part is one thing
             out[name] = _merged(other[name], own[name], depth - 1)
     return {name: entry for name, entry in out.items() if entry != {}}
 

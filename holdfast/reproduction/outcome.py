@@ -2,7 +2,8 @@
 
     study.json    what was asked for, and the study as it was then
     data.json     how much of which data it used
-    runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one after the other
+    runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one
+                  after the other
     report.html, table.md, table.csv, table.tex    what came out (holdfast/reproduction/page.py)
 
 The same call starts, continues or completes it."""
@@ -67,7 +68,10 @@ class Outcome:
     @cached_property
     def findings(self) -> list[tuple[Finding, Finding]]:
         """Every claim, in our figures and in the printed ones."""
-        return [(examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed)) for claim in self.study.claims]
+        return [
+            (examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed))
+            for claim in self.study.claims
+        ]
 
     @cached_property
     def data(self) -> list[dict[str, Any]]:
@@ -84,7 +88,9 @@ class Outcome:
 
     @property
     def played(self) -> list[Run]:
-        return list({run.path: run for seeds in self.runs.values() for run in seeds if run is not None}.values())
+        return list(
+            {run.path: run for seeds in self.runs.values() for run in seeds if run is not None}.values()
+        )
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -95,21 +101,33 @@ def _key(config: Mapping[str, Any]) -> str:
 
 
 def reproduce(
-    study: Study, wanted: Wanted, out: Path, watch: Callable[[], Watch] | None = None, plugins: Sequence[str] = (), retry: bool = False
+    study: Study,
+    wanted: Wanted,
+    out: Path,
+    watch: Callable[[], Watch] | None = None,
+    plugins: Sequence[str] = (),
+    retry: bool = False,
 ) -> Outcome:
     """Play what is left of it, and read it."""
     grid = Grid(study, wanted)
-    content = clean({"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.wanted)})
+    content = clean(
+        {"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.wanted)}
+    )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
     there = _asked(out)
     if there is not None and _planned(there, out) != _planned(content, out):
-        raise ConfigError(f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another --out")
+        raise ConfigError(
+            f"{out} holds another reproduction ({there['study']['key']}, or other options); choose another"
+            " --out"
+        )
     if there is None and run_folders(out):
         raise ConfigError(f"{out} holds runs already; choose another --out")
-    write_atomically(out / "study.json", json.dumps(content, indent=1).encode())  # in order: what comes first in an axis means something
+    write_atomically(
+        out / "study.json", json.dumps(content, indent=1).encode()
+    )  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:
         sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
@@ -133,17 +151,24 @@ def used(grid: Grid) -> list[dict[str, Any]]:
         tables = (federation.train, federation.validation, federation.test)
         held = len(torch.cat([table.row for table in tables]).unique())  # a sample may be dealt to several
         found[kind] = {
-            "dataset": federation.samples.name, "clients": federation.clients, "rounds": config.train.rounds,
-            "participation": config.train.participation, "samples": held, "of": len(federation.samples),
-        }  # fmt: skip
+            "dataset": federation.samples.name,
+            "clients": federation.clients,
+            "rounds": config.train.rounds,
+            "participation": config.train.participation,
+            "samples": held,
+            "of": len(federation.samples),
+        }
     return list({json.dumps(one): one for one in found.values()}.values())
 
 
 def _planned(content: Mapping[str, Any], path: Path) -> Any:
-    """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may where it is played."""
+    """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may
+    where it is played."""
     wanted = {**content["wanted"], "changes": []}
     try:
-        cells = sorted([*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content, path).cells)
+        cells = sorted(
+            [*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content, path).cells
+        )
     except ConfigError as error:  # of a version that could say what this one cannot
         return str(error)
     return [content["study"]["key"], wanted, cells]
@@ -154,13 +179,16 @@ def _grid(content: Mapping[str, Any], path: Path) -> Grid:
     wanted = content["wanted"]
     changes = tuple((key, value) for key, value in wanted["changes"])
     try:
-        return Grid(make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes}))
+        return Grid(
+            make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes})
+        )
     except ConfigError as error:
         raise ConfigError(f"{path / 'study.json'}: {error}") from None
 
 
 def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
-    """Experiments that are played together share their time; where time is the result each has the machine for itself."""
+    """Experiments that are played together share their time; where time is the result each has the machine
+    for itself."""
     cells = grid.to_play()
     for number, (label, config) in enumerate(cells):
         folder = out / folder_name(number, len(cells), label)
@@ -185,7 +213,10 @@ def _asked(path: Path) -> dict[str, Any] | None:
     content = read_json(path / "study.json")
     if content is not None:
         study, wanted = content.get("study"), content.get("wanted")
-        good = {"study": isinstance(study, dict) and isinstance(study.get("key"), str), "wanted": _is_wanted(wanted)}
+        good = {
+            "study": isinstance(study, dict) and isinstance(study.get("key"), str),
+            "wanted": _is_wanted(wanted),
+        }
         if broken := [name for name, fits in good.items() if not fits]:
             raise RunError(f"{path / 'study.json'} is damaged: '{broken[0]}' cannot be read")
     return content
@@ -204,9 +235,15 @@ def _is_wanted(value: Any) -> bool:
     if not isinstance(value, dict) or value.keys() != Wanted.__dataclass_fields__.keys():
         return False
     changes = value["changes"]
-    sound = all(isinstance(value[name], str) for name in ("scale", "variant")) and isinstance(value["stand_ins"], bool)
-    sound = sound and is_whole(value["seeds"], least=1) and are_words(value["only"]) and isinstance(changes, list)
-    return sound and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in changes)
+    sound = all(isinstance(value[name], str) for name in ("scale", "variant")) and isinstance(
+        value["stand_ins"], bool
+    )
+    sound = (
+        sound and is_whole(value["seeds"], least=1) and are_words(value["only"]) and isinstance(changes, list)
+    )
+    return sound and all(
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in changes
+    )
 
 
 def is_reproduction(path: Path) -> bool:

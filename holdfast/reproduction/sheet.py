@@ -1,4 +1,5 @@
-"""A reproduction as a table: rows and columns as the paper has them, in every cell our figure beside the printed one."""
+"""A reproduction as a table: rows and columns as the paper has them, in every cell our figure beside the
+printed one."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def written(value: Value | None, digits: int) -> str:
 
 
 def sheet_of(outcome: Outcome) -> Sheet:
-    """Rows and columns without any value are left out; axes that the layout does not name have one label each, or are averaged over."""
+    """Rows and columns without any value are left out; axes that the layout does not name have one label
+    each, or are averaged over."""
     study, values = outcome.study, outcome.ours
     labels = {**values.labels, "metric": list(study.metrics)}
     rows, columns = list(study.layout.rows), list(study.layout.columns)
@@ -78,12 +80,19 @@ def sheet_of(outcome: Outcome) -> Sheet:
     left = [axis for axis in values.labels if axis not in (*rows, *columns)]
     heads = [list(itertools.product(*(labels[axis] for axis in axes))) for axes in (rows, columns)]
     fixed = {axis: values.labels[axis][0] for axis in left}
-    boxes = [[_box(outcome, {**fixed, **dict(zip(rows, r, strict=True)), **dict(zip(columns, c, strict=True))}) for c in heads[1]]
-             for r in heads[0]]  # fmt: skip
+    boxes = [
+        [
+            _box(outcome, {**fixed, **dict(zip(rows, r, strict=True)), **dict(zip(columns, c, strict=True))})
+            for c in heads[1]
+        ]
+        for r in heads[0]
+    ]
     kept_rows = [i for i, row in enumerate(boxes) if any(box is not None for box in row)]
     kept_columns = [j for j in range(len(heads[1])) if any(boxes[i][j] is not None for i in kept_rows)]
     shown = [[boxes[i][j] for j in kept_columns] for i in kept_rows]
-    across = [tuple(map(spoken, columns, heads[1][j])) for j in kept_columns]  # rows have their axes in the head
+    across = [
+        tuple(map(spoken, columns, heads[1][j])) for j in kept_columns
+    ]  # rows have their axes in the head
     return Sheet(rows, [heads[0][i] for i in kept_rows], across, shown)
 
 
@@ -105,7 +114,11 @@ def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
         return False
     others = [outcome.ours.mean(metric, {**at, "method": label}) for label in outcome.ours.labels["method"]]
     known = [value for value in others if value is not None]
-    return len(known) > 1 and mine == (min(known) if about.less_is_better else max(known)) and min(known) != max(known)
+    return (
+        len(known) > 1
+        and mine == (min(known) if about.less_is_better else max(known))
+        and min(known) != max(known)
+    )
 
 
 def to_table(sheet: Sheet) -> Table:
@@ -129,12 +142,39 @@ def to_csv(outcome: Outcome, sheet: Sheet) -> str:
     axes: Sequence[str] = list(outcome.ours.labels)
     file = io.StringIO()
     lines = csv.writer(file, lineterminator="\n")
-    lines.writerow([*axes, "metric", "ours", "spread", "seeds", "note", "printed", "printed_spread", "doubtful", "difference"])
+    lines.writerow(
+        [
+            *axes,
+            "metric",
+            "ours",
+            "spread",
+            "seeds",
+            "note",
+            "printed",
+            "printed_spread",
+            "doubtful",
+            "difference",
+        ]
+    )
     for box in (box for row in sheet.boxes for box in row if box is not None):
         ours, said = box.ours, box.printed
-        mine = ["", "", 0, ""] if ours is None else [ours.mean, _or_nothing(ours.spread), len(ours.seeds), ours.note]
-        theirs = ["", "", ""] if said is None else [said.mean, _or_nothing(said.std), "yes" if said.note else ""]
-        lines.writerow([*(box.at.get(axis, "") for axis in axes), box.metric, *mine, *theirs, _or_nothing(box.difference)])
+        mine = (
+            ["", "", 0, ""]
+            if ours is None
+            else [ours.mean, _or_nothing(ours.spread), len(ours.seeds), ours.note]
+        )
+        theirs = (
+            ["", "", ""] if said is None else [said.mean, _or_nothing(said.std), "yes" if said.note else ""]
+        )
+        lines.writerow(
+            [
+                *(box.at.get(axis, "") for axis in axes),
+                box.metric,
+                *mine,
+                *theirs,
+                _or_nothing(box.difference),
+            ]
+        )
     return file.getvalue()
 
 

@@ -1,37 +1,24 @@
-"""One table or figure of a paper as a TOML file in studies/: which experiments it shows, what is read off each, what the paper says.
+"""One table or figure of a paper as a TOML file in studies/: which experiments it shows, what is read off
+each, what the paper says.
 
-    paper = "FedCAP"                   # as in printed/fedcap.csv
-    title = "Accuracy under six attacks, by defence"
-    printed = "I"                      # the table's name in print; a figure has none, its claims only
-    notes = ["..."]                    # where paper and code contradict each other, one sentence each
-    like = "shared/fedcap"             # another study, or what the paper's studies have in common: only what differs is said (likeness.py)
+paper = "FedCAP"                   # as in printed/fedcap.csv title = "Accuracy under six attacks, by defence"
+printed = "I"                      # the table's name in print; a figure has none, its claims only notes =
+["..."]                    # where paper and code contradict each other, one sentence each like =
+"shared/fedcap"             # another study, or what the paper's studies have in common: only what differs is
+said (likeness.py)
 
-    [config]                           # what all experiments share, as for `holdfast run`
-    [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes together are the experiments
-    SF = { "attack.name" = "sign-flip" }
-    [[override]]                       # what only some cells set
-    when = { method = "FedCAP", attack = ["SF", "MR"] }
-    set = { "method.alpha" = 5 }
-    [[skip]]                           # what the table does not have
-    when = { ... }
-    [[on_request]]                     # labels that are played only where --only names them: other readings of what is not said
-    when = { method = ["..."] }
-    [[authors]]                        # what the released code does beside the `variant = "authors"` of its parts, for --variant
-    set = { "train.shuffle" = false }
-    [metrics."TAcc(%)"]                # what is read off each
-    figure = "accuracy"
-    times = 100
-    [[metrics."TAcc(%)".override]]     # what only some cells are scored by
-    when = { method = "FedAvg-FT" }
-    figure = "accuracy/personal"
-    [layout]
-    rows = ["attack"]
-    columns = ["method"]
-    [print]                            # where in print a cell's value stands
-    setting = "attack={attack}, malicious=0.3"
-    [[claims]]                         # see claims.py
-    [scale.quick]                      # the same on less
-    [scale.smoke]"""
+[config]                           # what all experiments share, as for `holdfast run` [axes.attack]
+# an axis of the table: what each label sets. All labels of all axes together are the experiments SF = {
+"attack.name" = "sign-flip" } [[override]]                       # what only some cells set when = { method =
+"FedCAP", attack = ["SF", "MR"] } set = { "method.alpha" = 5 } [[skip]]                           # what the
+table does not have when = { ... } [[on_request]]                     # labels that are played only where
+--only names them: other readings of what is not said when = { method = ["..."] } [[authors]]
+# what the released code does beside the `variant = "authors"` of its parts, for --variant set = {
+"train.shuffle" = false } [metrics."TAcc(%)"]                # what is read off each figure = "accuracy" times
+= 100 [[metrics."TAcc(%)".override]]     # what only some cells are scored by when = { method = "FedAvg-FT" }
+figure = "accuracy/personal" [layout] rows = ["attack"] columns = ["method"] [print]
+# where in print a cell's value stands setting = "attack={attack}, malicious=0.3" [[claims]]
+# see claims.py [scale.quick]                      # the same on less [scale.smoke]"""
 
 from __future__ import annotations
 
@@ -151,15 +138,15 @@ class Print(Section):
 
 
 class Show(Section):
-    """A chart beside the table: accuracy over the rounds, or a metric along an axis, one line for each combination of the other labels;
-    or a picture of where the models look (grad-cam)."""
+    """A chart beside the table: accuracy over the rounds, or a metric along an axis, one line for each
+    combination of the other labels; or a picture of where the models look (grad-cam)."""
 
     kind: Literal["rounds", "along", "matrix", "grad-cam"]
     axis: str | None = None
     metric: str | None = None
     figure: str = "accuracy"
-    """Of kind rounds: the figure of each round that is drawn, or a recorded table, its mean over the clients. Of kind matrix: the recorded
-    table whose last round is drawn."""
+    """Of kind rounds: the figure of each round that is drawn, or a recorded table, its mean over the clients.
+    Of kind matrix: the recorded table whose last round is drawn."""
     where: When = {}
 
 
@@ -234,17 +221,25 @@ class Study(Section):
 
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
         """Everything that names axes and labels."""
-        found: list[tuple[str, Mapping[str, Labels]]] = [("override", one.when) for one in (*self.override, *self.authors)]
+        found: list[tuple[str, Mapping[str, Labels]]] = [
+            ("override", one.when) for one in (*self.override, *self.authors)
+        ]
         found += [("on_request", one.when) for one in self.on_request]
         found += [("skip", one.when) for one in self.skip] + [("stand_in", one.when) for one in self.stand_in]
-        found += [(f"claims ({one.says})", one.where) for one in self.claims] + [("show", one.where) for one in self.show]
+        found += [(f"claims ({one.says})", one.where) for one in self.claims] + [
+            ("show", one.where) for one in self.show
+        ]
         for metric, one in self.metrics.items():
             found += [(f"metrics.{metric}", one.where), (f"metrics.{metric}", one.minus)]
             found += [(f"metrics.{metric}", scored.when) for scored in one.override]
-            found += [(f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))]
+            found += [
+                (f"metrics.{metric}", {axis: ()}) for axis in (*one.mean, *filter(None, [one.rank, one.by]))
+            ]
         for name, scale in self.scale.items():
             found += [(f"scale.{name}", scale.keep)]
-            found += [(f"scale.{name}", one.when) for one in scale.override] + [(f"scale.{name}", one.when) for one in scale.stand_in]
+            found += [(f"scale.{name}", one.when) for one in scale.override] + [
+                (f"scale.{name}", one.when) for one in scale.stand_in
+            ]
         return found
 
     def check_labels(self, when: Mapping[str, Labels], where: str) -> None:
@@ -258,7 +253,9 @@ class Study(Section):
     def _check_claim(self, claim: Claim) -> None:
         where = f"claims ({claim.says})"
         if claim.metric is not None and claim.metric not in self.metrics:
-            raise ValueError(f"{where}: there is no metric '{claim.metric}'{suggest(claim.metric, self.metrics)}")
+            raise ValueError(
+                f"{where}: there is no metric '{claim.metric}'{suggest(claim.metric, self.metrics)}"
+            )
         if claim.metric is None and len(self.metrics) > 1:
             raise ValueError(f"{where}: name the metric")
         labels = (*claim.over, *filter(None, [claim.label]))
@@ -266,7 +263,9 @@ class Study(Section):
             raise ValueError(f"{where}: {claim.check} needs a value")
         if claim.check not in ("above", "below") and claim.axis is None:
             raise ValueError(f"{where}: {claim.check} needs an axis")
-        if claim.label is None and (claim.check in ("best", "worst", "beats") or claim.check == "within" and not claim.over):
+        if claim.label is None and (
+            claim.check in ("best", "worst", "beats") or claim.check == "within" and not claim.over
+        ):
             raise ValueError(f"{where}: {claim.check} needs a label")
         if claim.axis is not None:
             self.check_labels({claim.axis: labels}, where)
@@ -286,8 +285,13 @@ def matches(when: Mapping[str, Labels], at: Mapping[str, str]) -> bool:
 
 
 def keys() -> list[str]:
-    """Every study there is, fedcap/table-1 and the like, papers in the order of the mission, tables before figures."""
-    names = [file.name.removesuffix(".toml") for file in files("holdfast.reproduction.studies").iterdir() if file.name.endswith(".toml")]
+    """Every study there is, fedcap/table-1 and the like, papers in the order of the mission, tables before
+    figures."""
+    names = [
+        file.name.removesuffix(".toml")
+        for file in files("holdfast.reproduction.studies").iterdir()
+        if file.name.endswith(".toml")
+    ]
     return sorted((_key(name) for name in names), key=_order)
 
 
@@ -303,7 +307,12 @@ def _order(key: str) -> tuple[int, bool, int, str]:
     paper, _, what = key.partition("/")
     kind, _, number = what.partition("-")
     digits = "".join(c for c in number if c.isdigit())
-    return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS)), kind != "table", int(digits or 0), number
+    return (
+        (PAPERS.index(paper) if paper in PAPERS else len(PAPERS)),
+        kind != "table",
+        int(digits or 0),
+        number,
+    )
 
 
 def find(paper: str, what: str | None = None) -> list[Study]:
@@ -331,7 +340,11 @@ def _normal(what: str) -> str:
     text = what.lower().replace(".", "").replace("_", "-").replace(" ", "-").replace("figure", "fig")
     kind, _, number = text.rpartition("-")
     if not kind:
-        kind, number = ("fig", text.removeprefix("fig")) if text.startswith("fig") else ("table", text.removeprefix("table"))
+        kind, number = (
+            ("fig", text.removeprefix("fig"))
+            if text.startswith("fig")
+            else ("table", text.removeprefix("table"))
+        )
     return f"{kind.strip('-')}-{_ROMAN.get(number, number)}"
 
 
@@ -353,18 +366,27 @@ def make(table: Mapping[str, Any]) -> Study:
 
 
 def chosen_labels(study: Study, scale: Scale, only: Sequence[str]) -> dict[str, list[str]]:
-    """The labels that are played of every axis: those the scale keeps, or those that --only axis=label,label names."""
-    kept = {axis: [label for label in labels if label in scale.keep.get(axis, labels)] for axis, labels in study.axes.items()}
+    """The labels that are played of every axis: those the scale keeps, or those that --only axis=label,label
+    names."""
+    kept = {
+        axis: [label for label in labels if label in scale.keep.get(axis, labels)]
+        for axis, labels in study.axes.items()
+    }
     for one in study.on_request:
         for axis, labels in one.when.items():
             kept[axis] = [label for label in kept[axis] if label not in as_labels(labels)]
     for choice in only:
         axis, separator, text = choice.partition("=")
         if not separator or axis not in study.axes:
-            raise ConfigError(f"--only {choice}: write axis=label,label; the axes of {study.key} are {', '.join(study.axes)}")
+            raise ConfigError(
+                f"--only {choice}: write axis=label,label; the axes of {study.key} are"
+                f" {', '.join(study.axes)}"
+            )
         wanted = [label.strip() for label in text.split(",")]
         for label in wanted:
             if label not in study.axes[axis]:
-                raise ConfigError(f"--only {choice}: {axis} has no '{label}'{suggest(label, study.axes[axis])}")
+                raise ConfigError(
+                    f"--only {choice}: {axis} has no '{label}'{suggest(label, study.axes[axis])}"
+                )
         kept[axis] = [label for label in study.axes[axis] if label in wanted]
     return kept

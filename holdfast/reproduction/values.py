@@ -1,5 +1,5 @@
-"""What is read off the cells: means over seeds, differences, ranks. The printed numbers are read the same way, so that one claim can be
-held against both."""
+"""What is read off the cells: means over seeds, differences, ranks. The printed numbers are read the same
+way, so that one claim can be held against both."""
 
 from __future__ import annotations
 
@@ -42,12 +42,19 @@ class Value:
 
     @property
     def mean(self) -> float:
-        """Not a number where one of the seeds has none: the others alone would flatter a method that sometimes diverges."""
+        """Not a number where one of the seeds has none: the others alone would flatter a method that
+        sometimes diverges."""
         return statistics.fmean(self.seeds) if self.finite else math.nan
 
     @property
     def spread(self) -> float | None:
-        return self.std if self.std is not None else statistics.stdev(self.seeds) if len(self.seeds) > 1 and self.finite else None
+        return (
+            self.std
+            if self.std is not None
+            else statistics.stdev(self.seeds)
+            if len(self.seeds) > 1 and self.finite
+            else None
+        )
 
 
 @dataclass
@@ -78,7 +85,9 @@ class Values:
         axes = self.axes_of(metric)
         for labels in itertools.product(*(self.labels[axis] for axis in axes)):
             at = dict(zip(axes, labels, strict=True))
-            if matches({axis: as_labels(wanted) for axis, wanted in (where or {}).items() if axis in axes}, at):
+            if matches(
+                {axis: as_labels(wanted) for axis, wanted in (where or {}).items() if axis in axes}, at
+            ):
                 yield at
 
 
@@ -106,7 +115,9 @@ def _read(metric: Metric, run: Run, at: Mapping[str, str]) -> float | None:
     if metric.measure is not None:
         value = measured(metric.measure)(run, *([at[metric.by]] if metric.by is not None else []))
     else:
-        figure = next((one.figure for one in reversed(metric.override) if matches(one.when, at)), metric.figure)
+        figure = next(
+            (one.figure for one in reversed(metric.override) if matches(one.when, at)), metric.figure
+        )
         known = [float(found) for name in as_labels(figure) if (found := run.final.get(name)) is not None]
         value = max((v for v in known if v == v), default=known[0] if known else None)
     if value is None:
@@ -125,15 +136,29 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
     out = Values(study, {axis: shown for axis, shown in labels.items() if axis != "variant"})
     if study.printed is None:
         return out
-    rows = {tuple(row[key] for key in ("table", "dataset", "setting", "method", "metric")): row for row in printed_rows(study.paper)}
+    rows = {
+        tuple(row[key] for key in ("table", "dataset", "setting", "method", "metric")): row
+        for row in printed_rows(study.paper)
+    }
     for name, metric in study.metrics.items():
         for at in out.places(name, metric.where):
             filled = {axis: at.get(axis, "") for axis in study.axes}
-            where = (text.format(**filled) for text in (study.print.dataset, study.print.setting, study.print.method))
-            row = rows.get((study.printed, *(study.print.instead.get(text, text) for text in where), metric.printed or name))
+            where = (
+                text.format(**filled)
+                for text in (study.print.dataset, study.print.setting, study.print.method)
+            )
+            row = rows.get(
+                (
+                    study.printed,
+                    *(study.print.instead.get(text, text) for text in where),
+                    metric.printed or name,
+                )
+            )
             if row is not None:
                 doubt = "doubtful in print" if row["doubtful"] else ""
-                out.by_place[place(name, at)] = Value((float(row["value"]),), doubt, float(row["std"]) if row["std"] else None)
+                out.by_place[place(name, at)] = Value(
+                    (float(row["value"]),), doubt, float(row["std"]) if row["std"] else None
+                )
     _subtract(out)
     return out
 
@@ -143,11 +168,22 @@ def _subtract(values: Values) -> None:
     there = {name for name, _ in values.by_place}
     for name, metric in values.study.metrics.items():
         if metric.minus and name not in there:
-            whole = next((of for of, other in values.study.metrics.items() if other.figure == metric.figure and of in there), None)
+            whole = next(
+                (
+                    of
+                    for of, other in values.study.metrics.items()
+                    if other.figure == metric.figure and of in there
+                ),
+                None,
+            )
             if whole is None:
                 continue
             times = metric.times / values.study.metrics[whole].times  # a loss has a minus
-            mine = {at: replace(v, seeds=tuple(times * one for one in v.seeds)) for (of, at), v in values.by_place.items() if of == whole}
+            mine = {
+                at: replace(v, seeds=tuple(times * one for one in v.seeds))
+                for (of, at), v in values.by_place.items()
+                if of == whole
+            }
             for at, value in mine.items():
                 less = _less(value, mine.get(_moved(at, metric.minus)))
                 if less is not None and matches(metric.where, dict(at)):
@@ -160,9 +196,12 @@ def printed_rows(paper: str) -> list[dict[str, str]]:
 
 
 def _derive(values: Values) -> None:
-    """Differences (also to cells that a metric does not show), ranks, means over axes, means of metrics, in this order."""
+    """Differences (also to cells that a metric does not show), ranks, means over axes, means of metrics, in
+    this order."""
     for name, metric in values.study.metrics.items():
-        mine: dict[Axes, Value | None] = {at: value for (of, at), value in values.by_place.items() if of == name}
+        mine: dict[Axes, Value | None] = {
+            at: value for (of, at), value in values.by_place.items() if of == name
+        }
         if metric.minus:
             mine = {at: _less(value, mine.get(_moved(at, metric.minus))) for at, value in mine.items()}
         if metric.where:
@@ -201,8 +240,14 @@ def _ranked(mine: Mapping[Axes, Value | None], axis: str, better: str) -> dict[A
         if value is not None:
             rest = tuple(pair for pair in at if pair[0] != axis)
             mark = value.mean if better == "less" else -value.mean
-            groups.setdefault(rest, {})[at] = mark if math.isfinite(mark) else math.inf  # what diverged comes last
-    return {at: Value((1.0 + sum(other < mark for other in group.values()),)) for group in groups.values() for at, mark in group.items()}
+            groups.setdefault(rest, {})[at] = (
+                mark if math.isfinite(mark) else math.inf
+            )  # what diverged comes last
+    return {
+        at: Value((1.0 + sum(other < mark for other in group.values()),))
+        for group in groups.values()
+        for at, mark in group.items()
+    }
 
 
 def _averaged(mine: Mapping[Axes, Value | None], axes: Sequence[str]) -> dict[Axes, Value | None]:
@@ -214,5 +259,7 @@ def _averaged(mine: Mapping[Axes, Value | None], axes: Sequence[str]) -> dict[Ax
     out: dict[Axes, Value | None] = {}
     for at, found in groups.items():
         mean = statistics.fmean(found) if all(map(math.isfinite, found)) else math.nan
-        out[at] = Value((mean,), "" if len(found) == most else f"mean of {len(found)} cells, others of {most}")
+        out[at] = Value(
+            (mean,), "" if len(found) == most else f"mean of {len(found)} cells, others of {most}"
+        )
     return out

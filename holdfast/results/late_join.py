@@ -1,7 +1,8 @@
-"""Clients that join after training (FedCAP, appendix A): their data, from files or a config, as one more client of a run's federation.
+"""Clients that join after training (FedCAP, appendix A): their data, from files or a config, as one more
+client of a run's federation.
 
-A newcomer's samples must mean what the run's samples mean: they are normalised by the run's mean and deviation, and classes go by the
-run's names, not by how the newcomer's few would be numbered."""
+A newcomer's samples must mean what the run's samples mean: they are normalised by the run's mean and
+deviation, and classes go by the run's names, not by how the newcomer's few would be numbered."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Joined:
-    """A late joiner's model [size], and how it does on the joiner's own test samples beside the global one (none: it has no samples)."""
+    """A late joiner's model [size], and how it does on the joiner's own test samples beside the global one
+    (none: it has no samples)."""
 
     model: Tensor
     samples: int
@@ -71,7 +73,9 @@ def _cell_with(cell: Cell, newcomer: Newcomer) -> Cell:
     tables = {"train": newcomer.train, "validation": before[0], "test": newcomer.test}
     held = {name: Table.from_lists([*before, rows], newcomer.samples.y) for name, rows in tables.items()}
     federation = replace(cell.federation, samples=newcomer.samples, **held)  # type: ignore[arg-type]
-    return replace(cell, federation=federation, adversary=Adversary(None, torch.zeros(0, dtype=torch.int64), cell.key))
+    return replace(
+        cell, federation=federation, adversary=Adversary(None, torch.zeros(0, dtype=torch.int64), cell.key)
+    )
 
 
 def _measured(run: Run, cell: Cell, client: int, model: Tensor) -> Joined:
@@ -79,7 +83,15 @@ def _measured(run: Run, cell: Cell, client: int, model: Tensor) -> Joined:
     test = cell.federation.test.take(ids)
 
     def accuracy(vector: Tensor) -> float | None:
-        found = score(cell.network, cell.rule.predict, vector[None], torch.tensor([0]), cell.federation.samples, test, plan)
+        found = score(
+            cell.network,
+            cell.rule.predict,
+            vector[None],
+            torch.tensor([0]),
+            cell.federation.samples,
+            test,
+            plan,
+        )
         return float(found.correct[0]) / float(found.total[0]) if int(found.total[0]) else None
 
     samples = int(cell.federation.train.counts[client])
@@ -100,23 +112,34 @@ def from_folder(run: Run, folder: Path) -> Newcomer:
     settings = run.config.data
     source = settings.source()
     if not isinstance(source, FolderSource):
-        raise DataError(f"--data: the run's data '{settings.name}' is not read from files; give a config, or name a client with --client")
+        raise DataError(
+            f"--data: the run's data '{settings.name}' is not read from files; give a config, or name a"
+            " client with --client"
+        )
     if isinstance(source, TableSource):
         raise DataError(_FITTED)
-    there = build("source", {**source.settings(), "name": settings.name, "folder": str(folder.absolute())}, "data.options")
+    there = build(
+        "source",
+        {**source.settings(), "name": settings.name, "folder": str(folder.absolute())},
+        "data.options",
+    )
     samples = _understood(run._experiment.federation.samples, there.load(None), str(folder))
     return Newcomer(samples, np.arange(samples.train_rows), np.arange(samples.train_rows, len(samples)))
 
 
 def from_config(run: Run, file: Path, client: int | None) -> Newcomer:
     """One client of the federation that a config's [data] section and seed describe."""
-    config = make_config({name: value for name, value in read_config(file).items() if name in ("seed", "data")})
+    config = make_config(
+        {name: value for name, value in read_config(file).items() if name in ("seed", "data")}
+    )
     files, own = ((data.name, data.options, data.dir) for data in (config.data, run.config.data))
     if isinstance(config.data.source(), TableSource) and files != own:
         raise DataError(_FITTED)
     federation = build_federation(config.data, Key(config.seed).fold("data"))
     if client is None and federation.clients > 1:
-        raise ConfigError(f"--client: {file} describes {federation.clients} clients, from 0; say which of them joins")
+        raise ConfigError(
+            f"--client: {file} describes {federation.clients} clients, from 0; say which of them joins"
+        )
     if not 0 <= (client or 0) < federation.clients:
         raise ConfigError(f"--client: {file} describes clients 0 to {federation.clients - 1}, got {client}")
     samples = _understood(run._experiment.federation.samples, federation.samples, str(file))
@@ -127,15 +150,23 @@ def from_config(run: Run, file: Path, client: int | None) -> Newcomer:
 def _understood(run: Samples, new: Samples, where: str) -> Samples:
     """The newcomer's samples as the run's models read them."""
     if (new.sample_shape, new.x.dtype) != (run.sample_shape, run.x.dtype):
-        raise DataError(f"{where}: samples of shape {new.sample_shape} ({_word(new)}), the run's have {run.sample_shape} ({_word(run)})")
+        raise DataError(
+            f"{where}: samples of shape {new.sample_shape} ({_word(new)}), the run's have {run.sample_shape}"
+            f" ({_word(run)})"
+        )
     y = new.y
     if new.class_names and run.class_names:
         strange = [name for name in new.class_names if name not in run.class_names]
         if strange:
-            raise DataError(f"{where}: class '{strange[0]}' is none of the run's{suggest(strange[0], run.class_names)}")
+            raise DataError(
+                f"{where}: class '{strange[0]}' is none of the run's{suggest(strange[0], run.class_names)}"
+            )
         y = torch.tensor([run.class_names.index(name) for name in new.class_names])[y]
     elif new.class_names:  # numbered by their own order, which need not be that of the run's numbers
-        raise DataError(f"{where}: classes have names, such as '{new.class_names[0]}', the run's are numbers; label with these numbers")
+        raise DataError(
+            f"{where}: classes have names, such as '{new.class_names[0]}', the run's are numbers; label with"
+            " these numbers"
+        )
     elif int(y.max()) >= run.classes:
         raise DataError(f"{where}: label {int(y.max())}, the run has classes 0 to {run.classes - 1}")
     return replace(new, y=y, classes=run.classes, class_names=run.class_names, mean=run.mean, std=run.std)
@@ -152,7 +183,10 @@ def parameters_of(update: Tensor | Mapping[str, Tensor], layout: Layout) -> Tens
     """A change of a model as one vector of its parameters; buffers are left away."""
     if isinstance(update, Tensor):
         if update.shape != (layout.parameters,):
-            raise ConfigError(f"customise: the update has shape {tuple(update.shape)}, the model has {layout.parameters} parameters")
+            raise ConfigError(
+                f"customise: the update has shape {tuple(update.shape)}, the model has {layout.parameters}"
+                " parameters"
+            )
         return update.detach().cpu()
     slots = [slot for slot in layout.slots if not slot.buffer]
     missing = [slot.name for slot in slots if slot.name not in update]
@@ -160,8 +194,13 @@ def parameters_of(update: Tensor | Mapping[str, Tensor], layout: Layout) -> Tens
         raise ConfigError(f"customise: the update has no '{missing[0]}'")
     strange = [name for name in update if name not in {slot.name for slot in layout.slots}]
     if strange:
-        raise ConfigError(f"customise: the model has no '{strange[0]}'{suggest(strange[0], [slot.name for slot in slots])}")
+        raise ConfigError(
+            f"customise: the model has no '{strange[0]}'{suggest(strange[0], [slot.name for slot in slots])}"
+        )
     for slot in slots:
         if tuple(update[slot.name].shape) != slot.shape:
-            raise ConfigError(f"customise: '{slot.name}' has shape {tuple(update[slot.name].shape)}, the model's is {slot.shape}")
+            raise ConfigError(
+                f"customise: '{slot.name}' has shape {tuple(update[slot.name].shape)}, the model's is"
+                f" {slot.shape}"
+            )
     return torch.cat([update[slot.name].detach().cpu().reshape(-1) for slot in slots])

@@ -43,7 +43,10 @@ class Run:
         self._config = config
 
     def __repr__(self) -> str:
-        return f"Run({self.path}, {self.manifest['label'] or name_of(self.manifest['config']['method'])}, round {self.round})"
+        return (
+            f"Run({self.path}, {self.manifest['label'] or name_of(self.manifest['config']['method'])}, round"
+            f" {self.round})"
+        )
 
     @property
     def config(self) -> Config:
@@ -67,12 +70,16 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per committed round."""
-        rows = [{"round": part["round"], **part["metrics"], **_seconds(part)} for part in self.store.parts(self.round)]
+        rows = [
+            {"round": part["round"], **part["metrics"], **_seconds(part)}
+            for part in self.store.parts(self.round)
+        ]
         return pd.DataFrame(rows)
 
     def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
-        """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models (NaN: it has none),
-        samples, whether it was in the cohort. `late`: the clients that `data.held_out` keeps out of training."""
+        """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models
+        (NaN: it has none), samples, whether it was in the cohort. `late`: the clients that `data.held_out`
+        keeps out of training."""
         round = self.round if round is None else round
         arrays, of = self.store.arrays(round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
@@ -88,7 +95,8 @@ class Run:
         return tables_of(self.store, self.round)
 
     def table(self, name: str) -> pd.DataFrame:
-        """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also `other`, the column's client."""
+        """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also
+        `other`, the column's client."""
         with using_committed(self.path, self.round):
             return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
 
@@ -100,7 +108,9 @@ class Run:
         round = self.round if round is None else round
         drawn = self.store.arrays(round).get("malicious")
         if drawn is None:
-            raise ConfigError(f"{self.path}: who attacks is drawn for every round, and round {round} was not played")
+            raise ConfigError(
+                f"{self.path}: who attacks is drawn for every round, and round {round} was not played"
+            )
         return drawn.tolist()
 
     @cached_property
@@ -115,10 +125,15 @@ class Run:
 
     def state(self) -> State:
         """The server's committed state."""
-        return {name.removeprefix("server/"): value for name, value in self._head()[1].items() if name.startswith("server/")}
+        return {
+            name.removeprefix("server/"): value
+            for name, value in self._head()[1].items()
+            if name.startswith("server/")
+        }
 
     def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
-        """A model as one vector: of a client (by default the model the method deploys) or, without a client, the global one."""
+        """A model as one vector: of a client (by default the model the method deploys) or, without a client,
+        the global one."""
         method, clients = self._experiment.method, self._experiment.federation.clients
         kind = model or ("global" if client is None else method.deploys)
         if kind not in method.models:
@@ -129,7 +144,9 @@ class Run:
             round, saved = self._head()
             with using_committed(self.path, round):
                 vector = self._vector(round, saved, client, kind)
-            if self.round == round:  # else a commit came between, and a row that was read may be newer than the state
+            if (
+                self.round == round
+            ):  # else a commit came between, and a row that was read may be newer than the state
                 return vector
 
     def _vector(self, round: int, saved: State, client: int | None, kind: str) -> Tensor:
@@ -147,10 +164,13 @@ class Run:
         cell.round = max(round, 1)
         cell.rows = RowStore(self.path / "rows", saved["rows/index"])
         self._experiment.roster.restore(saved)
-        return {name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")}
+        return {
+            name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")
+        }
 
     def of_client(self, round: int, state: State, client: int, kind: str, cell: Cell) -> Tensor:
-        """Ask the server half what the client would receive now, and the client half what it would make of it: as in the evaluation."""
+        """Ask the server half what the client would receive now, and the client half what it would make of
+        it: as in the evaluation."""
         experiment, ids = self._experiment, torch.tensor([client])
         simulator = Simulator({cell.plan_key: Plan(**self.manifest["plan"])})
         sent = self._delivered(round, state, ids, lambda asked: simulator.exchange([Call(cell, asked)])[0])
@@ -162,12 +182,18 @@ class Run:
             return received.into(local.initial)[0]
         known = cell.rows.present(ids)
         stored = cell.rows.read(ids[known]) if bool(known.any()) else {}
-        return perform_personal(cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure))[0]
+        return perform_personal(
+            cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure)
+        )[0]
 
-    def _delivered(self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]) -> Exchange:
+    def _delivered(
+        self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]
+    ) -> Exchange:
         """What the server half would send these clients now; `answer` replies to what it asks them first."""
         experiment, ctx = self._experiment, self._experiment.context()
-        ctx = replace(ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort))  # drawn before this round's bans
+        ctx = replace(
+            ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort)
+        )  # drawn before this round's bans
         experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
         steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
         while True:
@@ -181,29 +207,36 @@ class Run:
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
 
-
     def reference(self) -> nn.Module:
-        """The model from which a late joiner trains its request: `customise` wants the difference that this makes."""
+        """The model from which a late joiner trains its request: `customise` wants the difference that this
+        makes."""
         state, wire = self.pooled(), self._experiment.cell.wire()
         return self._experiment.network.load(wire.unpack(state["previous"], self._experiment.initial))
 
     def customise(self, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
-        """The model of a client that joins now, from the pools of the last cohort. `update` is what training from `reference()` changed: a
-        vector of all parameters, or tensors by name."""
+        """The model of a client that joins now, from the pools of the last cohort. `update` is what training
+        from `reference()` changed: a vector of all parameters, or tensors by name."""
         experiment, state, (round, _) = self._experiment, self.pooled(), self._head()
         cell, newcomer = experiment.cell, torch.tensor([experiment.federation.clients])
         vector = parameters_of(update, experiment.network.layout).to(experiment.network.dtype)[None]
 
         def reply(asked: Exchange) -> Uplink:
             schema = cell.rule.schema(asked.task, cell.wire())
-            up = screen(Uplink(newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}), schema)
+            up = screen(
+                Uplink(
+                    newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}
+                ),
+                schema,
+            )
             if not len(up):
                 raise ConfigError(f"customise: {next(iter(up.refused.values()))}")
             return up
 
         with using_committed(self.path, round):
             sent = self._delivered(round, state, newcomer, reply)
-            return experiment.network.load(cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)).eval()
+            return experiment.network.load(
+                cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)
+            ).eval()
 
     def pooled(self) -> State:
         """The server's state, which must hold the pools that a late joiner's model is made of."""
@@ -211,14 +244,18 @@ class Run:
         with using_committed(self.path, round):
             state = self._restored(round, saved)
         if "pool/ids" not in state:
-            raise ConfigError(f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
-                              "a run of fedcap with customise = true does")  # fmt: skip
+            raise ConfigError(
+                f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
+                "a run of fedcap with customise = true does"
+            )
         return state
 
 
 def _clients_of(arrays: State, of: str) -> pd.DataFrame:
     """One row for each evaluated client of a round's arrays."""
-    frame = pd.DataFrame({"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()})
+    frame = pd.DataFrame(
+        {"client": arrays[f"{of}/ids"].tolist(), "selected": arrays[f"{of}/selected"].tolist()}
+    )
     total = arrays[f"{of}/test/total"]
     frame["samples"] = total.long().tolist()
     for name, value in arrays.items():
@@ -233,7 +270,8 @@ def _clients_of(arrays: State, of: str) -> pd.DataFrame:
 
 
 def load(pattern: str | Path) -> pd.DataFrame:
-    """Metrics of all runs that match, one row per run and round, with the settings that tell the runs apart."""
+    """Metrics of all runs that match, one row per run and round, with the settings that tell the runs
+    apart."""
     folders = [folder for path in sorted(glob.glob(str(pattern))) for folder in run_folders(Path(path))]
     if not folders:
         raise ConfigError(f"no runs match {pattern}")
@@ -242,8 +280,17 @@ def load(pattern: str | Path) -> pd.DataFrame:
         run = Run(folder)
         frame = run.metrics
         config = run.manifest["config"]
-        about = {"run": str(folder), "label": run.manifest["label"], "method": name_of(config["method"]), "seed": config["seed"]}
-        about |= {"data": config["data"]["name"], "attack": name_of(config["attack"]), "aggregator": name_of(config["aggregator"])}
+        about = {
+            "run": str(folder),
+            "label": run.manifest["label"],
+            "method": name_of(config["method"]),
+            "seed": config["seed"],
+        }
+        about |= {
+            "data": config["data"]["name"],
+            "attack": name_of(config["attack"]),
+            "aggregator": name_of(config["aggregator"]),
+        }
         for place, (column, value) in enumerate(about.items()):
             frame.insert(place, column, value)
         frames.append(frame)

@@ -1,4 +1,5 @@
-"""What a run recorded of its clients in every round, as data frames over all rounds: `run.tables` and `run.table(name)`.
+"""What a run recorded of its clients in every round, as data frames over all rounds: `run.tables` and
+`run.table(name)`.
 
 A round's arrays say nothing of what their rows are; that is known here, and nowhere else."""
 
@@ -22,14 +23,15 @@ _TABLES, _SCORES = "verdict/tables/", "verdict/scores/"
 
 @dataclass(frozen=True)
 class Known:
-    """A table with a meaning of its own. Names of axes are arrays that hold ids, after `verdict/tables/`; `{}` is the part of the name that
-    varies, since a second detector of a kind has a name of its own."""
+    """A table with a meaning of its own. Names of axes are arrays that hold ids, after `verdict/tables/`;
+    `{}` is the part of the name that varies, since a second detector of a kind has a name of its own."""
 
     about: str
     rows: str = ""
     columns: str = ""
     kind: str = "clients"
-    """clients: a number each; pairs: a number for two; classes: a client's peer for each class; members: ids; number: one for all."""
+    """clients: a number each; pairs: a number for two; classes: a client's peer for each class; members: ids;
+    number: one for all."""
 
 
 KNOWN = {
@@ -38,8 +40,12 @@ KNOWN = {
     "weights": Known("weight that the aggregation rule gave each client"),
     "fim": Known("trace of the Fisher information (t-FIM) that each client reported"),
     "alpha": Known("weight of each client by its t-FIM, before the aggregation rule"),
-    "customisation": Known("how much of each pooled model each client was given", "cohort", "customisation/pool", "pairs"),
-    "attention": Known("how much of each other client's last model each client was given", "", "attended", "pairs"),
+    "customisation": Known(
+        "how much of each pooled model each client was given", "cohort", "customisation/pool", "pairs"
+    ),
+    "attention": Known(
+        "how much of each other client's last model each client was given", "", "attended", "pairs"
+    ),
     "matches": Known("whose model each client was given for a class (-2: nobody was found)", kind="classes"),
     "{}/accuracy": Known("the committee's score of each client's model", "{}/ids"),
     "{}/admitted": Known("1 where the committee let a client's model pass", "{}/ids"),
@@ -49,11 +55,27 @@ KNOWN = {
     "{}/threshold": Known("the score that a model had to reach", kind="number"),
     "{}/next_threshold": Known("the score that a model will have to reach in the next round", kind="number"),
 }
-SHARES = ("weights", "alpha", "customisation", "attention", "accuracy", "admitted", "votes", "threshold", "next_threshold", "error")
+SHARES = (
+    "weights",
+    "alpha",
+    "customisation",
+    "attention",
+    "accuracy",
+    "admitted",
+    "votes",
+    "threshold",
+    "next_threshold",
+    "error",
+)
 """Last parts of the names of tables whose values are shares of one: shown in per cent."""
 MIXED = ("customisation", "attention")
 """Matrices that say of whose models each client's own one was mixed: rows and columns are clients."""
-_AXES = ("customisation/pool", "attended", "{}/ids", "{}/clients")  # ids of rows or columns: no tables of their own
+_AXES = (
+    "customisation/pool",
+    "attended",
+    "{}/ids",
+    "{}/clients",
+)  # ids of rows or columns: no tables of their own
 
 
 @dataclass(frozen=True)
@@ -67,8 +89,8 @@ class Told:
 
 
 def told_in(arrays: Mapping[str, Tensor]) -> dict[str, Told]:
-    """All tables of one round, by name. Over many rounds a matrix for every two clients would fill the memory: so read, round by round,
-    only what is needed of them stays."""
+    """All tables of one round, by name. Over many rounds a matrix for every two clients would fill the
+    memory: so read, round by round, only what is needed of them stays."""
     return {name: _told(name, values, arrays) for name, values in _named(arrays).items()}
 
 
@@ -86,16 +108,26 @@ def tables_of(store: Store, last: int) -> dict[str, str]:
             if name not in found:
                 found[name] = about(name)
     order = list(KNOWN)
-    found = dict(sorted(found.items(), key=lambda item: next((i for i, p in enumerate(order) if _fits(item[0], p)), len(order))))
+    found = dict(
+        sorted(
+            found.items(),
+            key=lambda item: next((i for i, p in enumerate(order) if _fits(item[0], p)), len(order)),
+        )
+    )
     parts = store.parts(last)
     if any(part.get("banned") or part.get("rejected") for part in parts):
         found["turned-away"] = "who was banned for good or rejected for a round, and why"
     if parts:
-        found |= {"seconds": "where the time of each round went", "bytes": "what clients sent (up) and received (down) in each round"}
+        found |= {
+            "seconds": "where the time of each round went",
+            "bytes": "what clients sent (up) and received (down) in each round",
+        }
     return found
 
 
-def table_of(store: Store, last: int, name: str, malicious: Mapping[str, Any] | list[int], where: str) -> pd.DataFrame:
+def table_of(
+    store: Store, last: int, name: str, malicious: Mapping[str, Any] | list[int], where: str
+) -> pd.DataFrame:
     """One table over all rounds; `malicious` as the manifest has it."""
     if name in _OF_PARTS:
         return _OF_PARTS[name](store, last, malicious)
@@ -129,7 +161,12 @@ def _told(name: str, values: Tensor, arrays: Mapping[str, Tensor]) -> Told:
         return Told(values.numpy(), "clients", rows)
     flat = values.flatten(1)
     columns = _ids(arrays, known.columns.replace("{}", varies), flat.shape[1]) if known.columns else None
-    return Told(flat.numpy(), "classes" if kind == "classes" else "pairs", rows, np.arange(flat.shape[1]) if columns is None else columns)
+    return Told(
+        flat.numpy(),
+        "classes" if kind == "classes" else "pairs",
+        rows,
+        np.arange(flat.shape[1]) if columns is None else columns,
+    )
 
 
 def _frame(told: Told) -> pd.DataFrame:
@@ -141,7 +178,9 @@ def _frame(told: Told) -> pd.DataFrame:
     if across is None:
         return pd.DataFrame({"client": rows, "value": values}).dropna(ignore_index=True)
     word = "class" if told.kind == "classes" else "other"
-    frame = pd.DataFrame({"client": rows.repeat(len(across)), word: np.tile(across, len(rows)), "value": values.flatten()})
+    frame = pd.DataFrame(
+        {"client": rows.repeat(len(across)), word: np.tile(across, len(rows)), "value": values.flatten()}
+    )
     frame = frame[frame["value"] != -1] if told.kind == "classes" else frame  # what was not wanted
     return frame.dropna().reset_index(drop=True)
 
@@ -158,7 +197,11 @@ def _named(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A round's tables by the names that users see."""
     out = {name.removeprefix(_TABLES): value for name, value in arrays.items() if name.startswith(_TABLES)}
     out = {name: value for name, value in out.items() if not any(_fits(name, axis) for axis in _AXES)}
-    out |= {f"scores/{name.removeprefix(_SCORES)}": value for name, value in arrays.items() if name.startswith(_SCORES)}
+    out |= {
+        f"scores/{name.removeprefix(_SCORES)}": value
+        for name, value in arrays.items()
+        if name.startswith(_SCORES)
+    }
     return out | ({"weights": arrays["verdict/weights"]} if "verdict/weights" in arrays else {})
 
 
@@ -168,12 +211,21 @@ def _known(name: str) -> Known | None:
 
 def _fits(name: str, pattern: str) -> bool:
     """`committee/members` and `committee-2/members` fit `{}/members`."""
-    return name == pattern or pattern.startswith("{}") and name.startswith("committee") and name.rsplit("/", 1)[-1] == pattern[3:]
+    return (
+        name == pattern
+        or pattern.startswith("{}")
+        and name.startswith("committee")
+        and name.rsplit("/", 1)[-1] == pattern[3:]
+    )
 
 
 def _of_score(name: str) -> str:
     who = name.removeprefix("scores/").rsplit("/", 1)
-    return f"suspicion of each client by the detector {who[0]}: more is worse" if name.startswith("scores/") else ""
+    return (
+        f"suspicion of each client by the detector {who[0]}: more is worse"
+        if name.startswith("scores/")
+        else ""
+    )
 
 
 def _rounds(store: Store, last: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -197,18 +249,34 @@ def _turned_away(store: Store, last: int, malicious: Mapping[str, Any] | list[in
         bad = set(attackers(malicious, {} if isinstance(malicious, list) else store.arrays(part["round"])))
         for how in ("banned", "rejected"):
             for client, reason in part.get(how, {}).items():
-                rows.append({"round": part["round"], "client": int(client), "malicious": int(client) in bad, "how": how, "reason": reason})
+                rows.append(
+                    {
+                        "round": part["round"],
+                        "client": int(client),
+                        "malicious": int(client) in bad,
+                        "how": how,
+                        "reason": reason,
+                    }
+                )
     return pd.DataFrame(rows, columns=["round", "client", "malicious", "how", "reason"])
 
 
 def _seconds(store: Store, last: int, _: Any) -> pd.DataFrame:
-    rows = [(part["round"], name, spent) for part in store.parts(last) for name, spent in part.get("seconds", {}).items()]
+    rows = [
+        (part["round"], name, spent)
+        for part in store.parts(last)
+        for name, spent in part.get("seconds", {}).items()
+    ]
     return pd.DataFrame(rows, columns=["round", "part", "value"])
 
 
 def _bytes(store: Store, last: int, _: Any) -> pd.DataFrame:
     ways = ("up", "down")
-    rows = [(part["round"], way, part["metrics"].get(f"bytes/{way}", 0)) for part in store.parts(last) for way in ways]
+    rows = [
+        (part["round"], way, part["metrics"].get(f"bytes/{way}", 0))
+        for part in store.parts(last)
+        for way in ways
+    ]
     return pd.DataFrame(rows, columns=["round", "part", "value"])
 
 

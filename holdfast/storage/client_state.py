@@ -29,11 +29,13 @@ class _Column(NamedTuple):
 
 
 class RowStore:
-    """Private rows of clients on disk: one file of records of equal size, and an index of which record is whose.
+    """Private rows of clients on disk: one file of records of equal size, and an index of which record is
+    whose.
 
-    Only clients that took part have a record. A new row goes to a record that no committed row uses, and the record it replaces is free
-    once the commit is done: the file holds the live rows and at most one round's more (in a round of several exchanges, one exchange's
-    more than that), and nothing ever has to be moved."""
+    Only clients that took part have a record. A new row goes to a record that no committed row uses, and the
+    record it replaces is free once the commit is done: the file holds the live rows and at most one round's
+    more (in a round of several exchanges, one exchange's more than that), and nothing ever has to be
+    moved."""
 
     def __init__(self, path: Path, index: Tensor | None = None):
         self.path, self.file = path, path / "records"
@@ -44,15 +46,22 @@ class RowStore:
         self._kept: dict[int, int] = {}
         """Records staged before the exchange that is under way: `restore` goes back to them."""
         self._end = max(self.place.values(), default=-1) + 1
-        self._free = sorted(set(range(self._end)) - set(self.place.values()))  # a heap: the lowest first, so that the file stays short
+        self._free = sorted(
+            set(range(self._end)) - set(self.place.values())
+        )  # a heap: the lowest first, so that the file stays short
         self._columns: dict[str, _Column] = {}
 
     def _places(self, index: Tensor) -> dict[int, int]:
-        """From a committed index; a record that is far beyond all others would make a list of what is free that fills the memory."""
+        """From a committed index; a record that is far beyond all others would make a list of what is free
+        that fills the memory."""
         if index.dtype != torch.int64 or index.ndim != 2 or index.shape[1] != 2:
             raise RunError(f"{self.path}: the committed index of private rows is damaged")
         place: dict[int, int] = dict(index.tolist())
-        if len(place) < len(index) or place and (min(place.values()) < 0 or max(place.values()) > 1000 + 8 * len(place)):
+        if (
+            len(place) < len(index)
+            or place
+            and (min(place.values()) < 0 or max(place.values()) > 1000 + 8 * len(place))
+        ):
             raise RunError(f"{self.path}: the committed index of private rows is damaged")
         return place
 
@@ -75,7 +84,9 @@ class RowStore:
         self._release(dropped)
 
     def present(self, ids: Tensor) -> Tensor:
-        return torch.tensor([client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool)
+        return torch.tensor(
+            [client in self.staged or client in self.place for client in ids.tolist()], dtype=torch.bool
+        )
 
     def room(self, rows: int, pinned: bool = False) -> State:
         """For so many rows, nothing in it yet; from page-locked memory a GPU takes them without a copy."""
@@ -87,20 +98,32 @@ class RowStore:
         return {name: empty(column) for name, column in self._known().items()}
 
     def read(self, ids: Tensor, into: Mapping[str, Tensor] | None = None) -> State:
-        """The rows of these clients (all must be present), stacked in the order given; into tensors that `room` made, or parts of them."""
-        records = [self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()]
+        """The rows of these clients (all must be present), stacked in the order given; into tensors that
+        `room` made, or parts of them."""
+        records = [
+            self.staged[client] if client in self.staged else self.place[client] for client in ids.tolist()
+        ]
         if not records:
             return {}
         out = dict(self.room(len(records)) if into is None else into)
         columns = self._known()
         wanted = {name: (c.dtype, (len(records), *c.shape)) for name, c in columns.items()}
         if {name: (value.dtype, tuple(value.shape)) for name, value in out.items()} != wanted:
-            raise RunError(f"{self.path}: private rows have other fields or shapes than those they are read with: {sorted(columns)}")
+            raise RunError(
+                f"{self.path}: private rows have other fields or shapes than those they are read with:"
+                f" {sorted(columns)}"
+            )
         size = max(column.stop for column in columns.values())
-        bytes_of = [out[name].view(len(records), -1).view(torch.uint8).numpy() for name, c in columns.items() if c.stop > c.start]
+        bytes_of = [
+            out[name].view(len(records), -1).view(torch.uint8).numpy()
+            for name, c in columns.items()
+            if c.stop > c.start
+        ]
         try:
             with open(self.file, "rb", buffering=0) as file:
-                for i, record in enumerate(records):  # straight to where it belongs: no copy, and nothing of the file stays mapped
+                for i, record in enumerate(
+                    records
+                ):  # straight to where it belongs: no copy, and nothing of the file stays mapped
                     _fill([memoryview(part[i]) for part in bytes_of], file.fileno(), record * size)
         except OSError as error:
             raise RunError(f"{self.file}: private rows cannot be read ({error})") from None
@@ -110,8 +133,12 @@ class RowStore:
         """Write new rows; they are read from now on and become permanent with the next commit."""
         if not state or not len(ids):
             return
-        rows = {name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()}
-        columns = self._settled({name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()})
+        rows = {
+            name: value.detach().cpu().reshape(len(ids), -1).contiguous() for name, value in state.items()
+        }
+        columns = self._settled(
+            {name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()}
+        )
         size = max(column.stop for column in columns.values())
         with readable(self.file), open(self.file, "r+b") as file:
             for i, client in enumerate(ids.tolist()):
@@ -140,7 +167,8 @@ class RowStore:
             heapq.heappush(self._free, record)
 
     def _record(self, client: int) -> int:
-        """Where a client's new row goes: never over a committed one, nor over one that may be gone back to."""
+        """Where a client's new row goes: never over a committed one, nor over one that may be gone back
+        to."""
         if client not in self.staged or self.staged[client] == self._kept.get(client):
             if not self._free:
                 self._free.append(self._end)
@@ -153,16 +181,27 @@ class RowStore:
         if not self._columns:
             written = read_json(self.path / "fields.json")
             try:
-                fields = {n: (getattr(torch, f["dtype"]), tuple(f["shape"])) for n, f in (written or {})["fields"].items()}
-                sound = all(isinstance(dtype, torch.dtype) and all(map(is_whole, shape)) for dtype, shape in fields.values())
+                fields = {
+                    n: (getattr(torch, f["dtype"]), tuple(f["shape"]))
+                    for n, f in (written or {})["fields"].items()
+                }
+                sound = all(
+                    isinstance(dtype, torch.dtype) and all(map(is_whole, shape))
+                    for dtype, shape in fields.values()
+                )
                 columns = _lay_out(fields) if sound else {}
-                sound = bool(columns) and max(column.stop for column in columns.values()) <= self.file.stat().st_size
+                sound = (
+                    bool(columns)
+                    and max(column.stop for column in columns.values()) <= self.file.stat().st_size
+                )
             except (AttributeError, KeyError, TypeError, OSError):
                 sound = False
             if sound:
                 self._columns = columns
             else:
-                raise RunError(f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read")
+                raise RunError(
+                    f"{self.path / 'fields.json'} is missing or damaged: private rows cannot be read"
+                )
         return self._columns
 
     def _settled(self, fields: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, _Column]:
@@ -171,15 +210,22 @@ class RowStore:
             self._columns = _lay_out(fields)
             with readable(self.file):
                 self.file.touch()  # now, so that the folder is synced with it
-            written = {n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} for n, (dtype, shape) in fields.items()}
+            written = {
+                n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
+                for n, (dtype, shape) in fields.items()
+            }
             write_json(self.path / "fields.json", {"fields": written})
         if self._known() != _lay_out(fields):
-            raise RunError(f"{self.path}: a client's private state has other fields or shapes than the rows before it: {sorted(fields)}")
+            raise RunError(
+                f"{self.path}: a client's private state has other fields or shapes than the rows before it:"
+                f" {sorted(fields)}"
+            )
         return self._columns
 
 
 def _fill(buffers: list[memoryview], handle: int, place: int) -> None:
-    """Read on into these, one after the other: the system gives no more than 2 GB and 1,024 pieces at a time, and may give less."""
+    """Read on into these, one after the other: the system gives no more than 2 GB and 1,024 pieces at a time,
+    and may give less."""
     while buffers:
         got = os.preadv(handle, buffers[:1024], place)
         if not got:

@@ -1,5 +1,6 @@
-"""What a damaged run does deep inside: tensors that are whole files and yet of other names, kinds or shapes than what reads them expects.
-No check can know what each method keeps, so the error is caught where the tensors are used, and says whose they are."""
+"""What a damaged run does deep inside: tensors that are whole files and yet of other names, kinds or shapes
+than what reads them expects. No check can know what each method keeps, so the error is caught where the
+tensors are used, and says whose they are."""
 
 from __future__ import annotations
 
@@ -10,13 +11,23 @@ from pathlib import Path
 from holdfast.core.error_origin import place_of
 from holdfast.core.errors import RunError, in_print
 
-_CAUSED = (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError, OverflowError, MemoryError)
+_CAUSED = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
+)
 
 
 @contextmanager
 def using_committed(path: Path, round: int) -> Iterator[None]:
-    """Errors of Holdfast's own code while it uses what a run has committed, as one line. Those of somebody else's code pass: its author
-    needs them."""
+    """Errors of Holdfast's own code while it uses what a run has committed, as one line. Those of somebody
+    else's code pass: its author needs them."""
     try:
         yield
     except _CAUSED as error:
@@ -31,4 +42,7 @@ def damage(path: Path, round: int, error: BaseException) -> RunError | None:
     if not isinstance(error, _CAUSED) or place_of(error) is not None:
         return None
     why = f"{type(error).__name__}: {in_print(str(error))[:200]}"
-    return RunError(f"{path}: what was committed in round {round} cannot be used ({why}); it may be damaged, or of another version")
+    return RunError(
+        f"{path}: what was committed in round {round} cannot be used ({why}); it may be damaged, or of"
+        " another version"
+    )

@@ -19,7 +19,8 @@ TRACEBACK = "traceback.txt"
 
 @dataclass(frozen=True)
 class Standing:
-    """One run. `round` is the committed one, or that in which it diverged or failed; `result` is there once it is finished."""
+    """One run. `round` is the committed one, or that in which it diverged or failed; `result` is there once
+    it is finished."""
 
     label: str
     path: Path
@@ -51,9 +52,15 @@ class Standing:
         """For --json."""
         result = self.result or {}
         return {
-            "label": self.label, "run_dir": str(self.path), "status": self.shared or self.status, "round": self.round,
-            "reason": self.reason, "rounds": result.get("rounds"), "final": result.get("final"), "protocol": result.get("protocol"),
-        }  # fmt: skip
+            "label": self.label,
+            "run_dir": str(self.path),
+            "status": self.shared or self.status,
+            "round": self.round,
+            "reason": self.reason,
+            "rounds": result.get("rounds"),
+            "final": result.get("final"),
+            "protocol": result.get("protocol"),
+        }
 
 
 def standing(path: Path, label: str) -> Standing:
@@ -69,7 +76,9 @@ def standing(path: Path, label: str) -> Standing:
     failure = read_json(path / FAILURE)
     if failure is not None:
         if not is_whole(failure.get("round", 0)) or not isinstance(failure.get("reason"), (str, type(None))):
-            raise RunError(f"{path / FAILURE} is damaged: it does not say in which round and why the run failed")
+            raise RunError(
+                f"{path / FAILURE} is damaged: it does not say in which round and why the run failed"
+            )
         return Standing(label, path, "failed", failure.get("round", 0), failure.get("reason"))
     round = store.round()
     return Standing(label, path, "not begun" if round is None else "begun", round or 0)
@@ -80,7 +89,16 @@ def write_failure(path: Path, round: int, error: Exception) -> None:
     when, place = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), place_of(error)
     write_atomically(path / TRACEBACK, "".join(traceback.format_exception(error)).encode())
     where = None if place is None else str(place)
-    write_json(path / FAILURE, {"round": round, "error": type(error).__name__, "reason": one_line(error), "where": where, "time": when})
+    write_json(
+        path / FAILURE,
+        {
+            "round": round,
+            "error": type(error).__name__,
+            "reason": one_line(error),
+            "where": where,
+            "time": when,
+        },
+    )
 
 
 def forget_failure(path: Path) -> None:

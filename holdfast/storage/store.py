@@ -1,23 +1,30 @@
-"""What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it names is on the disk.
+"""What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it
+names is on the disk.
 
-Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs that are played together
-(many of them by one flush of the file system) and then renames their heads. A killed process loses nothing it wrote; a machine that
-loses its power may lose or garble what was prepared and not yet sealed, and no head names that.
+Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs
+that are played together (many of them by one flush of the file system) and then renames their heads. A killed
+process loses nothing it wrote; a machine that loses its power may lose or garble what was prepared and not
+yet sealed, and no head names that.
 
     manifest.json                what was asked for, and the plan, threads and device that the bits depend on
-    start.safetensors            the start model, where it came from a file: nothing says that the file will still be there
-    head.json                    the committed round and its state file: the rename of this file is the commit; in a federation also how
+    start.safetensors            the start model, where it came from a file: nothing says that the file will
+                                 still be there
+    head.json                    the committed round and its state file: the rename of this file is the
+                                 commit; in a federation also how
                                  long its ledger was then, and its head
     state/000012.safetensors     server, aggregator, detector and roster state, and the index of private rows
-    rows/records                 private client rows, one record each; rows/fields.json says what a record holds
-    parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and verdict
+    rows/records                 private client rows, one record each; rows/fields.json says what a record
+                                 holds
+    parts/000012.json            that round's metrics; parts/000012.safetensors its per-client arrays and
+                                 verdict
     result.json                  the final figures
     failure.json, traceback.txt  why a cell of a sweep cannot go on (status.py)
-    tracking.json                where trackers have it and how far they were told, if there are any (tracking/)
+    tracking.json                where trackers have it and how far they were told, if there are any
+                                 (tracking/)
 
-One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends. Between machines that share
-the directory this relies on the file system passing flock on, as NFS (version 4, or 3 with lockd), Lustre mounted with -o flock, GPFS
-and CephFS do; where locks are refused, so is the run."""
+One process has a run at a time: it holds an flock on `lock`, which ends with the process, however it ends.
+Between machines that share the directory this relies on the file system passing flock on, as NFS (version 4,
+or 3 with lockd), Lustre mounted with -o flock, GPFS and CephFS do; where locks are refused, so is the run."""
 
 from __future__ import annotations
 
@@ -34,7 +41,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.core.errors import InUse, RunError, in_print
-from holdfast.core.files import (  # fmt: skip
+from holdfast.core.files import (
     as_json,
     digest_of_file,
     is_number,
@@ -104,7 +111,8 @@ class Store:
         self._unsynced |= {path, self.path}
 
     def start(self) -> Tensor | None:
-        """What was written so, once the run has been committed; a start that was not may be of another attempt."""
+        """What was written so, once the run has been committed; a start that was not may be of another
+        attempt."""
         path = self.path / "start.safetensors"
         if not (self.path / "head.json").exists() or not path.exists():
             return None
@@ -114,7 +122,12 @@ class Store:
             raise RunError(f"{path} is damaged: it holds no start model") from None
 
     def prepare(
-        self, round: int, state: Mapping[str, Tensor], part: Mapping[str, Any], arrays: Mapping[str, Tensor], rows: RowStore
+        self,
+        round: int,
+        state: Mapping[str, Tensor],
+        part: Mapping[str, Any],
+        arrays: Mapping[str, Tensor],
+        rows: RowStore,
     ) -> Ready:
         """Write all of a round; its state file comes last, so where that is, everything is."""
         name = f"{round:06d}"
@@ -133,11 +146,14 @@ class Store:
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
-        for path in sorted(self._unsynced, key=lambda path: (path.is_dir(), path)):  # files before the folders that name them
+        for path in sorted(
+            self._unsynced, key=lambda path: (path.is_dir(), path)
+        ):  # files before the folders that name them
             sync(path)
 
     def sync_file_system(self) -> bool:
-        """The same for everything on its file system; by the lock's handle, which was open before anything was written."""
+        """The same for everything on its file system; by the lock's handle, which was open before anything
+        was written."""
         with readable(self.path):
             return self._lock is not None and sync_file_system(self._lock)
 
@@ -154,7 +170,8 @@ class Store:
         return f"state/{round:06d}.safetensors"
 
     def digest(self, round: int) -> str | None:
-        """The SHA-256 of the state file of a round, as `sha256sum` prints it; None where it is gone, as those of earlier rounds are."""
+        """The SHA-256 of the state file of a round, as `sha256sum` prints it; None where it is gone, as those
+        of earlier rounds are."""
         try:
             return digest_of_file(self.path / self.state_file(round))
         except FileNotFoundError:
@@ -175,10 +192,15 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def catch_up(self, committed: Collection[int]) -> None:
-        """Seal the next round if it is ready and among those that others of the group have committed. Experiments that are played
-        together seal a round when all are ready, so what this one prepared is what it would play again."""
+        """Seal the next round if it is ready and among those that others of the group have committed.
+        Experiments that are played together seal a round when all are ready, so what this one prepared is
+        what it would play again."""
         head = self.round()
-        if head is not None and head + 1 in committed and (self.path / f"state/{head + 1:06d}.safetensors").exists():
+        if (
+            head is not None
+            and head + 1 in committed
+            and (self.path / f"state/{head + 1:06d}.safetensors").exists()
+        ):
             seal_all([Ready(self, head + 1)])
 
     def round(self) -> int | None:
@@ -195,7 +217,9 @@ class Store:
         """The committed round and its state; None when nothing was ever committed."""
         head = self.read_json("head.json")
         while head is not None:
-            if not is_whole(head.get("round")) or not re.fullmatch(r"state/\d{6,10}\.safetensors", str(head.get("state"))):
+            if not is_whole(head.get("round")) or not re.fullmatch(
+                r"state/\d{6,10}\.safetensors", str(head.get("state"))
+            ):
                 raise self._no_head()
             try:
                 return head["round"], read_tensors(self.path / head["state"])
@@ -214,7 +238,9 @@ class Store:
     def rounds(self, last: int) -> list[int]:
         """Those up to this one of which there is anything; what a head says alone could be a billion."""
         names = {file.stem for file in (self.path / "parts").glob("[0-9]*.*")}
-        return sorted(int(name) for name in names if re.fullmatch(r"\d{6,10}", name) and 1 <= int(name) <= last)
+        return sorted(
+            int(name) for name in names if re.fullmatch(r"\d{6,10}", name) and 1 <= int(name) <= last
+        )
 
     def part(self, round: int) -> dict[str, Any] | None:
         """The metrics of one round; None where there are none."""
@@ -245,7 +271,10 @@ class Store:
 
 def _broken(part: Mapping[str, Any], round: int) -> str | None:
     """Which value of a round's part is not what is written there, if any."""
-    good = {"round": is_whole(part.get("round")) and part["round"] == round, "metrics": is_figures(part.get("metrics"))}
+    good = {
+        "round": is_whole(part.get("round")) and part["round"] == round,
+        "metrics": is_figures(part.get("metrics")),
+    }
     seconds = part.get("seconds", {})
     good["seconds"] = isinstance(seconds, dict) and all(map(is_number, seconds.values()))
     for name in ("banned", "rejected", "refused"):
@@ -263,7 +292,12 @@ def _broken_arrays(arrays: State) -> str | None:
         of, _, _ = name.partition("/")
         ids = arrays.get(f"{of}/ids", value) if of in ("evaluate", "late") else value
         listed = name in ("cohort", "took_part", "malicious", "verdict/ids", "evaluate/ids", "late/ids")
-        if value.is_complex() or listed and (value.dtype != torch.int64 or value.ndim != 1) or value.shape[:1] != ids.shape[:1]:
+        if (
+            value.is_complex()
+            or listed
+            and (value.dtype != torch.int64 or value.ndim != 1)
+            or value.shape[:1] != ids.shape[:1]
+        ):
             return name
     return None
 
@@ -271,7 +305,11 @@ def _broken_arrays(arrays: State) -> str | None:
 def _broken_result(result: Mapping[str, Any]) -> str | None:
     """The same for a result."""
     final, protocol = result.get("final"), result.get("protocol")
-    good = {"final": is_figures(final), "protocol": isinstance(protocol, dict), "rounds": is_whole(result.get("rounds", 0))}
+    good = {
+        "final": is_figures(final),
+        "protocol": isinstance(protocol, dict),
+        "rounds": is_whole(result.get("rounds", 0)),
+    }
     if isinstance(final, dict):
         good["diverged"] = final.get("diverged") is None or is_whole(final["diverged"])
     if isinstance(protocol, dict):
@@ -311,8 +349,13 @@ def seal_all(ready: Sequence[Ready]) -> None:
 
 
 def _wait_for_disk(stores: Sequence[Store]) -> None:
-    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also waits for what others wrote."""
-    if len(stores) < _MANY or len({os.stat(store.path).st_dev for store in stores}) > 1 or not stores[0].sync_file_system():
+    """Few runs wait for each of their files; many, on one file system, for all of it at once, which also
+    waits for what others wrote."""
+    if (
+        len(stores) < _MANY
+        or len({os.stat(store.path).st_dev for store in stores}) > 1
+        or not stores[0].sync_file_system()
+    ):
         for store in stores:
             store.sync()
     for store in stores:
@@ -320,8 +363,14 @@ def _wait_for_disk(stores: Sequence[Store]) -> None:
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:
-    # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake of a method
-    return save({name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()})
+    # a copy each: safetensors refuses tensors that share memory, and two names for one tensor is no mistake
+    # of a method
+    return save(
+        {
+            name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, value in tensors.items()
+        }
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,10 @@
-"""A sweep's directory: which cells it has, who plays them, and on what terms those began that are played together.
+"""A sweep's directory: which cells it has, who plays them, and on what terms those began that are played
+together.
 
-    sweep.json            every cell: label, folder and config; written first, and the same for all shards
-    groups/000.json       cells that are played together, and the plans, threads and device that their bits depend on
-    000-ditto_seed=0/     a cell, a run like any other (store.py)
-    lock                  held for the moment in which a process takes the locks of its cells, or writes one of the above"""
+sweep.json            every cell: label, folder and config; written first, and the same for all shards
+groups/000.json       cells that are played together, and the plans, threads and device that their bits depend
+on 000-ditto_seed=0/     a cell, a run like any other (store.py) lock                  held for the moment in
+which a process takes the locks of its cells, or writes one of the above"""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from typing import Any
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
 from holdfast.experiment.config import Config, completed, make_config
-from holdfast.experiment.manifest import are_terms, are_words, folder_name, is_plan, read_manifest, run_folders, with_parts
+from holdfast.experiment.manifest import (
+    are_terms,
+    are_words,
+    folder_name,
+    is_plan,
+    read_manifest,
+    run_folders,
+    with_parts,
+)
 from holdfast.experiment.object_names import agree, unnamed
 from holdfast.local.plan import Plan
 from holdfast.storage.status import Standing, standing
@@ -42,7 +51,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that are played together from their start to their end, by folder name, and what their bits depend on besides the configs."""
+    """Cells that are played together from their start to their end, by folder name, and what their bits
+    depend on besides the configs."""
 
     cells: tuple[str, ...]
     plans: tuple[Plan, ...]
@@ -55,23 +65,36 @@ class SweepFolder:
     def __init__(self, path: Path, cells: Sequence[tuple[str, Config]]):
         self.path = Path(path)
         self.cells = [
-            Place(label, self.path / folder_name(number, len(cells), label), config) for number, (label, config) in enumerate(cells)
+            Place(label, self.path / folder_name(number, len(cells), label), config)
+            for number, (label, config) in enumerate(cells)
         ]
         engines = {json.dumps(config.plain()["engine"], sort_keys=True) for _, config in cells}
         if len(engines) > 1:
-            raise ConfigError("sweep: experiments that are played together share all settings of [engine]; do not sweep over engine")
+            raise ConfigError(
+                "sweep: experiments that are played together share all settings of [engine]; do not sweep"
+                " over engine"
+            )
 
     def check(self) -> None:
         """A directory holds one run or one sweep; another sweep is refused, and told from this one."""
         if (self.path / "manifest.json").exists():
-            raise ConfigError(f"{self.path} holds a run already; `holdfast resume {self.path}` continues it, or choose another --out")
+            raise ConfigError(
+                f"{self.path} holds a run already; `holdfast resume {self.path}` continues it, or choose"
+                " another --out"
+            )
         there = read_json(self.path / "sweep.json")
         if there is None:
             if runs := run_folders(self.path):
-                raise ConfigError(f"{self.path} holds runs already ({runs[0].name}) that are no part of a sweep; choose another --out")
+                raise ConfigError(
+                    f"{self.path} holds runs already ({runs[0].name}) that are no part of a sweep; choose"
+                    " another --out"
+                )
             return
         if difference := _difference(_listed(self.path, there), self._content()["cells"]):
-            raise ConfigError(f"{self.path} holds another sweep: {difference}; give the config it began with, or choose another --out")
+            raise ConfigError(
+                f"{self.path} holds another sweep: {difference}; give the config it began with, or choose"
+                " another --out"
+            )
 
     def write(self) -> None:
         """Say what the sweep is, unless another shard has; either way it is this one."""
@@ -81,12 +104,16 @@ class SweepFolder:
         self.check()
 
     def _content(self) -> dict[str, Any]:
-        cells = [{"label": place.label, "folder": place.path.name, "config": place.config.plain()} for place in self.cells]
+        cells = [
+            {"label": place.label, "folder": place.path.name, "config": place.config.plain()}
+            for place in self.cells
+        ]
         written: dict[str, Any] = json.loads(as_json({"cells": cells}))
         return written
 
     def shard(self, number: int, of: int) -> list[Place]:
-        """Blocks of nearly equal size, because neighbours in the grid are most alike and so are best trained as one."""
+        """Blocks of nearly equal size, because neighbours in the grid are most alike and so are best trained
+        as one."""
         size = len(self.cells)
         return self.cells[(number - 1) * size // of : number * size // of]
 
@@ -97,7 +124,9 @@ class SweepFolder:
             if not self._is_group(content):
                 raise RunError(f"{file} is damaged: it does not say on what terms cells of this sweep began")
             plans = tuple(Plan(**plan) for plan in content["plans"])
-            found.append(Group(tuple(content["cells"]), plans, content["threads"], content["device"], content["torch"]))
+            found.append(
+                Group(tuple(content["cells"]), plans, content["threads"], content["device"], content["torch"])
+            )
         return found
 
     def _is_group(self, content: dict[str, Any]) -> bool:
@@ -105,19 +134,26 @@ class SweepFolder:
         if not are_words(cells) or not isinstance(plans, list) or not 0 < len(plans) == len(cells):
             return False
         known = {place.path.name for place in self.cells}.issuperset(cells)
-        return known and all(map(is_plan, plans)) and are_terms(content.get("threads"), content.get("device"), content.get("torch"))
+        return (
+            known
+            and all(map(is_plan, plans))
+            and are_terms(content.get("threads"), content.get("device"), content.get("torch"))
+        )
 
     def write_group(self, group: Group) -> None:
         with self.claim(), readable(self.path):
             (self.path / "groups").mkdir(exist_ok=True)
-            write_json(self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]})
+            write_json(
+                self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]}
+            )
 
     def _group_file(self, group: Group) -> Path:
         return self.path / "groups" / f"{group.cells[0].partition('-')[0]}.json"
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
-        """One process at a time takes locks of cells or writes what all share, so that of two that want the same group one gets all."""
+        """One process at a time takes locks of cells or writes what all share, so that of two that want the
+        same group one gets all."""
         with readable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "lock"
@@ -125,9 +161,13 @@ class SweepFolder:
             handle = lock(file, wait=True)
             assert handle is not None
             try:
-                if file.exists() and os.fstat(handle).st_ino == file.stat().st_ino:  # else it was given up while we waited
+                if (
+                    file.exists() and os.fstat(handle).st_ino == file.stat().st_ino
+                ):  # else it was given up while we waited
                     for folder in (self.path, self.path / "groups"):
-                        for left_over in folder.glob(f".*.{HOST}.*.writing"):  # by a process of this machine that was killed
+                        for left_over in folder.glob(
+                            f".*.{HOST}.*.writing"
+                        ):  # by a process of this machine that was killed
                             left_over.unlink(missing_ok=True)
                     yield
                     return
@@ -137,7 +177,8 @@ class SweepFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
 
     def give_up(self, fresh: Sequence[Path], group: Group | None) -> None:
-        """Leave no trace of cells that failed before anything was committed, nor of a sweep of which nothing else is there."""
+        """Leave no trace of cells that failed before anything was committed, nor of a sweep of which nothing
+        else is there."""
         with self.claim():
             for folder in fresh:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -179,9 +220,11 @@ def _listed(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     cells = content.get("cells")
     expected = {"label": str, "folder": str, "config": dict}
     if not isinstance(cells, list) or any(
-        not isinstance(cell, dict) or any(not isinstance(cell.get(name), kind) for name, kind in expected.items())
-        or not re.fullmatch(r"[^/\0]{1,255}", cell["folder"]) for cell in cells
-    ):  # fmt: skip
+        not isinstance(cell, dict)
+        or any(not isinstance(cell.get(name), kind) for name, kind in expected.items())
+        or not re.fullmatch(r"[^/\0]{1,255}", cell["folder"])
+        for cell in cells
+    ):
         raise RunError(f"{Path(path) / 'sweep.json'} is damaged: it does not list the cells")
     return cells
 
@@ -190,7 +233,9 @@ def _difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
     """The first thing that tells two sweeps apart. Shards may run on different devices."""
     old, new = [cell["label"] for cell in there], [cell["label"] for cell in here]
     if old != new:
-        only = [f"it has '{label}'" for label in old if label not in new] + [f"it has no '{label}'" for label in new if label not in old]
+        only = [f"it has '{label}'" for label in old if label not in new] + [
+            f"it has no '{label}'" for label in new if label not in old
+        ]
         return f"{len(old)} cells, here {len(new)}" + (f" ({only[0]})" if only else "")
     for before, now in zip(there, here, strict=True):
         was, wanted = flatten(json.loads(as_json(completed(before["config"])))), flatten(now["config"])

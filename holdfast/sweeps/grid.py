@@ -1,4 +1,5 @@
-"""A table of experiments from one config: lists under [sweep] expand to a grid, [[sweep.override]] sets values for some cells."""
+"""A table of experiments from one config: lists under [sweep] expand to a grid, [[sweep.override]] sets
+values for some cells."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ MOST_CELLS = 100_000  # of a grid: a few lines of a file may ask for any number
 
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell with an empty label."""
+    """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell
+    with an empty label."""
     cells = combinations(table)
     numbers = _numbers(cells)
     return [(label(chosen, numbers), cell) for chosen, cell in cells]
 
 
 def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
-    """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast tune` tries, and left alone."""
+    """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast
+    tune` tries, and left alone."""
     base = copied(table)
     base.pop("tune", None)
     sweep = base.pop("sweep", {})
@@ -34,7 +37,7 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
         if key not in Config.model_fields:
             raise ConfigError(f"unknown key '{key}'{suggest(key, [*Config.model_fields, 'sweep', 'tune'])}")
     if not isinstance(sweep, Mapping):
-        raise ConfigError("sweep: must be a table of lists, for example \"method.name\" = [\"fedavg\", \"ditto\"]")
+        raise ConfigError('sweep: must be a table of lists, for example "method.name" = ["fedavg", "ditto"]')
     sweep = dict(sweep)
     overrides = sweep.pop("override", [])
     if not isinstance(overrides, list):
@@ -45,11 +48,16 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
     for path, values in axes.items():
         section = path.split(".")[0]
         if section not in Config.model_fields:
-            raise ConfigError(f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}")
+            raise ConfigError(
+                f"unknown key 'sweep.{section}'{suggest(section, [*Config.model_fields, 'override'])}"
+            )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
     if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
-        raise ConfigError(f"sweep: {many:,} cells are more than the {MOST_CELLS:,} that one sweep may have; shorten its lists")
+        raise ConfigError(
+            f"sweep: {many:,} cells are more than the {MOST_CELLS:,} that one sweep may have; shorten its"
+            " lists"
+        )
     cells = []
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
@@ -72,13 +80,16 @@ def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
             made = make_config(cell).numbered(numbers)
             made.parts()
         except HoldfastError as error:
-            raise type(error)(f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)) from None
+            raise type(error)(
+                f"{error} (in the sweep's cell '{name}')" if len(tables) > 1 else str(error)
+            ) from None
         cells.append((name, made))
     return cells
 
 
 def copied(table: Any) -> Any:
-    """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share them can be fused."""
+    """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share
+    them can be fused."""
     if isinstance(table, Mapping):
         return {key: copied(value) for key, value in table.items()}
     return [copied(value) for value in table] if isinstance(table, list) else table
@@ -87,7 +98,10 @@ def copied(table: Any) -> Any:
 def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
     """What tells a cell from its neighbours: 'ditto seed=1'."""
     said = {path: spelt(value, numbers or {}) for path, value in chosen.items()}
-    return " ".join(words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}" for path, words in said.items())
+    return " ".join(
+        words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}"
+        for path, words in said.items()
+    )
 
 
 def _numbers(cells: list[tuple[Table, Table]]) -> Numbers:
@@ -96,7 +110,11 @@ def _numbers(cells: list[tuple[Table, Table]]) -> Numbers:
 
 def _check(override: Any) -> None:
     tables = override if isinstance(override, Mapping) else {}
-    if "set" not in tables or set(tables) - {"when", "set"} or not all(isinstance(table, Mapping) for table in tables.values()):
+    if (
+        "set" not in tables
+        or set(tables) - {"when", "set"}
+        or not all(isinstance(table, Mapping) for table in tables.values())
+    ):
         raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
     for path in flatten(tables.get("when", {})):
         _check_key(path)
@@ -119,13 +137,17 @@ def _check_key(path: str) -> None:
 
 
 def _override(cell: Table, override: Mapping[str, Any]) -> None:
-    if all(_lookup(cell, _DEFAULTS, path.split(".")) == value for path, value in flatten(override.get("when", {})).items()):
+    if all(
+        _lookup(cell, _DEFAULTS, path.split(".")) == value
+        for path, value in flatten(override.get("when", {})).items()
+    ):
         for path, value in sorted(flatten(override["set"]).items(), key=lambda pair: rank(pair[0])):
             assign(cell, path, value)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
-    """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a value."""
+    """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a
+    value."""
     out: Table = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
@@ -134,7 +156,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
 
 
 def _lookup(table: Any, default: Any, path: list[str]) -> Any:
-    """A cell's value, or the default where it says nothing. A part that is named has none of the default part's settings."""
+    """A cell's value, or the default where it says nothing. A part that is named has none of the default
+    part's settings."""
     if not path:
         return table
     step, rest = path[0], path[1:]

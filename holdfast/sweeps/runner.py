@@ -1,8 +1,10 @@
-"""Play a sweep: the cells of a grid in lockstep, here or shared out over machines. The same call starts, continues or completes it.
+"""Play a sweep: the cells of a grid in lockstep, here or shared out over machines. The same call starts,
+continues or completes it.
 
-Cells that begin together are a group, and stay one: on plan `vmap` the last bits of a cell depend on who else is in the stack. A group's
-plan, threads and device are written down before it trains, so whoever goes on with it, after whatever kill, gets the same bits. Finished
-cells are not built again. A cell that fails is left with its reason, and the others go on."""
+Cells that begin together are a group, and stay one: on plan `vmap` the last bits of a cell depend on who else
+is in the stack. A group's plan, threads and device are written down before it trains, so whoever goes on with
+it, after whatever kill, gets the same bits. Finished cells are not built again. A cell that fails is left
+with its reason, and the others go on."""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from holdfast.engine.simulator import Simulator
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
-from holdfast.experiment.runner import MakeEngine, Terms, Watch, agree, check_same, choose_device, play_together, say_torch
+from holdfast.experiment.runner import (
+    MakeEngine,
+    Terms,
+    Watch,
+    agree,
+    check_same,
+    choose_device,
+    play_together,
+    say_torch,
+)
 from holdfast.storage.status import Standing, forget_failure, write_failure
 from holdfast.storage.store import Store
 from holdfast.sweeps.folder import Group, Place, SweepFolder, read_sweep
@@ -44,25 +55,44 @@ class _Task:
     def open(self, places: Iterable[Place]) -> list[Place]:
         """Those with something left to play."""
         standings = [(place, place.standing()) for place in places]
-        return [place for place, stands in standings if not stands.done or (self.retry and stands.status == "failed")]
+        return [
+            place
+            for place, stands in standings
+            if not stands.done or (self.retry and stands.status == "failed")
+        ]
 
 
 def sweep(
-    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (),
-    shard: tuple[int, int] = (1, 1), retry: bool = False, engine: MakeEngine = Simulator,
-) -> list[Standing]:  # fmt: skip
+    cells: Sequence[tuple[str, Config]],
+    out: Path,
+    watch: Watch | None = None,
+    plugins: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
+    retry: bool = False,
+    engine: MakeEngine = Simulator,
+) -> list[Standing]:
     """Play all that is left of a sweep, or of one shard of it, and say how every cell of it stands."""
     return _work(_Task(SweepFolder(out, cells), watch or Watch(), plugins, engine, retry), shard)
 
 
 def resume_sweep(
-    out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = (), retry: bool = False,
+    out: Path,
+    watch: Watch | None = None,
+    device: str | None = None,
+    plugins: Sequence[str] = (),
+    retry: bool = False,
     engine: MakeEngine = Simulator,
-) -> list[Standing]:  # fmt: skip
-    """The same for a sweep of which only the directory is at hand; all shards of it that no other process has."""
+) -> list[Standing]:
+    """The same for a sweep of which only the directory is at hand; all shards of it that no other process
+    has."""
     for plugin in plugins:
         load_plugin(plugin)
-    return _work(_Task(SweepFolder(out, read_sweep(out)), watch or Watch(), plugins, engine, retry, device, resuming=True), (1, 1))
+    return _work(
+        _Task(
+            SweepFolder(out, read_sweep(out)), watch or Watch(), plugins, engine, retry, device, resuming=True
+        ),
+        (1, 1),
+    )
 
 
 def results_of(standings: Sequence[Standing]) -> list[dict[str, Any]]:
@@ -70,10 +100,16 @@ def results_of(standings: Sequence[Standing]) -> list[dict[str, Any]]:
     failed = [standing for standing in standings if standing.status == "failed"]
     if failed:
         many = f"{len(failed)} of {len(standings)} experiments failed"
-        raise RunError(f"{many}, the others are finished: '{failed[0].label}' in round {failed[0].round}: {failed[0].reason}")
+        raise RunError(
+            f"{many}, the others are finished: '{failed[0].label}' in round {failed[0].round}:"
+            f" {failed[0].reason}"
+        )
     elsewhere = [standing for standing in standings if standing.result is None]
     if elsewhere:
-        raise RunError(f"{len(elsewhere)} of {len(standings)} experiments are played by another process: '{elsewhere[0].label}'")
+        raise RunError(
+            f"{len(elsewhere)} of {len(standings)} experiments are played by another process:"
+            f" '{elsewhere[0].label}'"
+        )
     return [standing.result for standing in standings if standing.result is not None]
 
 
@@ -106,7 +142,9 @@ def _built(place: Place, samples: Samples) -> Experiment:
 
 def _seen(standing: Standing, mine: bool) -> Standing:
     """A cell that is not finished now is somebody else's."""
-    return replace(standing, mine=mine, shared="" if standing.done else "running elsewhere" if mine else "other shard")
+    return replace(
+        standing, mine=mine, shared="" if standing.done else "running elsewhere" if mine else "other shard"
+    )
 
 
 def check_shard(number: int, of: int) -> None:
@@ -174,8 +212,8 @@ def _begin(task: _Task, experiments: list[Experiment]) -> None:
 
 
 def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], Terms]:
-    """Those that can be trained, and on what terms. A network whose first trial fails is noted and takes no other with it; where nothing
-    of the sweep can begin, its error is raised instead."""
+    """Those that can be trained, and on what terms. A network whose first trial fails is noted and takes no
+    other with it; where nothing of the sweep can begin, its error is raised instead."""
     device = task.device or experiments[0].config.engine.device
     for experiment in experiments:
         forget_failure(experiment.out)
@@ -185,7 +223,11 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
         errors: dict[str, Exception] = {}
         for key in dict.fromkeys(experiment.cell.plan_key for experiment in experiments):
             try:
-                agree([experiment for experiment in experiments if experiment.cell.plan_key == key], device, Watch())
+                agree(
+                    [experiment for experiment in experiments if experiment.cell.plan_key == key],
+                    device,
+                    Watch(),
+                )
             except Exception as error:
                 errors[key] = error
         able = [experiment for experiment in experiments if experiment.cell.plan_key not in errors]
@@ -200,12 +242,16 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
 
 
 def _continue(task: _Task, group: Group, members: list[Place]) -> None:
-    """On the group's own terms. Cells that failed and are tried again come after the others, whose bits must not depend on it."""
+    """On the group's own terms. Cells that failed and are tried again come after the others, whose bits must
+    not depend on it."""
     device = str(choose_device(task.folder.path, task.device, group.device))
     asked = members[0].config.engine.device
     if not task.resuming and asked != group.device:
         again = f"`holdfast resume {task.folder.path} --device {asked}` continues on {asked}, with other bits"
-        raise ConfigError(f"{members[0].path} began on {group.device}, not on {asked}: give --device {group.device}, or {again}")
+        raise ConfigError(
+            f"{members[0].path} began on {group.device}, not on {asked}: give --device {group.device}, or"
+            f" {again}"
+        )
     say_torch(group.torch, task.watch)
     experiments = [task.experiments[place.path.name] for place in members]
     _write_manifests(task, group, experiments)
@@ -214,11 +260,19 @@ def _continue(task: _Task, group: Group, members: list[Place]) -> None:
         experiment.store.catch_up(rounds)
     plans = dict(zip(group.cells, group.plans, strict=True))
     failed = {place.path for place in members if place.standing().status == "failed"}
-    for chosen in ([e for e in experiments if e.out not in failed], [e for e in experiments if e.out in failed]):
+    for chosen in (
+        [e for e in experiments if e.out not in failed],
+        [e for e in experiments if e.out in failed],
+    ):
         if chosen:
             for experiment in chosen:
                 forget_failure(experiment.out)
-            play_together(chosen, Terms(tuple(plans[e.out.name] for e in chosen), group.threads, device), task.engine, task.watch)
+            play_together(
+                chosen,
+                Terms(tuple(plans[e.out.name] for e in chosen), group.threads, device),
+                task.engine,
+                task.watch,
+            )
 
 
 def _write_manifests(task: _Task, group: Group, experiments: list[Experiment]) -> None:
@@ -230,5 +284,7 @@ def _write_manifests(task: _Task, group: Group, experiments: list[Experiment]) -
             check_same(experiment, read_manifest(experiment.out))
         else:
             plan = plans[experiment.out.name]
-            manifest = manifest_of(experiment, plan, group.threads, group.device, labels, task.plugins, sweep=True)
+            manifest = manifest_of(
+                experiment, plan, group.threads, group.device, labels, task.plugins, sweep=True
+            )
             experiment.store.write_json("manifest.json", manifest)

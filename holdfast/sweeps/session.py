@@ -17,10 +17,14 @@ from holdfast.sweeps.runner import results_of, resume_sweep, sweep
 
 
 def start(
-    cells: Sequence[tuple[str, Config]], out: Path, watch: Watch | None = None, plugins: Sequence[str] = (),
+    cells: Sequence[tuple[str, Config]],
+    out: Path,
+    watch: Watch | None = None,
+    plugins: Sequence[str] = (),
     engine: MakeEngine = Simulator,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Run one new experiment in `out`, or a sweep of several in folders below it; an experiment that fails raises its error."""
+) -> list[dict[str, Any]]:
+    """Run one new experiment in `out`, or a sweep of several in folders below it; an experiment that fails
+    raises its error."""
     watch = watch or Watch()
     if engine is Simulator and any(config.data.name == "declared" for _, config in cells):
         raise DataError(NEEDS_SAMPLES)  # before anything is written
@@ -31,10 +35,15 @@ def start(
 
 
 def resume(
-    out: Path, watch: Watch | None = None, device: str | None = None, plugins: Sequence[str] = (), engine: MakeEngine = Simulator,
+    out: Path,
+    watch: Watch | None = None,
+    device: str | None = None,
+    plugins: Sequence[str] = (),
+    engine: MakeEngine = Simulator,
     config: Config | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects needs its config again."""
+) -> list[dict[str, Any]]:
+    """Continue a run or a sweep under the plan and threads it began with. A run that was given Python objects
+    needs its config again."""
     watch = watch or Watch()
     if is_sweep(out):
         return results_of(resume_sweep(out, watch, device, plugins, engine=engine))

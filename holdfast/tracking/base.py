@@ -26,7 +26,8 @@ class Known:
 
 
 class Tracker(Protocol):
-    """One experiment in one tracker. It may raise whatever it likes: then it is switched off, and the experiment goes on."""
+    """One experiment in one tracker. It may raise whatever it likes: then it is switched off, and the
+    experiment goes on."""
 
     where: str
     """For the user, once it has begun: where to look."""
@@ -50,7 +51,11 @@ def numbers(figures: Mapping[str, Any]) -> Figures:
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config by dotted keys, without what is not set, and without anything that is called a secret."""
     flat = flatten(dict(config))
-    return {key: value for key, value in flat.items() if value is not None and not any(word in key.lower() for word in _SECRET)}
+    return {
+        key: value
+        for key, value in flat.items()
+        if value is not None and not any(word in key.lower() for word in _SECRET)
+    }
 
 
 def finals(final: Figures) -> Figures:
@@ -59,7 +64,8 @@ def finals(final: Figures) -> Figures:
 
 
 def harmless(text: str) -> str:
-    """Without keys: trackers like to quote the address they were given, and some addresses hold a password."""
+    """Without keys: trackers like to quote the address they were given, and some addresses hold a
+    password."""
     for name, value in os.environ.items():
         if len(value) > 5 and re.search(r"KEY|TOKEN|PASSWORD|SECRET", name):
             text = text.replace(value, "***")

@@ -1,9 +1,10 @@
 """Tell trackers what is committed, as it is committed.
 
-A tracker begins before the first round, in the open; what follows is told by a thread of its own, so that a slow server costs the
-experiment no time and its seconds stay its own. How far each tracker was told is kept beside the run, in tracking.json: a run that is
-resumed goes on in the same place, and rounds that a kill left untold are told then. The first exception of a tracker is said once, and
-that tracker is left alone for the rest of the session."""
+A tracker begins before the first round, in the open; what follows is told by a thread of its own, so that a
+slow server costs the experiment no time and its seconds stay its own. How far each tracker was told is kept
+beside the run, in tracking.json: a run that is resumed goes on in the same place, and rounds that a kill left
+untold are told then. The first exception of a tracker is said once, and that tracker is left alone for the
+rest of the session."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from holdfast.tracking.base import Figures, Known, Tracker, harmless, numbers, s
 
 FILE = "tracking.json"
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
-"""By name, which is also that of the package it needs: the class in the module of that name beside this one."""
+"""By name, which is also that of the package it needs: the class in the module of that name beside this
+one."""
 _PATIENCE = 60.0  # seconds that a finished experiment waits for its trackers
 Make = Callable[[], Tracker]
 
@@ -57,7 +59,9 @@ def chosen(track: Sequence[str | Make]) -> dict[str, Make]:
         if one not in TRACKERS:
             raise ConfigError(f"track: unknown tracker '{one}'{suggest(one, TRACKERS)}")
         if not _installed(one):
-            raise ConfigError(f"track: {one} is not installed; pip install 'holdfast[{one}]', or pip install {one}")
+            raise ConfigError(
+                f"track: {one} is not installed; pip install 'holdfast[{one}]', or pip install {one}"
+            )
         out[one] = partial(_made, one)
     return out
 
@@ -151,7 +155,10 @@ class Tracking:
         self._jobs.put(None)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            self.say(f"trackers: still busy after {_PATIENCE:.0f} s, and left alone; `holdfast resume --track` tells them what is missing")
+            self.say(
+                f"trackers: still busy after {_PATIENCE:.0f} s, and left alone; `holdfast resume --track`"
+                " tells them what is missing"
+            )
 
     def _end(self, told: _Told, final: Figures | None) -> None:
         told.ended = True

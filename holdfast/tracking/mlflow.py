@@ -1,4 +1,5 @@
-"""MLflow: where MLFLOW_TRACKING_URI says, by default in the working directory; the experiment is MLFLOW_EXPERIMENT_NAME or "holdfast"."""
+"""MLflow: where MLFLOW_TRACKING_URI says, by default in the working directory; the experiment is
+MLFLOW_EXPERIMENT_NAME or "holdfast"."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ from typing import Any
 
 from holdfast.tracking.base import Figures, Known, finals, harmless
 
-# A server that is not there is given up on within seconds, not minutes; and nobody but the server is told anything.
-_MANNERS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_DISABLE_TELEMETRY": "true"}
+# A server that is not there is given up on within seconds, not minutes; and nobody but the server is told
+# anything.
+_MANNERS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 _MOST_PARAMS, _LONGEST = 100, 500  # in one batch; of a value
 
 
@@ -24,12 +30,18 @@ class MLflow:
         import mlflow
         from mlflow.entities import Metric, Param
 
-        self.client, self.metric, self.last = mlflow.MlflowClient(), Metric, 0 if known is None else known.round
+        self.client, self.metric, self.last = (
+            mlflow.MlflowClient(),
+            Metric,
+            0 if known is None else known.round,
+        )
         if known is not None:
             self.run = known.id
             self.client.update_run(self.run, status="RUNNING")
         else:
-            self.run = self.client.create_run(self._experiment(), run_name=label, tags={"holdfast.folder": folder.name}).info.run_id
+            self.run = self.client.create_run(
+                self._experiment(), run_name=label, tags={"holdfast.folder": folder.name}
+            ).info.run_id
             params = [Param(key, _text(value)) for key, value in config.items()]
             for first in range(0, len(params), _MOST_PARAMS):
                 self.client.log_batch(self.run, params=params[first : first + _MOST_PARAMS])
@@ -44,7 +56,9 @@ class MLflow:
     def round(self, round: int, figures: Figures) -> None:
         now = int(1000 * time.time())
         self.last = round
-        self.client.log_batch(self.run, metrics=[self.metric(_name(name), value, now, round) for name, value in figures.items()])
+        self.client.log_batch(
+            self.run, metrics=[self.metric(_name(name), value, now, round) for name, value in figures.items()]
+        )
 
     def end(self, final: Figures | None) -> None:
         if final is not None:

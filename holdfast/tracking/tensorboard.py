@@ -16,10 +16,14 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         target = folder / "tensorboard"
-        after = None if known is None else known.round + 1  # what a killed session wrote beyond it is not shown twice
+        after = (
+            None if known is None else known.round + 1
+        )  # what a killed session wrote beyond it is not shown twice
         self.writer = SummaryWriter(str(target), purge_step=after)
         if known is None:
-            lines = "\n".join(f"    {key} = {json.dumps(value, default=str)}" for key, value in config.items())
+            lines = "\n".join(
+                f"    {key} = {json.dumps(value, default=str)}" for key, value in config.items()
+            )
             self.writer.add_text("config", f"{label}\n\n{lines}", 0)
         self.last = 0 if known is None else known.round
         self.where = f"tensorboard --logdir {folder.parent if is_sweep(folder.parent) else folder}"

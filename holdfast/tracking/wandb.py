@@ -1,5 +1,5 @@
-"""Weights & Biases. Offline, in the run's own folder, unless the environment has WANDB_API_KEY or WANDB_MODE: nothing leaves the machine by
-an old login that nobody thinks of."""
+"""Weights & Biases. Offline, in the run's own folder, unless the environment has WANDB_API_KEY or WANDB_MODE:
+nothing leaves the machine by an old login that nobody thinks of."""
 
 from __future__ import annotations
 
@@ -19,13 +19,23 @@ class WeightsAndBiases:
 
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "holdfast", name=label,
+            project=os.environ.get("WANDB_PROJECT") or "holdfast",
+            name=label,
             group=folder.parent.name if is_sweep(folder.parent) else None,
-            id=None if known is None else known.id, resume=None if known is None else "allow", dir=str(folder), config=dict(config),
-            mode=mode, reinit="create_new",  # the cells of a sweep are played at once
-            settings=wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, init_timeout=30),
-        )  # fmt: skip
-        kept = f"{folder}/wandb, offline; `wandb sync {folder}/wandb/offline-run-*` sends it, WANDB_MODE=online does so at once"
+            id=None if known is None else known.id,
+            resume=None if known is None else "allow",
+            dir=str(folder),
+            config=dict(config),
+            mode=mode,
+            reinit="create_new",  # the cells of a sweep are played at once
+            settings=wandb.Settings(
+                silent=True, console="off", disable_code=True, disable_git=True, init_timeout=30
+            ),
+        )
+        kept = (
+            f"{folder}/wandb, offline; `wandb sync {folder}/wandb/offline-run-*` sends it, WANDB_MODE=online"
+            " does so at once"
+        )
         self.where = str(self.run.url) if mode == "online" else kept
         return str(self.run.id)
 

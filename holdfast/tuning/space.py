@@ -1,4 +1,5 @@
-"""Which trials a fair comparison makes: every line of a table (a method in its setting) draws equally often from its own range.
+"""Which trials a fair comparison makes: every line of a table (a method in its setting) draws equally often
+from its own range.
 
 A config's [tune] section, beside what the methods declare:
 
@@ -27,7 +28,8 @@ from holdfast.sweeps.grid import Table, combinations, copied, flatten, label
 SEED = 1000
 REPEATS = 3
 AROUND = 5.0
-"""Learning rates are tried from the config's divided by this to the config's times this, where [tune] names none."""
+"""Learning rates are tried from the config's divided by this to the config's times this, where [tune] names
+none."""
 GIVEN = ("data", "attack", "evaluate")
 """Sections that are no method's to choose: one that was tried on easier data would win by that."""
 _MOST = 10**5  # combinations that are still listed to draw from
@@ -35,7 +37,8 @@ _MOST = 10**5  # combinations that are still listed to draw from
 
 @dataclass(frozen=True)
 class Contender:
-    """A line of the table to be: what the sweep's axes make of it, apart from seeds and attacks, and what is tried for it."""
+    """A line of the table to be: what the sweep's axes make of it, apart from seeds and attacks, and what is
+    tried for it."""
 
     label: str
     axes: Table
@@ -56,12 +59,18 @@ class Contender:
             cell = copied(self.table)
             for path in sorted(settings, key=rank):
                 assign(cell, path, settings[path])
-            out.append((f"{self.label} {label(settings)}".strip(), _made(cell, f"{self.label} {label(settings)}".strip())))
+            out.append(
+                (
+                    f"{self.label} {label(settings)}".strip(),
+                    _made(cell, f"{self.label} {label(settings)}".strip()),
+                )
+            )
         return out
 
 
 class Search:
-    """Everything that is tried for a config: the contenders, and the table of the sweep that will be reported."""
+    """Everything that is tried for a config: the contenders, and the table of the sweep that will be
+    reported."""
 
     def __init__(self, table: Mapping[str, Any], budget: int, under_attack: bool = False):
         if budget < 1:
@@ -74,14 +83,18 @@ class Search:
         self.seeds = sorted({config.seed for _, config in cells})
         self.attacks = any(config.attack is not None for _, config in cells)
         if self.seed in self.seeds:
-            raise ConfigError(f"tune.seed: {self.seed} is a seed of the report too; trials need one of their own")
+            raise ConfigError(
+                f"tune.seed: {self.seed} is a seed of the report too; trials need one of their own"
+            )
         for chosen, config in cells:
             _check(config, label({path: value for path, value in chosen.items() if path != "seed"}))
         self.contenders = self._contenders(asked)
 
     def _contenders(self, asked: _Asked) -> list[Contender]:
         tried = copied(self.table)
-        tried["sweep"] = {path: values for path, values in tried["sweep"].items() if self.tells(path) or path == "override"}
+        tried["sweep"] = {
+            path: values for path, values in tried["sweep"].items() if self.tells(path) or path == "override"
+        }
         if not self.under_attack:
             tried["attack"] = "none"
         out = []
@@ -90,11 +103,20 @@ class Search:
             assign(cell, "seed", self.seed)
             ranges = asked.ranges(config, axes, self.budget)
             name = label(axes) or config.parts().method.name
-            out.append(Contender(name, axes, cell, ranges, tuple(draw(ranges, self.budget, Key(self.seed).fold("tune", name)))))
+            out.append(
+                Contender(
+                    name,
+                    axes,
+                    cell,
+                    ranges,
+                    tuple(draw(ranges, self.budget, Key(self.seed).fold("tune", name))),
+                )
+            )
         return out
 
     def tells(self, path: str) -> bool:
-        """Whether an axis of the sweep tells contenders apart: seeds never do, attacks only where one tunes against each."""
+        """Whether an axis of the sweep tells contenders apart: seeds never do, attacks only where one tunes
+        against each."""
         return path != "seed" and (self.under_attack or path.split(".")[0] != "attack")
 
     def cells(self) -> list[tuple[str, Config]]:
@@ -107,10 +129,14 @@ class Search:
         return next(contender for contender in self.contenders if contender.axes == mine)
 
     def tuned(self, settings: list[Table]) -> Table:
-        """The config of the report: the sweep that was given, and an override for each contender with what was chosen for it."""
+        """The config of the report: the sweep that was given, and an override for each contender with what
+        was chosen for it."""
         out = copied(self.table)
-        chosen = [{"when": _conditions(contender.axes), "set": dict(best)}
-                  for contender, best in zip(self.contenders, settings, strict=True) if best]  # fmt: skip
+        chosen = [
+            {"when": _conditions(contender.axes), "set": dict(best)}
+            for contender, best in zip(self.contenders, settings, strict=True)
+            if best
+        ]
         out["sweep"]["override"] = [*out["sweep"].get("override", []), *chosen]
         return out
 
@@ -126,17 +152,21 @@ class _Asked:
     @classmethod
     def of(cls, given: Any) -> _Asked:
         if not isinstance(given, Mapping):
-            raise ConfigError("tune: must be a table of lists, for example \"train.lr\" = [0.01, 0.05]")
+            raise ConfigError('tune: must be a table of lists, for example "train.lr" = [0.01, 0.05]')
         seed, methods = given.get("seed", SEED), parts("method")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"tune.seed: needs one number, got {seed!r}")
         own = {name: inside for name, inside in given.items() if name in methods}
-        common = flatten({name: inside for name, inside in given.items() if name not in own and name != "seed"})
+        common = flatten(
+            {name: inside for name, inside in given.items() if name not in own and name != "seed"}
+        )
         settings = {setting for method in methods.values() for setting in method.model_fields}
         for path in common:
             first, _, rest = path.partition(".")
             if first not in Config.model_fields or first == "seed":
-                raise ConfigError(f"unknown key 'tune.{path}'{suggest(first, [*Config.model_fields, *methods])}")
+                raise ConfigError(
+                    f"unknown key 'tune.{path}'{suggest(first, [*Config.model_fields, *methods])}"
+                )
             if first == "method" and rest.split(".")[0] not in settings:
                 raise ConfigError(f"unknown key 'tune.{path}'{suggest(rest, settings)}")
         for name, inside in own.items():
@@ -145,14 +175,18 @@ class _Asked:
             for key in flatten(inside):
                 setting = _path(key).removeprefix("method.").split(".")[0]
                 if _path(key).startswith("method.") and setting not in methods[name].model_fields:
-                    raise ConfigError(f"unknown key 'tune.{name}.{key}'{suggest(setting, methods[name].model_fields)}")
+                    raise ConfigError(
+                        f"unknown key 'tune.{name}.{key}'{suggest(setting, methods[name].model_fields)}"
+                    )
         lists = {name: _lists(flatten(inside), f"tune.{name}") for name, inside in own.items()}
-        spelt = {name: {_path(key): values for key, values in inside.items()} for name, inside in lists.items()}
+        spelt = {
+            name: {_path(key): values for key, values in inside.items()} for name, inside in lists.items()
+        }
         return cls(seed, _lists(common, "tune"), spelt)
 
     def ranges(self, config: Config, axes: Table, budget: int) -> dict[str, list[Any]]:
-        """What is tried for a method, by path; not what the sweep goes over. A method with little to set has more learning rates, so that
-        it has as many trials as the others."""
+        """What is tried for a method, by path; not what the sweep goes over. A method with little to set has
+        more learning rates, so that it has as many trials as the others."""
         method = config.parts().method
         found = {f"method.{name}": list(values) for name, values in method.search.items()}
         found |= {path: values for path, values in self.common.items() if _has(method, path)}
@@ -167,34 +201,48 @@ class _Asked:
 def rates(middle: float, least: int) -> list[float]:
     """An odd number of learning rates, three or more, in equal ratios around that of the config."""
     half = max(1, least // 2)
-    return [float(f"{middle * float(f'{AROUND ** (step / half):.3g}'):.6g}") for step in range(-half, half + 1)]
+    return [
+        float(f"{middle * float(f'{AROUND ** (step / half):.3g}'):.6g}") for step in range(-half, half + 1)
+    ]
 
 
 def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Table]:
-    """So many combinations without repetition, or all where there are fewer; a larger budget begins with the same ones. Each next one is
-    of values that were tried least so far, chance decides between equals: few trials of many settings would else miss whole values, and a
-    method that was never given the right learning rate would be compared by bad luck."""
+    """So many combinations without repetition, or all where there are fewer; a larger budget begins with the
+    same ones. Each next one is of values that were tried least so far, chance decides between equals: few
+    trials of many settings would else miss whole values, and a method that was never given the right learning
+    rate would be compared by bad luck."""
     sizes = [len(values) for values in ranges.values()]
     possible = math.prod(sizes)
     if possible > _MOST:
-        raise ConfigError(f"tune: {possible:,} combinations are too many to draw from; shorten the lists under [tune]")
+        raise ConfigError(
+            f"tune: {possible:,} combinations are too many to draw from; shorten the lists under [tune]"
+        )
     order = key.hash(possible).argsort(stable=True)
     digits = torch.stack(torch.unravel_index(order, sizes)) if sizes else torch.zeros(0, 1, dtype=torch.int64)
     tried = [torch.zeros(size, dtype=torch.int64) for size in sizes]
     taken = torch.zeros(possible, dtype=torch.int64)
     out = []
     for _ in range(min(budget, possible)):
-        uses = sum((count[digit] for count, digit in zip(tried, digits, strict=True)), start=taken * possible * (budget + 1))
+        uses = sum(
+            (count[digit] for count, digit in zip(tried, digits, strict=True)),
+            start=taken * possible * (budget + 1),
+        )
         place = int(uses.argmin())
         taken[place] = 1
         for count, digit in zip(tried, digits[:, place].tolist(), strict=True):
             count[digit] += 1
-        out.append({path: values[digit] for (path, values), digit in zip(ranges.items(), digits[:, place].tolist(), strict=True)})
+        out.append(
+            {
+                path: values[digit]
+                for (path, values), digit in zip(ranges.items(), digits[:, place].tolist(), strict=True)
+            }
+        )
     return out
 
 
 def _reported(table: Mapping[str, Any]) -> Table:
-    """The config as a sweep over the seeds of the report: those that it sweeps over, else its own and the next two."""
+    """The config as a sweep over the seeds of the report: those that it sweeps over, else its own and the
+    next two."""
     out = copied({name: given for name, given in table.items() if name != "tune"})
     sweep = out.get("sweep", {})
     combinations(out)  # complains where it is no sweep
@@ -210,11 +258,20 @@ def _check(config: Config, where: str) -> None:
     cell, method = f" (in the sweep's cell '{where}')" if where else "", config.parts().method
     if config.data.split.validation <= 0:
         example = "{ train = 0.65, validation = 0.1, test = 0.25 }"
-        raise ConfigError(f"tune chooses by validation data, never by test data; set for example data.split = {example}{cell}")
+        raise ConfigError(
+            "tune chooses by validation data, never by test data; set for example data.split ="
+            f" {example}{cell}"
+        )
     if method.deploys not in config.evaluate.models:
-        raise ConfigError(f"tune chooses by the model that {method.name} deploys; add \"{method.deploys}\" to evaluate.models{cell}")
+        raise ConfigError(
+            f'tune chooses by the model that {method.name} deploys; add "{method.deploys}" to'
+            f" evaluate.models{cell}"
+        )
     if isinstance(config.method, Part):
-        raise ConfigError(f"tune: give method {method.name} by its name or as a table, so that its settings can be tried{cell}")
+        raise ConfigError(
+            f"tune: give method {method.name} by its name or as a table, so that its settings can be"
+            f" tried{cell}"
+        )
 
 
 def _made(cell: Table, where: str) -> Config:
@@ -241,13 +298,23 @@ def _has(method: Part, path: str) -> bool:
 def _lists(given: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     for path, values in given.items():
         if path.split(".")[0] in GIVEN:
-            raise ConfigError(f"{where}.{path}: all trials have the data, attack and evaluation of the config; sweep over it instead")
+            raise ConfigError(
+                f"{where}.{path}: all trials have the data, attack and evaluation of the config; sweep over"
+                " it instead"
+            )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.{path}: needs a list of values, got {values!r}")
-    return {path: list({json.dumps(v, sort_keys=True, default=repr): v for v in values}.values()) for path, values in given.items()}
+    return {
+        path: list({json.dumps(v, sort_keys=True, default=repr): v for v in values}.values())
+        for path, values in given.items()
+    }
 
 
 def _conditions(axes: Mapping[str, Any]) -> Table:
     """What an override waits for. A part given by its name alone may have become a table by then."""
-    named = {path for path, value in axes.items() if path.rpartition(".")[2] in PART_SECTIONS and isinstance(value, str)}
+    named = {
+        path
+        for path, value in axes.items()
+        if path.rpartition(".")[2] in PART_SECTIONS and isinstance(value, str)
+    }
     return {f"{path}.name" if path in named else path: value for path, value in axes.items()}

@@ -1,11 +1,13 @@
-"""A fair comparison: equally many trials for every method, chosen by validation data, reported on test data under other seeds.
+"""A fair comparison: equally many trials for every method, chosen by validation data, reported on test data
+under other seeds.
 
     trials/       one sweep with the trials of all methods (search.py says which)
     report/       one sweep with what was chosen, under the seeds of the report
     trials.csv    what was tried, how it did on the validation data, and which of it was chosen
     tuned.toml    the config of the report
 
-Both sweeps are started, continued or completed by the same call. Test figures of a trial are never looked at."""
+Both sweeps are started, continued or completed by the same call. Test figures of a trial are never looked
+at."""
 
 from __future__ import annotations
 
@@ -67,20 +69,32 @@ class Tuning:
         if (self.out / "manifest.json").exists() or (self.out / "sweep.json").exists():
             raise ConfigError(f"{self.out} holds a run or a sweep already; choose another --out")
 
-    def try_all(self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False) -> list[Choice]:
+    def try_all(
+        self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
+    ) -> list[Choice]:
         """Play every trial and choose; what was tried and chosen is written."""
         standings = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
         waiting = [standing for standing in standings if not standing.done]
         if waiting:
-            raise RunError(f"{len(waiting)} of {len(standings)} trials are played by another process: '{waiting[0].label}'")
+            raise RunError(
+                f"{len(waiting)} of {len(standings)} trials are played by another process:"
+                f" '{waiting[0].label}'"
+            )
         shares, begin = [], 0
         for contender in self.search.contenders:
             shares.append(standings[begin : begin + len(contender.trials)])
             begin += len(contender.trials)
-        places = [_best(contender, share) for contender, share in zip(self.search.contenders, shares, strict=True)]
+        places = [
+            _best(contender, share) for contender, share in zip(self.search.contenders, shares, strict=True)
+        ]
         _write_trials(self.out / "trials.csv", self.search.contenders, shares, places)
         choices = [
-            Choice(contender, contender.trials[place], _validation(share[place])[0], sum(s.result is not None for s in share))
+            Choice(
+                contender,
+                contender.trials[place],
+                _validation(share[place])[0],
+                sum(s.result is not None for s in share),
+            )
             for contender, share, place in zip(self.search.contenders, shares, places, strict=True)
         ]
         _write_config(self.out / "tuned.toml", self._tuned(choices))
@@ -90,13 +104,20 @@ class Tuning:
         return self.search.tuned([choice.settings for choice in choices])
 
     def report(
-        self, choices: Sequence[Choice], watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
+        self,
+        choices: Sequence[Choice],
+        watch: Watch | None = None,
+        plugins: Sequence[str] = (),
+        retry: bool = False,
     ) -> Tuned:
         """Play what was chosen under the seeds of the report."""
         table = self._tuned(choices)
         standings = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
         mine = [self.search.contender(chosen) for chosen, _ in combinations(table)]
-        by_path = {standing.path: next(c for c in choices if c.contender is m) for standing, m in zip(standings, mine, strict=True)}
+        by_path = {
+            standing.path: next(c for c in choices if c.contender is m)
+            for standing, m in zip(standings, mine, strict=True)
+        }
         return Tuned(self.out, self.search, tuple(choices), tuple(standings), by_path)
 
 
@@ -116,7 +137,9 @@ class Tuned:
 
     def lines(self) -> list[tuple[Line, Choice]]:
         """One for each setting of the report, over its seeds."""
-        return [(line, self.by_path[line.cells[0].path]) for line in by_setting(read_cells(self.path / "report"))]
+        return [
+            (line, self.by_path[line.cells[0].path]) for line in by_setting(read_cells(self.path / "report"))
+        ]
 
     def table(self) -> Table:
         """Test accuracy over the report's seeds beside what it was chosen by."""
@@ -125,7 +148,10 @@ class Tuned:
         best = max((mean for mean in means if mean is not None), default=None)
         rows = []
         for (line, choice), mean in zip(lines, means, strict=True):
-            figures = [_figure(line, "accuracy", mean == best and len(lines) > 1), _figure(line, "accuracy/worst10")]
+            figures = [
+                _figure(line, "accuracy", mean == best and len(lines) > 1),
+                _figure(line, "accuracy/worst10"),
+            ]
             words = [percent(choice.validation), choice.trials, choice.words]
             finished = all(cell.standing.status == "finished" for cell in line.cells)
             status = "" if finished else line.status
@@ -137,33 +163,66 @@ class Tuned:
     def words(self) -> str:
         """How the comparison was made: what makes it fair, and what it leaves open."""
         search = self.search
-        setting = "under each attack" if search.under_attack and search.attacks else "without an attack" if search.attacks else ""
+        setting = (
+            "under each attack"
+            if search.under_attack and search.attacks
+            else "without an attack"
+            if search.attacks
+            else ""
+        )
         trials = f"{search.budget} trials for every line" if search.budget > 1 else "1 trial for every line"
         seeds = f"seed{'s' if len(search.seeds) > 1 else ''} {', '.join(map(str, search.seeds))}"
         tried = " ".join(filter(None, ["tried", setting, f"on seed {search.seed}"]))
-        fewer = " (all there are, where its range has fewer)" if any(c.contender.possible < search.budget for c in self.choices) else ""
-        said = f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over seeds"
+        fewer = (
+            " (all there are, where its range has fewer)"
+            if any(c.contender.possible < search.budget for c in self.choices)
+            else ""
+        )
+        said = (
+            f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over"
+            " seeds"
+        )
         edge = sum(choice.at_the_edge for choice in self.choices)
         of = f"{edge} of {len(self.choices)} lines" if len(self.choices) > 1 else "it"
-        return f"{said}; {of} chose the lowest or highest learning rate that was tried: better ones may lie beyond" if edge else said
+        return (
+            f"{said}; {of} chose the lowest or highest learning rate that was tried: better ones may lie"
+            " beyond"
+            if edge
+            else said
+        )
 
     def plain(self) -> dict[str, Any]:
         """For --json."""
         search = self.search
         methods = [
             {
-                "label": choice.contender.label, "settings": choice.settings, "validation/accuracy": choice.validation,
-                "trials": len(choice.contender.trials), "failed": len(choice.contender.trials) - choice.done,
-                "possible": choice.contender.possible, "ranges": choice.contender.ranges,
+                "label": choice.contender.label,
+                "settings": choice.settings,
+                "validation/accuracy": choice.validation,
+                "trials": len(choice.contender.trials),
+                "failed": len(choice.contender.trials) - choice.done,
+                "possible": choice.contender.possible,
+                "ranges": choice.contender.ranges,
             }
             for choice in self.choices
-        ]  # fmt: skip
+        ]
         report = [
-            {"label": line.label, "tuned": choice.contender.label, "seeds": line.seeds, "accuracy": line.mean("accuracy"),
-             "accuracy/spread": line.spread("accuracy"), "accuracy/worst10": line.mean("accuracy/worst10")}
+            {
+                "label": line.label,
+                "tuned": choice.contender.label,
+                "seeds": line.seeds,
+                "accuracy": line.mean("accuracy"),
+                "accuracy/spread": line.spread("accuracy"),
+                "accuracy/worst10": line.mean("accuracy/worst10"),
+            }
             for line, choice in self.lines()
-        ]  # fmt: skip
-        about = {"budget": search.budget, "seed": search.seed, "seeds": search.seeds, "under_attack": search.under_attack}
+        ]
+        about = {
+            "budget": search.budget,
+            "seed": search.seed,
+            "seeds": search.seeds,
+            "under_attack": search.under_attack,
+        }
         cells = [standing.plain() for standing in self.standings]
         return {"run_dir": str(self.path), **about, "tuned": methods, "report": report, "cells": cells}
 
@@ -176,8 +235,8 @@ def _validation(standing: Standing) -> tuple[float, float]:
 
 
 def _best(contender: Contender, standings: Sequence[Standing]) -> int:
-    """The most accurate on validation data; of equals that with the smaller loss, then the first. One that diverged is chosen only where
-    no other came to its end."""
+    """The most accurate on validation data; of equals that with the smaller loss, then the first. One that
+    diverged is chosen only where no other came to its end."""
 
     def merit(place: int) -> tuple[bool, float, float, int]:
         accuracy, loss = _validation(standings[place])
@@ -187,8 +246,14 @@ def _best(contender: Contender, standings: Sequence[Standing]) -> int:
     if _validation(standings[place])[0] < 0:
         failed = next((s for s in standings if s.status == "failed"), None)
         if failed is None:
-            raise RunError(f"no benign client of '{contender.label}' has validation data to choose by; raise data.split.validation")
-        raise RunError(f"all trials of '{contender.label}' failed: '{failed.label}' {failed.words}; --retry tries them again")
+            raise RunError(
+                f"no benign client of '{contender.label}' has validation data to choose by; raise"
+                " data.split.validation"
+            )
+        raise RunError(
+            f"all trials of '{contender.label}' failed: '{failed.label}' {failed.words}; --retry tries them"
+            " again"
+        )
     return place
 
 
@@ -204,12 +269,22 @@ def _write_trials(
             accuracy, loss = _validation(standing)
             figures = [accuracy, loss] if accuracy >= 0 else ["", ""]
             tried = [settings.get(path, "") for path in paths]
-            out.writerow([contender.label, *tried, *figures, int(place == best), standing.words, f"trials/{standing.path.name}"])
+            out.writerow(
+                [
+                    contender.label,
+                    *tried,
+                    *figures,
+                    int(place == best),
+                    standing.words,
+                    f"trials/{standing.path.name}",
+                ]
+            )
     write_atomically(file, text.getvalue().encode(errors="replace"))
 
 
 def _write_config(file: Path, table: Settings) -> None:
-    """Nothing where the config holds objects of the Python program that has called this: TOML has no word for them."""
+    """Nothing where the config holds objects of the Python program that has called this: TOML has no word for
+    them."""
     try:
         write_atomically(file, as_text(table).encode(errors="replace"))
     except TypeError:

@@ -1,4 +1,5 @@
-"""Aggregators around aggregators: a wrapper registers here under kind `wrapper` and maps one rule to another. One file each."""
+"""Aggregators around aggregators: a wrapper registers here under kind `wrapper` and maps one rule to another.
+One file each."""
 
 from holdfast.aggregators.base import Wrapper
 from holdfast.wrappers import bucketing, clip, gas, nnm

@@ -1,4 +1,5 @@
-"""An aggregator around an aggregator. A wrapper says in `reduce` what it does before or after the rule inside; the rest is forwarded."""
+"""An aggregator around an aggregator. A wrapper says in `reduce` what it does before or after the rule
+inside; the rest is forwarded."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from holdfast.core.types import State
 
 
 class Around(Wrapper):
-    """A wrapper by what is different about it. The rule inside keeps its own memory, which passes through `reduce` as it is."""
+    """A wrapper by what is different about it. The rule inside keeps its own memory, which passes through
+    `reduce` as it is."""
 
     def __call__(self, inner: Aggregator) -> Aggregator:
         self.check(inner)
@@ -21,7 +23,9 @@ class Around(Wrapper):
         except INVALID as error:
             raise ConfigError(explain(error, Wrapped, "aggregator")) from None
 
-    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+    def reduce(
+        self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+    ) -> Reduced:
         raise TypeError(f"{type(self).__name__} does not say how it reduces")
 
     def check(self, inner: Aggregator) -> None:
@@ -86,5 +90,6 @@ def need_f(wrapper: Wrapper, inner: Aggregator) -> None:
     """Without a number of attackers, a wrapper that leaves out so many would quietly be the plain mean."""
     if inner.f is None:
         raise ConfigError(
-            f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set f, for example to 0.3"
+            f"aggregator.f: wrapper '{wrapper.name}' leaves out as many clients as are assumed malicious; set"
+            " f, for example to 0.3"
         )

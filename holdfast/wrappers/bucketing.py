@@ -1,8 +1,10 @@
-"""Bucketing (Karimireddy, He and Jaggi, ICLR 2022): the rule sees means of a few random clients, which differ less than clients do.
+"""Bucketing (Karimireddy, He and Jaggi, ICLR 2022): the rule sees means of a few random clients, which differ
+less than clients do.
 
-A bad client spoils one bucket, so the rule inside is given the same number of attackers for fewer vectors; where these are too few for
-it, its own fallback answers. FedCAP's code draws with the run's seed again and again, so that the same cohort always has the same buckets,
-and tells the rule of the attackers' share among buckets as if it were the same as among clients; `variant = "authors"` does so too."""
+A bad client spoils one bucket, so the rule inside is given the same number of attackers for fewer vectors;
+where these are too few for it, its own fallback answers. FedCAP's code draws with the run's seed again and
+again, so that the same cohort always has the same buckets, and tells the rule of the attackers' share among
+buckets as if it were the same as among clients; `variant = "authors"` does so too."""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.wrappers.base import Around
 
-PAPER = "Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022"
+PAPER = (
+    "Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022"
+)
 
 
 @register("wrapper", "bucketing", paper=PAPER)
@@ -28,14 +32,16 @@ class Bucketing(Around):
 
     s: int = setting(2, "clients in a bucket; the last one may have fewer", ge=1)
     variant: Literal["card", "authors"] = setting(
-        "card", "card: f bad buckets of those drawn in each round; authors: f / s bad ones of those drawn once (FedCAP)"
+        "card",
+        "card: f bad buckets of those drawn in each round; authors: f / s bad ones of those drawn once"
+        " (FedCAP)",
     )
 
     def check(self, inner: Aggregator) -> None:
         if inner.remembers() == "clients":
             raise ConfigError(
-                f"aggregator.wrap: '{inner.name}' remembers every client, but a bucket is another mixture in every round; "
-                f"leave 'bucketing' out or switch that memory off"
+                f"aggregator.wrap: '{inner.name}' remembers every client, but a bucket is another mixture in"
+                " every round; leave 'bucketing' out or switch that memory off"
             )
 
     def uses_priors(self, inner: Aggregator) -> bool:
@@ -47,7 +53,9 @@ class Bucketing(Around):
     def least(self, inner: Aggregator, f: int) -> int:
         if self.variant == "card":
             return self.s * (inner.least(f) - 1) + 1
-        n = self.s * (inner.least(-(-f // self.s)) - 1) + 1  # enough whichever way it is rounded; a few less may be, too
+        n = (
+            self.s * (inner.least(-(-f // self.s)) - 1) + 1
+        )  # enough whichever way it is rounded; a few less may be, too
         while n > 1 and inner.least(self.spoilt(n - 1, f)) <= -(-(n - 1) // self.s):
             n -= 1
         return n
@@ -56,24 +64,33 @@ class Bucketing(Around):
         """How many buckets the rule is told are bad, of those that n clients make."""
         return f if self.variant == "card" else f * -(-n // self.s) // n
 
-    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+    def reduce(
+        self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+    ) -> Reduced:
         n, key = len(x), (ctx.key if self.variant == "card" else Key(0)).fold("bucketing")
-        order = key.fold(ctx.ids).bits.argsort().to(x.device)  # by client, so that the order of rows does not matter
+        order = (
+            key.fold(ctx.ids).bits.argsort().to(x.device)
+        )  # by client, so that the order of rows does not matter
         bucket = torch.empty_like(order)
         bucket[order] = torch.arange(n, device=x.device) // self.s
         count = -(-n // self.s)
         share, total = shares(w, bucket, count)
         mixed = x.new_zeros(count, x.shape[1])
-        for turn in range(min(self.s, n)):  # the first member of every bucket, the second, ...: no copy of all updates
+        for turn in range(
+            min(self.s, n)
+        ):  # the first member of every bucket, the second, ...: no copy of all updates
             rows = order[turn :: self.s]
             mixed[: len(rows)] += share[rows, None].to(x.dtype) * x[rows]
-        inside = replace(ctx, ids=torch.arange(count), key=ctx.key.fold("bucketing"), assumed=self.spoilt(n, ctx.assumed))
+        inside = replace(
+            ctx, ids=torch.arange(count), key=ctx.key.fold("bucketing"), assumed=self.spoilt(n, ctx.assumed)
+        )
         found = inner(mixed, total, state, inside)
         return found._replace(weights=found.weights[bucket] * share.to(found.weights.dtype))
 
 
 def shares(w: Tensor, bucket: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Each client's part in its bucket, and each bucket's prior weight; clients without any weight share their bucket equally."""
+    """Each client's part in its bucket, and each bucket's prior weight; clients without any weight share
+    their bucket equally."""
     total = w.new_zeros(count).index_add(0, bucket, w)
     people = torch.bincount(bucket, minlength=count).to(w.dtype)
     counted = total[bucket] > 0

@@ -1,4 +1,5 @@
-"""Clipping before a rule: no client's update is longer than a bound, however far its direction is followed."""
+"""Clipping before a rule: no client's update is longer than a bound, however far its direction is
+followed."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ from holdfast.wrappers.base import Around
 
 @register("wrapper", "clip")
 class Clip(Around):
-    """The rule on updates shortened to a norm; shorter ones pass as they are. The server's own root update is not touched."""
+    """The rule on updates shortened to a norm; shorter ones pass as they are. The server's own root update is
+    not touched."""
 
     norm: float = setting(1.0, "the longest an update may be", gt=0)
-    unit: Literal["median", "absolute"] = setting("median", "the norm in units of the cohort's median norm, or as it stands")
+    unit: Literal["median", "absolute"] = setting(
+        "median", "the norm in units of the cohort's median norm, or as it stands"
+    )
 
-    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+    def reduce(
+        self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+    ) -> Reduced:
         length = norms(x)
         bound = self.norm * length.quantile(0.5) if self.unit == "median" else self.norm
         shrink = (bound / length).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: an update of no length stays

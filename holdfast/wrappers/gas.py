@@ -1,7 +1,9 @@
-"""GAS (Liu et al., ICML 2023): the rule inside only helps to tell whom to trust, on small groups of coordinates where it can see.
+"""GAS (Liu et al., ICML 2023): the rule inside only helps to tell whom to trust, on small groups of
+coordinates where it can see.
 
-In a long vector a poisoned update hides in the noise of all coordinates. GAS splits the coordinates into random groups, asks the rule for
-its aggregate of each group, scores a client by its distance from these aggregates, and averages the n - f clients of the lowest scores."""
+In a long vector a poisoned update hides in the noise of all coordinates. GAS splits the coordinates into
+random groups, asks the rule for its aggregate of each group, scores a client by its distance from these
+aggregates, and averages the n - f clients of the lowest scores."""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ from holdfast.wrappers.base import Around, need_f
 
 PAPER = "Liu et al., Byzantine-Robust Learning on Heterogeneous Data via Gradient Splitting, ICML 2023"
 NUMBERS = 1 << 22
-"""How many numbers of the updates are handled at once: enough to keep a machine busy, little beside the input."""
+"""How many numbers of the updates are handled at once: enough to keep a machine busy, little beside the
+input."""
 
 
 @register("wrapper", "gas", paper=PAPER)
 class GradientSplitting(Around):
-    """Averages the n - f clients nearest to the rule's aggregates of p random groups of coordinates; a new split in every round.
+    """Averages the n - f clients nearest to the rule's aggregates of p random groups of coordinates; a new
+    split in every round.
 
-    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most as many attackers as it
-    can bear, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is averaged whole, and the round counts as a fallback."""
+    Every client counts once, as in the paper: sample counts are ignored. The rule inside is told of at most
+    as many attackers as it can bear, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is
+    averaged whole, and the round counts as a fallback."""
 
     p: int = setting(1000, "groups of coordinates; a shorter vector has one coordinate in each", ge=1)
 
@@ -37,8 +42,8 @@ class GradientSplitting(Around):
         need_f(self, inner)
         if inner.remembers():
             raise ConfigError(
-                f"aggregator.wrap: '{inner.name}' keeps a memory, but the groups of 'gas' are others in every round; "
-                f"leave 'gas' out or switch that memory off"
+                f"aggregator.wrap: '{inner.name}' keeps a memory, but the groups of 'gas' are others in every"
+                " round; leave 'gas' out or switch that memory off"
             )
 
     def uses_priors(self, inner: Aggregator) -> bool:
@@ -50,7 +55,9 @@ class GradientSplitting(Around):
     def least(self, inner: Aggregator, f: int) -> int:
         return f + 1
 
-    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+    def reduce(
+        self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+    ) -> Reduced:
         n, d = x.shape
         keep, even = n - ctx.assumed, x.new_full((n,), 1 / n)
         if keep < 1:
@@ -61,7 +68,9 @@ class GradientSplitting(Around):
         for columns in groups(key.hash(d).argsort().to(x.device), min(self.p, d), n):
             part = x[:, columns]
             found, fell = per_group(inner, part, columns, even, inside)
-            score += torch.linalg.vector_norm(part - found, dim=2, dtype=torch.float64).sum(1)  # float32 cannot square 1e30
+            score += torch.linalg.vector_norm(part - found, dim=2, dtype=torch.float64).sum(
+                1
+            )  # float32 cannot square 1e30
             fallback |= fell
         weights = equal_weights(lowest(score, keep, ctx.ids), x)
         return Reduced(weights @ x, weights, state, fallback)
@@ -73,7 +82,8 @@ def bearable(inner: Aggregator, n: int, f: int) -> int:
 
 
 def groups(order: Tensor, p: int, n: int) -> Iterator[Tensor]:
-    """The split: columns [k, size] of k groups at a time. Sizes differ by one at most, so that groups of one size are handled together."""
+    """The split: columns [k, size] of k groups at a time. Sizes differ by one at most, so that groups of one
+    size are handled together."""
     d = len(order)
     size, longer = divmod(d, p)
     start = longer * (size + 1)
@@ -82,11 +92,13 @@ def groups(order: Tensor, p: int, n: int) -> Iterator[Tensor]:
             yield from piece.view(-1, width).split(max(1, NUMBERS // (n * width)))
 
 
-def per_group(inner: Aggregator, part: Tensor, columns: Tensor, w: Tensor, ctx: AggregationContext) -> tuple[Tensor, bool]:
+def per_group(
+    inner: Aggregator, part: Tensor, columns: Tensor, w: Tensor, ctx: AggregationContext
+) -> tuple[Tensor, bool]:
     """The rule's aggregates [k, size] of the groups part[:, i], and whether it had to fall back.
 
-    Group by group, because most rules look at numbers to decide what to do next, which no stack of groups allows; for those that do not,
-    vmap was slower from 100 clients on."""
+    Group by group, because most rules look at numbers to decide what to do next, which no stack of groups
+    allows; for those that do not, vmap was slower from 100 clients on."""
     if inner.coordinatewise:  # then groups make no difference
         found = within(inner, part.flatten(1), columns.flatten(), w, ctx)
         return found.value.view(columns.shape), found.fallback
@@ -99,4 +111,6 @@ def within(inner: Aggregator, x: Tensor, columns: Tensor, w: Tensor, ctx: Aggreg
     size = len(columns)
     layout = Layout((Slot("group", (size,), 0, size, x.dtype, buffer=False, frozen=False),))
     root = None if ctx.root is None else ctx.root[columns]
-    return inner(x, w, inner.init(layout), replace(ctx, layout=layout, received=ctx.received[columns], root=root))
+    return inner(
+        x, w, inner.init(layout), replace(ctx, layout=layout, received=ctx.received[columns], root=root)
+    )

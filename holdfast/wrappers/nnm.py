@@ -1,4 +1,5 @@
-"""Nearest-neighbour mixing (Allouah et al., AISTATS 2023): every update is replaced by the mean of those nearest to it."""
+"""Nearest-neighbour mixing (Allouah et al., AISTATS 2023): every update is replaced by the mean of those
+nearest to it."""
 
 from __future__ import annotations
 
@@ -12,16 +13,24 @@ from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.wrappers.base import Around, need_f
 
-PAPER = "Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity, AISTATS 2023"
+PAPER = (
+    "Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity, AISTATS 2023"
+)
 
 
 @register("wrapper", "nnm", paper=PAPER)
 class NearestNeighbourMixing(Around):
-    """The rule on mixtures: each update becomes the plain mean of the n - f updates nearest to it, itself among them.
+    """The rule on mixtures: each update becomes the plain mean of the n - f updates nearest to it, itself
+    among them.
 
-    Where f is as large as the cohort there is nothing to mix: the rule gets the updates themselves, and the round counts as a fallback."""
+    Where f is as large as the cohort there is nothing to mix: the rule gets the updates themselves, and the
+    round counts as a fallback."""
 
-    f: float | None = setting(None, "updates left out of each mixture: a number (>= 1) or a share (< 1); none: the rule's own f", ge=0)
+    f: float | None = setting(
+        None,
+        "updates left out of each mixture: a number (>= 1) or a share (< 1); none: the rule's own f",
+        ge=0,
+    )
 
     @field_validator("f")
     @classmethod
@@ -39,7 +48,9 @@ class NearestNeighbourMixing(Around):
         left_out = f if self.f is None else int(self.f)  # a share always leaves something
         return max(inner.least(f), left_out + 1)
 
-    def reduce(self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
+    def reduce(
+        self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
+    ) -> Reduced:
         n = len(x)
         near = n - (ctx.assumed if self.f is None else how_many(self.f, n))
         if near < 1:
@@ -47,7 +58,9 @@ class NearestNeighbourMixing(Around):
         apart = distances(x)
         apart.fill_diagonal_(-1.0)  # nobody is nearer to a client than itself, not even its double
         order = by_id(ctx.ids, x)
-        nearest = order[apart[:, order].argsort(dim=1, stable=True)[:, :near]]  # among equally near ones, the lowest ids
+        nearest = order[
+            apart[:, order].argsort(dim=1, stable=True)[:, :near]
+        ]  # among equally near ones, the lowest ids
         mixing = x.new_zeros(n, n).scatter(1, nearest, 1.0 / near)
         found = inner(mixing @ x, w, state, ctx)
         return found._replace(weights=found.weights @ mixing.to(found.weights.dtype))

@@ -12,7 +12,9 @@ def far(x: Tensor) -> list[list[float]]:
     return [[float((a - b).square().sum()) for b in x] for a in x]
 
 
-def krum_scores(d: list[list[float]], rows: list[int], f: int, power: float = 1.0, count: int | None = None) -> dict[int, float]:
+def krum_scores(
+    d: list[list[float]], rows: list[int], f: int, power: float = 1.0, count: int | None = None
+) -> dict[int, float]:
     count = max(1, len(rows) - f - 2) if count is None else count
     return {i: sum(sorted(d[i][j] ** power for j in rows if j != i)[:count]) for i in rows}
 
@@ -39,7 +41,9 @@ def linkage(apart: list[list[float]], complete: bool) -> set[frozenset[int]]:
     groups = [frozenset([i]) for i in range(len(apart))]
     while len(groups) > 2:
         pairs = [(a, b) for i, a in enumerate(groups) for b in groups[i + 1 :]]
-        a, b = min(pairs, key=lambda pair: (max if complete else min)(apart[i][j] for i in pair[0] for j in pair[1]))
+        a, b = min(
+            pairs, key=lambda pair: (max if complete else min)(apart[i][j] for i in pair[0] for j in pair[1])
+        )
         groups = [g for g in groups if g not in (a, b)] + [a | b]
     return set(groups)
 
@@ -57,7 +61,9 @@ def foolsgold(cosines: list[list[float]]) -> list[float]:
     return [0.0 if v == 0 else min(1.0, max(0.0, math.log(v / (1 - v)) + 0.5)) for v in wt]
 
 
-def residual(x: Tensor, strictness: float = 2.0, threshold: float = 0.05, skip: int = 0) -> tuple[list[float], list[float]]:
+def residual(
+    x: Tensor, strictness: float = 2.0, threshold: float = 0.05, skip: int = 0
+) -> tuple[list[float], list[float]]:
     import math
 
     n, d = x.shape
@@ -66,7 +72,10 @@ def residual(x: Tensor, strictness: float = 2.0, threshold: float = 0.05, skip: 
         y = x[:, c].tolist()
         order = sorted(range(n), key=lambda i: (y[i], i))
         rank = {i: r for r, i in enumerate(order)}
-        inner = [statistics.median([(y[i] - y[j]) / (rank[i] - rank[j]) for j in range(n) if j != i]) for i in range(n)]
+        inner = [
+            statistics.median([(y[i] - y[j]) / (rank[i] - rank[j]) for j in range(n) if j != i])
+            for i in range(n)
+        ]
         slope = statistics.median(inner)
         start = statistics.median(y) - slope * (n - 1) / 2
         line = [start + slope * rank[i] for i in range(n)]

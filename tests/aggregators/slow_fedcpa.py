@@ -11,7 +11,9 @@ Numbers = list[float]
 
 def ranks(values: Numbers) -> Numbers:
     """From 1; equal values share the mean of theirs."""
-    return [sum(other < v for other in values) + (sum(other == v for other in values) + 1) / 2 for v in values]
+    return [
+        sum(other < v for other in values) + (sum(other == v for other in values) + 1) / 2 for v in values
+    ]
 
 
 def pearson(a: Numbers, b: Numbers) -> float:
@@ -30,7 +32,15 @@ def critical(p: Numbers, k: int, largest: bool, nonzero: bool = False) -> set[in
     return set(sorted(entries, key=lambda e: (-p[e] if largest else p[e], e))[:k])
 
 
-def alike(p: Numbers, q: Numbers, k: int, largest: bool, corr=spearman, undefined: float = 0.5, nonzero: bool = False) -> float:
+def alike(
+    p: Numbers,
+    q: Numbers,
+    k: int,
+    largest: bool,
+    corr=spearman,
+    undefined: float = 0.5,
+    nonzero: bool = False,
+) -> float:
     mine, theirs = critical(p, k, largest, nonzero), critical(q, k, largest, nonzero)
     common = sorted(mine & theirs)
     rho = corr([p[e] for e in common], [q[e] for e in common]) if len(common) > 1 else math.nan
@@ -43,10 +53,18 @@ def importances(x: Tensor, received: Tensor) -> list[Numbers]:
 
 
 def normality(
-    local: list[Numbers], last: Numbers | None, k: int, top: bool = True, bottom: bool = True, others: bool = True, **options
+    local: list[Numbers],
+    last: Numbers | None,
+    k: int,
+    top: bool = True,
+    bottom: bool = True,
+    others: bool = True,
+    **options,
 ) -> Numbers:
     def sim(p: Numbers, q: Numbers) -> float:
-        return sum(alike(p, q, k, largest, **options) for largest, used in ((True, top), (False, bottom)) if used)
+        return sum(
+            alike(p, q, k, largest, **options) for largest, used in ((True, top), (False, bottom)) if used
+        )
 
     n, full = len(local), 2.0 * (top + bottom)
     out = []

@@ -10,7 +10,8 @@ W = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
 def test_by_hand() -> None:
-    """From zero, the second is shortened to length 10; in the next round the first lies at distance sqrt(0.25 + 25) from (0.5, 5)."""
+    """From zero, the second is shortened to length 10; in the next round the first lies at distance sqrt(0.25
+    + 25) from (0.5, 5)."""
     rule = CenteredClip(radius=10)
     first = rule(X, W, {}, context_of(X))
     assert first.value.tolist() == [0.5, 5.0] and first.weights.tolist() == [0.8, 0.2]

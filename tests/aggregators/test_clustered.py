@@ -52,13 +52,24 @@ def test_single_linkage_is_the_best_cut(seed: int, ties: bool) -> None:
     def across(part: Tensor) -> float:
         return float(alike[part][:, ~part].max())
 
-    cuts = [torch.isin(torch.arange(n), torch.tensor(chosen)) for size in range(1, n) for chosen in itertools.combinations(range(n), size)]
+    cuts = [
+        torch.isin(torch.arange(n), torch.tensor(chosen))
+        for size in range(1, n)
+        for chosen in itertools.combinations(range(n), size)
+    ]
     assert across(two_parts(1 - alike, complete=False)) == min(across(cut) for cut in cuts)
 
 
 def test_a_row_too_long_to_be_squared_has_a_direction() -> None:
     x = torch.cat([X.float(), torch.tensor([[-1e30, 0.0]])])
-    assert apply("clustered", x, torch.full((6,), 1 / 6)).weights.gt(0).tolist() == [True, False, True, False, True, False]
+    assert apply("clustered", x, torch.full((6,), 1 / 6)).weights.gt(0).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_where_all_are_equally_far_the_lowest_ids_stay_together() -> None:

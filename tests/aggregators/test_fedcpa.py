@@ -32,7 +32,9 @@ def rows(*values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=FLOAT)
 
 
-def reduced(rule: FedCPA, x: Tensor, state: State | None = None, received: Tensor | None = None, **ctx: Any) -> Reduced:
+def reduced(
+    rule: FedCPA, x: Tensor, state: State | None = None, received: Tensor | None = None, **ctx: Any
+) -> Reduced:
     context = replace(context_of(x), received=torch.zeros_like(x[0]) if received is None else received, **ctx)
     return rule(x, torch.full((len(x),), 1 / len(x), dtype=x.dtype), state or {}, context)
 
@@ -47,25 +49,33 @@ def random_round(seed: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
 # ---- by hand
 
 X = rows([1, 2, 3, 4], [2, 1, 3, 4], [4, 3, 2, 1])
-"""From a model of zeros the importances are squares. Top twos: {2, 3}, {2, 3}, {0, 1}; bottom twos: {0, 1}, {0, 1}, {2, 3}.
-sim(0, 1) = J 1 + rho 1 (both rank 2 below 3) + J 1 + rho 0 (they rank 0 and 1 the other way round) = 3; to client 2 nothing is in
-common: 0 + 0.5 + 0 + 0.5 = 1. Normality: (4 + 3 + 1) / 3 twice, (4 + 1 + 1) / 3."""
+"""From a model of zeros the importances are squares. Top twos: {2, 3}, {2, 3}, {0, 1}; bottom twos: {0, 1},
+{0, 1}, {2, 3}. sim(0, 1) = J 1 + rho 1 (both rank 2 below 3) + J 1 + rho 0 (they rank 0 and 1 the other way
+round) = 3; to client 2 nothing is in common: 0 + 0.5 + 0 + 0.5 = 1. Normality: (4 + 3 + 1) / 3 twice, (4 + 1
++ 1) / 3."""
 
 
 def test_four_parameters_by_hand() -> None:
     got = reduced(FedCPA(k=0.5), X)
-    assert got.weights.tolist() == [0.5, 0.5, 0] and got.value.tolist() == [1.5, 1.5, 3, 4] and not got.fallback
+    assert (
+        got.weights.tolist() == [0.5, 0.5, 0] and got.value.tolist() == [1.5, 1.5, 3, 4] and not got.fallback
+    )
     assert got.state["model"].tolist() == [0, 0, 0, 0]
 
 
 def test_the_last_change_of_the_model_by_hand() -> None:
-    """The model went from (0, 0, 0, 0) to (4, 3, 2, 1) = G: with the received model added the importances are |x (x + G)|.
-    0: 5, 10, 15, 20; 1: 12, 4, 15, 20; 2: 32, 18, 8, 2; G itself: 16, 9, 4, 1, ranked as client 2 ranks."""
+    """The model went from (0, 0, 0, 0) to (4, 3, 2, 1) = G: with the received model added the importances are
+    |x (x + G)|. 0: 5, 10, 15, 20; 1: 12, 4, 15, 20; 2: 32, 18, 8, 2; G itself: 16, 9, 4, 1, ranked as client
+    2 ranks."""
     g = rows([4, 3, 2, 1])[0]
     before = {"model": torch.zeros(4, dtype=FLOAT)}
     got = reduced(FedCPA(k=0.5), X, before, g)
     # sim(i, G): 1, 1, 4; mean sim to the clients: 8/3, 8/3, 2: client 2 has 6, the others 11/3
-    assert got.weights.tolist() == [0, 0, 1] and torch.equal(got.value, X[2]) and torch.equal(got.state["model"], g)
+    assert (
+        got.weights.tolist() == [0, 0, 1]
+        and torch.equal(got.value, X[2])
+        and torch.equal(got.state["model"], g)
+    )
     assert reduced(FedCPA(k=0.5, global_=False), X, before, g).weights.tolist() == [0.5, 0.5, 0]
     assert reduced(FedCPA(k=0.5, local=False), X, before, g).weights.tolist() == [0, 0, 1]
 
@@ -81,7 +91,11 @@ def test_two_parameters_by_hand() -> None:
 def test_the_logit_between_nothing_and_all() -> None:
     """Scores 0, 0.5, 0.55, 1: lambda = 0, 0.5, ln(0.55 / 0.45) + 0.5, 1; the sum is divided by three."""
     weights, telling = critical_weights([0.0, 0.5, 0.55, 1.0])
-    assert telling and weights[[0, 1, 3]].tolist() == [0, 0.5, 1] and math.isclose(float(weights[2]), math.log(0.55 / 0.45) + 0.5)
+    assert (
+        telling
+        and weights[[0, 1, 3]].tolist() == [0, 0.5, 1]
+        and math.isclose(float(weights[2]), math.log(0.55 / 0.45) + 0.5)
+    )
     assert critical_weights([3.0, 3.0 + 1e-12])[0].tolist() == [1, 1]
 
 
@@ -94,7 +108,15 @@ def critical_weights(scores: list[float]) -> tuple[Tensor, bool]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
-    "options", [{}, {"topk": False}, {"bottomk": False}, {"global_": False}, {"local": False}, {"correlation": "pearson"}]
+    "options",
+    [
+        {},
+        {"topk": False},
+        {"bottomk": False},
+        {"global_": False},
+        {"local": False},
+        {"correlation": "pearson"},
+    ],
 )
 def test_the_whole_rule_against_the_slow_one(seed: int, options: dict[str, Any]) -> None:
     n, d = 4 + seed, 60 + seed
@@ -103,9 +125,14 @@ def test_the_whole_rule_against_the_slow_one(seed: int, options: dict[str, Any])
     got = reduced(rule, x, {"model": before}, received)
     last = ((received - before) * received).abs().tolist() if rule.global_ else None
     scores = slow.normality(
-        slow.importances(x, received), last, int(0.2 * d), rule.topk, rule.bottomk, rule.local,
+        slow.importances(x, received),
+        last,
+        int(0.2 * d),
+        rule.topk,
+        rule.bottomk,
+        rule.local,
         corr=slow.pearson if rule.correlation == "pearson" else slow.spearman,
-    )  # fmt: skip
+    )
     expected = torch.tensor(slow.weights(scores), dtype=FLOAT)
     torch.testing.assert_close(got.weights, expected / (expected > 0).sum(), rtol=0, atol=1e-9)
     torch.testing.assert_close(got.value, expected @ x / (expected > 0).sum(), rtol=0, atol=1e-9)
@@ -114,16 +141,25 @@ def test_the_whole_rule_against_the_slow_one(seed: int, options: dict[str, Any])
 @pytest.mark.parametrize("correlation", ["spearman", "pearson"])
 @pytest.mark.parametrize("nonzero", [False, True])
 @pytest.mark.parametrize("entries", [1, 30, 1 << 18])
-def test_ties_zeros_and_blocks(correlation: str, nonzero: bool, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importances of few values: most entries are tied, many are zero, sets differ in size, some pairs have nothing in common."""
+def test_ties_zeros_and_blocks(
+    correlation: str, nonzero: bool, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importances of few values: most entries are tied, many are zero, sets differ in size, some pairs have
+    nothing in common."""
     monkeypatch.setattr(critical, "_ENTRIES", entries)
     for seed in range(6):
-        p = (Key(seed).uniform(7, 30, dtype=FLOAT) * (2 + seed)).floor() * (Key(seed + 50).uniform(30, dtype=FLOAT) < 0.8)
+        p = (Key(seed).uniform(7, 30, dtype=FLOAT) * (2 + seed)).floor() * (
+            Key(seed + 50).uniform(30, dtype=FLOAT) < 0.8
+        )
         for sets, largest in zip(critical_sets(p, 8, nonzero), (True, False), strict=True):
             got = agreement(sets, correlation, 0.25)  # type: ignore[arg-type]
             corr = slow.spearman if correlation == "spearman" else slow.pearson
             for i, j in np.ndindex(7, 7):
-                expected = 2.0 if i == j else slow.alike(p[i].tolist(), p[j].tolist(), 8, largest, corr, 0.25, nonzero)
+                expected = (
+                    2.0
+                    if i == j
+                    else slow.alike(p[i].tolist(), p[j].tolist(), 8, largest, corr, 0.25, nonzero)
+                )
                 assert abs(float(got[i, j]) - expected) < 1e-9, (seed, largest, i, j)
 
 
@@ -179,7 +215,8 @@ def test_biases_change_nothing_but_are_averaged() -> None:
 
 
 def test_equal_scores_are_the_uniform_mean() -> None:
-    """Each client has an entry of its own at the top and at the bottom: nobody has anything in common with anybody."""
+    """Each client has an entry of its own at the top and at the bottom: nobody has anything in common with
+    anybody."""
     x = torch.full((3, 6), 2.0, dtype=FLOAT)
     for i in range(3):
         x[i, i], x[i, i + 3] = 5 + i, 0.1
@@ -205,7 +242,11 @@ def test_too_few_to_compare_are_averaged(n: int) -> None:
 def test_an_update_that_is_no_number_is_left_out_before_scoring(bad: float) -> None:
     x = torch.cat([X, rows([1, bad, 0, 0])])
     got = reduced(FedCPA(k=0.5), x)
-    assert got.weights.tolist() == [0.5, 0.5, 0, 0] and got.value.tolist() == [1.5, 1.5, 3, 4] and not got.fallback
+    assert (
+        got.weights.tolist() == [0.5, 0.5, 0, 0]
+        and got.value.tolist() == [1.5, 1.5, 3, 4]
+        and not got.fallback
+    )
     two = reduced(FedCPA(k=0.5), x[[0, 1, 3]])
     assert two.weights.tolist() == [0.5, 0.5, 0] and two.value.tolist() == [1.5, 1.5, 3, 4] and two.fallback
     none = reduced(FedCPA(k=0.5), x[[3, 3, 3]])
@@ -213,13 +254,16 @@ def test_an_update_that_is_no_number_is_left_out_before_scoring(bad: float) -> N
 
 
 def test_no_correlation_may_count_for_nothing() -> None:
-    """With 0.5 for what is unknown clients 0 and 1 have 8/3 and client 2 has 2; in sets of one only the overlap counts either way."""
+    """With 0.5 for what is unknown clients 0 and 1 have 8/3 and client 2 has 2; in sets of one only the
+    overlap counts either way."""
     p = rows([1, 2, 3, 4], [4, 3, 2, 1], [1, 2, 3, 4])
     sets = critical_sets(p, 2)[0]
     assert agreement(sets, "spearman", 0.5).tolist() == [[2, 0.5, 2], [0.5, 2, 0.5], [2, 0.5, 2]]
     assert agreement(sets, "spearman", 0.0).tolist() == [[2, 0, 2], [0, 2, 0], [2, 0, 2]]
     flat = critical_sets(rows([1, 1, 1], [1, 2, 3]), 3)[0]
-    assert agreement(flat, "spearman", 0.5)[0, 1] == agreement(flat, "pearson", 0.5)[0, 1] == 1.5  # constant: no correlation
+    assert (
+        agreement(flat, "spearman", 0.5)[0, 1] == agreement(flat, "pearson", 0.5)[0, 1] == 1.5
+    )  # constant: no correlation
     one = critical_sets(rows([0, 3, 1], [0, 2, 1]), 1)[0]
     assert agreement(one, "spearman", 0.0)[0, 1] == 1
 
@@ -229,8 +273,16 @@ def test_entries_without_importance_need_not_be_compared() -> None:
     top, bottom = critical_sets(p, 2)
     assert bottom.entry.tolist() == [0, 1, 0, 1, 0, 1]  # zeros, by index
     top, bottom = critical_sets(p, 2, nonzero=True)
-    assert top.entry.tolist() == [3, 4, 2, 4] and bottom.entry.tolist() == [4, 3, 4, 2] and bottom.start.tolist() == [0, 2, 4, 4]
-    assert agreement(bottom, "spearman", 0.5).tolist() == [[2, 1 / 3 + 0.5, 0.5], [1 / 3 + 0.5, 2, 0.5], [0.5, 0.5, 2]]
+    assert (
+        top.entry.tolist() == [3, 4, 2, 4]
+        and bottom.entry.tolist() == [4, 3, 4, 2]
+        and bottom.start.tolist() == [0, 2, 4, 4]
+    )
+    assert agreement(bottom, "spearman", 0.5).tolist() == [
+        [2, 1 / 3 + 0.5, 0.5],
+        [1 / 3 + 0.5, 2, 0.5],
+        [0.5, 0.5, 2],
+    ]
 
 
 def test_a_model_that_did_not_move_says_nothing_about_importance() -> None:
@@ -246,12 +298,15 @@ def test_another_part_of_the_model_is_a_first_round() -> None:
 
 
 def test_the_first_round_of_the_authors_code() -> None:
-    """Round 0: importances |(theta_i - m) theta_i| and |(m - phi) m| with m the mean model; in round 1 the model changed since m."""
+    """Round 0: importances |(theta_i - m) theta_i| and |(m - phi) m| with m the mean model; in round 1 the
+    model changed since m."""
     x, received, _ = random_round(1, 5, 40)
     mean = received + x.mean(dim=0)
     got = reduced(FedCPA(k=0.2, literal=True), x, {}, received)
     local = ((received + x - mean) * (received + x)).abs().tolist()
-    expected = torch.tensor(slow.weights(slow.normality(local, ((mean - received) * mean).abs().tolist(), 8)), dtype=FLOAT)
+    expected = torch.tensor(
+        slow.weights(slow.normality(local, ((mean - received) * mean).abs().tolist(), 8)), dtype=FLOAT
+    )
     torch.testing.assert_close(got.weights, expected / (expected > 0).sum(), rtol=0, atol=1e-9)
     torch.testing.assert_close(got.value, got.weights @ x)  # the update itself is against the model sent
     torch.testing.assert_close(got.state["model"], mean)
@@ -271,7 +326,10 @@ def test_the_authors_variant_is_a_preset() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"topk": False, "bottomk": False}, "nothing would be compared"), ({"global_": False, "local": False}, "nobody to compare with")],
+    [
+        ({"topk": False, "bottomk": False}, "nothing would be compared"),
+        ({"global_": False, "local": False}, "nobody to compare with"),
+    ],
 )
 def test_senseless_switches_are_refused(settings: dict[str, bool], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -290,9 +348,12 @@ def test_gas_needs_the_memory_off() -> None:
 
 def test_noise_gets_no_weight(simulate: Callable[..., Run]) -> None:
     run = simulate(
-        aggregator="fedcpa", model={"name": "mlp", "hidden": 32}, data={"clients": 8},
-        attack={"name": "gaussian", "fraction": 0.25}, train={"rounds": 3},
-    )  # fmt: skip
+        aggregator="fedcpa",
+        model={"name": "mlp", "hidden": 32},
+        data={"clients": 8},
+        attack={"name": "gaussian", "fraction": 0.25},
+        train={"rounds": 3},
+    )
     bad = run.malicious()
     assert len(bad) == 2
     for round in (1, 2, 3):
@@ -303,18 +364,28 @@ def test_noise_gets_no_weight(simulate: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("wrap", ["", "clip", "bucketing"])
 def test_statistics_are_divided_by_as_many_as_parameters_are(wrap: str) -> None:
-    """The released code averages whole state dicts: a running mean moves by the sum of lambda times the difference, over how many count."""
+    """The released code averages whole state dicts: a running mean moves by the sum of lambda times the
+    difference, over how many count."""
     layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), head="2")
     wire = Wire.of(layout, torch.ones(layout.size, dtype=torch.bool))
     p, n = wire.parameters, 5
-    model, x, sent = (Key(3).fold(name).normal(*size, dtype=FLOAT) for name, size in (("m", (p + 7,)), ("x", (n, p)), ("b", (n, 7))))
+    model, x, sent = (
+        Key(3).fold(name).normal(*size, dtype=FLOAT)
+        for name, size in (("m", (p + 7,)), ("x", (n, p)), ("b", (n, 7)))
+    )
     rule: Aggregator = FedCPA(k=0.3, global_=False)
-    rule = build("wrapper", {"name": wrap, **({"s": 1} if wrap == "bucketing" else {})})(rule) if wrap else rule
+    rule = (
+        build("wrapper", {"name": wrap, **({"s": 1} if wrap == "bucketing" else {})})(rule) if wrap else rule
+    )
     ids = torch.arange(n)
     ctx = Context(1, ids, ids, Key(0), wire, layout, model, rule)
-    merged = ctx.reduce({}, Uplink(ids, {"update": x, "buffers": sent, "count": torch.ones(n, dtype=FLOAT)}), model)
+    merged = ctx.reduce(
+        {}, Uplink(ids, {"update": x, "buffers": sent, "count": torch.ones(n, dtype=FLOAT)}), model
+    )
     weights = merged.verdict.weights
-    assert weights is not None and 0.2 < float(weights.sum()) < 0.99  # some are trusted in part, so the divisors differ
+    assert (
+        weights is not None and 0.2 < float(weights.sum()) < 0.99
+    )  # some are trusted in part, so the divisors differ
     expected = model[p:].clone()
     for weight, statistics in zip(weights, sent, strict=True):
         expected += weight * (statistics - model[p:])

@@ -35,7 +35,9 @@ def test_fed_median(x: torch.Tensor, n: int) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
 def test_fed_trimmed_avg(x: torch.Tensor, share: float) -> None:
-    torch.testing.assert_close(ours("trimmed-mean", x, f=share), theirs(flower.aggregate_trimmed_avg(results(x), share)))
+    torch.testing.assert_close(
+        ours("trimmed-mean", x, f=share), theirs(flower.aggregate_trimmed_avg(results(x), share))
+    )
 
 
 @pytest.mark.parametrize("f", [0, 1, 4])
@@ -45,9 +47,14 @@ def test_krum(x: torch.Tensor, f: int) -> None:
 
 @pytest.mark.parametrize("f", [0, 1, 4])
 def test_multi_krum(x: torch.Tensor, f: int) -> None:
-    torch.testing.assert_close(ours("multi-krum", x, f=f), theirs(flower.aggregate_krum(results(x), f, len(x) - f)))
+    torch.testing.assert_close(
+        ours("multi-krum", x, f=f), theirs(flower.aggregate_krum(results(x), f, len(x) - f))
+    )
 
 
 @pytest.mark.parametrize("f", [0, 1, 2])
 def test_bulyan(x: torch.Tensor, f: int) -> None:
-    torch.testing.assert_close(ours("bulyan", x, f=f), theirs(flower.aggregate_bulyan(results(x), f, flower.aggregate_krum, to_keep=0)))
+    torch.testing.assert_close(
+        ours("bulyan", x, f=f),
+        theirs(flower.aggregate_bulyan(results(x), f, flower.aggregate_krum, to_keep=0)),
+    )

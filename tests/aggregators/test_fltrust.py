@@ -20,7 +20,9 @@ def test_by_hand() -> None:
     half = 2**-0.5
     got = apply("fltrust", X, W, root=ROOT)
     torch.testing.assert_close(got.weights, torch.tensor([1, half, 0, 0], dtype=torch.float64) / (1 + half))
-    torch.testing.assert_close(got.value, torch.tensor([2 + half * 2 * half, half * 2 * half], dtype=torch.float64) / (1 + half))
+    torch.testing.assert_close(
+        got.value, torch.tensor([2 + half * 2 * half, half * 2 * half], dtype=torch.float64) / (1 + half)
+    )
 
 
 def test_nobody_trusted() -> None:
@@ -34,12 +36,17 @@ def test_only_the_first_tensor_gets_the_length_in_fedcaps_code() -> None:
     ctx = context_of(x, root=x[0])
     ctx = type(ctx)(ctx.ids, ctx.received, Layout.of(nn.Linear(2, 1)), ctx.key, 1, 0, x[0])
     torch.testing.assert_close(FLTrust()(x, W[:2] * 2, {}, ctx).value, x[0])
-    torch.testing.assert_close(FLTrust(variant="authors")(x, W[:2] * 2, {}, ctx).value, torch.tensor([2, 2, 1.5], dtype=torch.float64))
+    torch.testing.assert_close(
+        FLTrust(variant="authors")(x, W[:2] * 2, {}, ctx).value,
+        torch.tensor([2, 2, 1.5], dtype=torch.float64),
+    )
 
 
 def test_a_huge_update_is_brought_to_length() -> None:
     x = torch.tensor([[1e30, 0.0], [1.0, 0.0]])
-    torch.testing.assert_close(apply("fltrust", x, torch.tensor([0.5, 0.5]), root=ROOT.float()).value, ROOT.float())
+    torch.testing.assert_close(
+        apply("fltrust", x, torch.tensor([0.5, 0.5]), root=ROOT.float()).value, ROOT.float()
+    )
 
 
 def test_needs_the_servers_own_data() -> None:

@@ -15,7 +15,9 @@ W = torch.full((4,), 0.25, dtype=torch.float64)
 
 def test_copies_lose_their_weight() -> None:
     got = apply("foolsgold", X, W)
-    assert got.weights.tolist() == [0.5, 0.5, 0, 0] and got.value.tolist() == [0.5, 0, 0.5] and not got.fallback
+    assert (
+        got.weights.tolist() == [0.5, 0.5, 0, 0] and got.value.tolist() == [0.5, 0, 0.5] and not got.fallback
+    )
     assert apply("foolsgold", X, W, divide_by="nothing").value.tolist() == [1, 0, 1]
     assert apply("foolsgold", X, W, divide_by="kept").value.tolist() == [0.5, 0, 0.5]
 
@@ -23,7 +25,9 @@ def test_copies_lose_their_weight() -> None:
 def test_against_the_slow_reference() -> None:
     for seed in range(8):
         alike = cosines(Key(seed).normal(6, 3, dtype=torch.float64))
-        torch.testing.assert_close(weights_of(alike), slow.tensor(slow.foolsgold(alike.tolist())), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            weights_of(alike), slow.tensor(slow.foolsgold(alike.tolist())), rtol=0, atol=1e-9
+        )
 
 
 def test_everyone_alike_is_the_mean() -> None:
@@ -40,12 +44,15 @@ def test_memory_is_by_client_and_grows() -> None:
     before = first.state["history"].clone()
     second = rule(X[1:3], w, first.state, context_of(X[1:3], torch.tensor([5, 7])))
     assert second.state["ids"].tolist() == [2, 5, 7]
-    assert second.state["history"].tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]] and torch.equal(first.state["history"], before)
+    assert second.state["history"].tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]] and torch.equal(
+        first.state["history"], before
+    )
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
 def test_memory_is_nobody_elses(order: list[int]) -> None:
-    """The same clients in two rounds, in any order: what was remembered is a sum of its own, whatever becomes of the updates."""
+    """The same clients in two rounds, in any order: what was remembered is a sum of its own, whatever becomes
+    of the updates."""
     rule, rows = FoolsGold(), torch.tensor(order)
     sent = [X[rows].clone(), (2 * X)[rows].clone()]
     first = rule(sent[0], W, {}, context_of(sent[0], rows))
@@ -53,13 +60,18 @@ def test_memory_is_nobody_elses(order: list[int]) -> None:
     for tensor in (*sent, first.state["history"]):
         tensor.zero_()
     assert torch.equal(second.state["history"], 3 * X) and second.state["ids"].tolist() == [0, 1, 2, 3]
-    torch.testing.assert_close(second.weights, weights_of(cosines(3 * X))[rows] / weights_of(cosines(3 * X)).sum())
+    torch.testing.assert_close(
+        second.weights, weights_of(cosines(3 * X))[rows] / weights_of(cosines(3 * X)).sum()
+    )
 
 
 def test_what_was_said_before_counts_only_with_memory() -> None:
     """Two clients that differ today but said the same for long."""
     w, today = torch.full((3,), 1 / 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
-    past = {"ids": torch.arange(3), "history": torch.tensor([[0, 0, 90.0], [0, 0, 90.0], [90.0, 0, 0]], dtype=torch.float64)}
+    past = {
+        "ids": torch.arange(3),
+        "history": torch.tensor([[0, 0, 90.0], [0, 0, 90.0], [90.0, 0, 0]], dtype=torch.float64),
+    }
     kept = FoolsGold()(today, w, past, context_of(today)).weights
     assert kept[0] == kept[1] == 0 and kept[2] == 1
     alone = FoolsGold(memory=False)(today, w, {}, context_of(today))

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from holdfast.aggregators import geometry
-from holdfast.aggregators.geometry import blocks, cosines, cosines_between, deviation, distances, norms, seen_from, to_mixture
+from holdfast.aggregators.geometry import (
+    blocks,
+    cosines,
+    cosines_between,
+    deviation,
+    distances,
+    norms,
+    seen_from,
+    to_mixture,
+)
 from holdfast.core.keys import Key
 
 
@@ -16,7 +25,9 @@ def slow_distances(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distances_with_any_part_in_common(offset: float, dtype: torch.dtype) -> None:
     x = (Key(1).normal(12, 700, dtype=torch.float64) + offset).to(dtype)
-    torch.testing.assert_close(distances(x), slow_distances(x), rtol=1e-4 if dtype == torch.float32 else 1e-8, atol=0)
+    torch.testing.assert_close(
+        distances(x), slow_distances(x), rtol=1e-4 if dtype == torch.float32 else 1e-8, atol=0
+    )
     assert torch.equal(distances(x), distances(x).T)
 
 
@@ -25,12 +36,18 @@ def test_a_far_row_costs_the_others_no_digits() -> None:
     x[3], x[7] = 1e6, 1e30
     near = torch.tensor([i for i in range(12) if i not in (3, 7)])
     torch.testing.assert_close(distances(x)[near][:, near], slow_distances(x[near]), rtol=1e-4, atol=0)
-    assert (distances(x)[7, near] > 1e60).all() and (distances(x)[3, near] > 1e12).all() and distances(x)[7, 7] == 0
+    assert (
+        (distances(x)[7, near] > 1e60).all()
+        and (distances(x)[3, near] > 1e12).all()
+        and distances(x)[7, 7] == 0
+    )
 
 
 def test_equal_rows_are_at_no_distance() -> None:
     x = Key(1).normal(1, 500).expand(4, 500)
-    assert distances(x).max() < 1e-9 and torch.equal(distances(torch.zeros(3, 5)), torch.zeros(3, 3, dtype=torch.float64))
+    assert distances(x).max() < 1e-9 and torch.equal(
+        distances(torch.zeros(3, 5)), torch.zeros(3, 3, dtype=torch.float64)
+    )
 
 
 def test_cosines() -> None:
@@ -58,9 +75,15 @@ def test_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cosines_between_two_sets_of_rows(dtype: torch.dtype) -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e30, 0.0], [1e-30, 1e-30]], dtype=dtype)
     y = torch.tensor([[1.0, 0.0], [0.0, -2.0], [3e38, 3e38]], dtype=dtype)
-    expected = torch.tensor([[0.6, -0.8, 1.4 / 2**0.5], [0.0, 0.0, 0.0], [1.0, 0.0, 0.5**0.5], [0.5**0.5, -(0.5**0.5), 1.0]]).double()
-    torch.testing.assert_close(cosines_between(x, y), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
-    assert cosines_between(x[:0], y).shape == (0, 3) and cosines_between(x, x).diagonal()[[0, 2, 3]].tolist() == pytest.approx([1, 1, 1])
+    expected = torch.tensor(
+        [[0.6, -0.8, 1.4 / 2**0.5], [0.0, 0.0, 0.0], [1.0, 0.0, 0.5**0.5], [0.5**0.5, -(0.5**0.5), 1.0]]
+    ).double()
+    torch.testing.assert_close(
+        cosines_between(x, y), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7
+    )
+    assert cosines_between(x[:0], y).shape == (0, 3) and cosines_between(x, x).diagonal()[
+        [0, 2, 3]
+    ].tolist() == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.parametrize("block", [1 << 19, 30])
@@ -79,7 +102,9 @@ def test_deviation(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_how_far_all_are_from_a_point_between_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_all_are_from_a_point_between_them(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(geometry, "BLOCK", 70)
     x = (Key(1).normal(8, 200, dtype=torch.float64) + 5).to(dtype)
     weights = Key(2).uniform(8, dtype=torch.float64)
@@ -95,7 +120,9 @@ def test_how_far_all_are_from_a_point_between_them(dtype: torch.dtype, monkeypat
 
 def test_what_is_too_close_to_tell_is_not_told() -> None:
     x = Key(1).normal(4, 200, dtype=torch.float64)
-    alone = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)  # the first row itself: its distance is nothing but rounding
+    alone = torch.tensor(
+        [1.0, 0.0, 0.0, 0.0], dtype=torch.float64
+    )  # the first row itself: its distance is nothing but rounding
     assert to_mixture(seen_from(x, x.mean(0)), alone) is None
     x[3] *= 1e9  # from its neighbourhood, the others look like one
     even = torch.tensor([0.4, 0.3, 0.3, 0.0], dtype=torch.float64)

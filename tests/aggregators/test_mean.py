@@ -12,11 +12,18 @@ def test_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 1.0]])
     w = torch.tensor([0.5, 0.25, 0.25])
     out = Mean()(x, w, {}, context_of(x))
-    assert out.value.tolist() == [2.5, 2.75] and out.weights is w and out.state == {} and not out.fallback and not out.partial
+    assert (
+        out.value.tolist() == [2.5, 2.75]
+        and out.weights is w
+        and out.state == {}
+        and not out.fallback
+        and not out.partial
+    )
 
 
 @pytest.mark.parametrize(
-    ("f", "n", "assumed"), [(None, 10, 0), (0, 10, 0), (2, 10, 2), (0.3, 10, 3), (0.29, 100, 29), (0.57, 100, 57), (0.3, 1, 0)]
+    ("f", "n", "assumed"),
+    [(None, 10, 0), (0, 10, 0), (2, 10, 2), (0.3, 10, 3), (0.29, 100, 29), (0.57, 100, 57), (0.3, 1, 0)],
 )
 def test_assumed_attackers(f: float | None, n: int, assumed: int) -> None:
     assert Mean(f=f).assumed(n) == assumed

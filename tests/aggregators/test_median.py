@@ -29,7 +29,10 @@ def test_trimmed_mean_by_hand() -> None:
     assert apply("trimmed-mean", X, W, trim=0.25).value.tolist() == [3.0, 5.5]
 
 
-@pytest.mark.parametrize(("settings", "n", "cut"), [({"f": 0.3}, 20, 6), ({"f": 0.3, "trim": 0.15}, 20, 3), ({"f": 2, "trim": 1}, 10, 1)])
+@pytest.mark.parametrize(
+    ("settings", "n", "cut"),
+    [({"f": 0.3}, 20, 6), ({"f": 0.3, "trim": 0.15}, 20, 3), ({"f": 2, "trim": 1}, 10, 1)],
+)
 def test_how_many_are_cut_off(settings: dict, n: int, cut: int) -> None:
     rule = TrimmedMean(**settings)
     assert rule.cut(n, rule.assumed(n)) == cut

@@ -19,7 +19,9 @@ def test_clipped_at_the_median_length() -> None:
 
 
 def test_clipped_at_a_length() -> None:
-    torch.testing.assert_close(apply("norm-bound", X, W, bound=2.0).value, torch.tensor([0.6, 0.8 + 0.5 + 0.25], dtype=torch.float64))
+    torch.testing.assert_close(
+        apply("norm-bound", X, W, bound=2.0).value, torch.tensor([0.6, 0.8 + 0.5 + 0.25], dtype=torch.float64)
+    )
 
 
 def test_dropped() -> None:

@@ -11,10 +11,13 @@ from tests.checks.test_aggregators import apply, context_of, updates
 
 
 def test_three_corners_by_hand() -> None:
-    """Of an equilateral triangle the geometric median is the centre; of a square with a point inside, that point."""
+    """Of an equilateral triangle the geometric median is the centre; of a square with a point inside, that
+    point."""
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]], dtype=torch.float64)
     w = torch.full((3,), 1 / 3, dtype=torch.float64)
-    torch.testing.assert_close(apply("rfa", x, w).value, torch.tensor([0.5, 0.75**0.5 / 3], dtype=torch.float64))
+    torch.testing.assert_close(
+        apply("rfa", x, w).value, torch.tensor([0.5, 0.75**0.5 / 3], dtype=torch.float64)
+    )
     square = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 4.0], [2.0, 2.0]], dtype=torch.float64)
     got = apply("rfa", square, torch.full((5,), 0.2, dtype=torch.float64))
     torch.testing.assert_close(got.value, square[4], rtol=0, atol=1e-6)
@@ -30,7 +33,9 @@ def test_no_point_nearby_is_better() -> None:
     torch.testing.assert_close(got.weights @ x, got.value)
 
 
-def step_by_step(x: torch.Tensor, w: torch.Tensor, smoothing: float = 1e-6, iterations: int = 100) -> torch.Tensor:
+def step_by_step(
+    x: torch.Tensor, w: torch.Tensor, smoothing: float = 1e-6, iterations: int = 100
+) -> torch.Tensor:
     """Algorithm 1 as it is written, with the updates themselves in every step."""
     x, w = x.double(), w.double()
     point = w @ x / w.sum()

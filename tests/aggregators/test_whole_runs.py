@@ -1,4 +1,5 @@
-"""Rules inside experiments: they train, what they remember survives a resume, and rounds with too few clients are counted."""
+"""Rules inside experiments: they train, what they remember survives a resume, and rounds with too few clients
+are counted."""
 
 from __future__ import annotations
 
@@ -30,13 +31,20 @@ def test_every_rule_in_one_run(tmp_path: Path) -> None:
 
 def test_rounds_with_too_few_answers_are_counted(tmp_path: Path) -> None:
     train = {"rounds": 6, "dropout": 0.3, "local_steps": 1}
-    run = play([{"aggregator": {"name": "krum", "f": 1}, "train": {**train, "dtype": "float64"}}], tmp_path)[0]
+    run = play([{"aggregator": {"name": "krum", "f": 1}, "train": {**train, "dtype": "float64"}}], tmp_path)[
+        0
+    ]
     assert 0 < run.final["fallback_rounds"] <= 6
 
 
 @pytest.mark.parametrize("name", ["foolsgold", "centered-clip"])
-def test_what_a_rule_remembers_survives_a_stop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"aggregator": name, "train": {"rounds": 4, "participation": 0.4, "local_epochs": 1, "batch_size": 5}}
+def test_what_a_rule_remembers_survives_a_stop(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {
+        "aggregator": name,
+        "train": {"rounds": 4, "participation": 0.4, "local_epochs": 1, "batch_size": 5},
+    }
     whole = everything(play([table], tmp_path / "whole")[0])
     commit, calls = Store.write_head, itertools.count()
 
@@ -57,9 +65,10 @@ def test_what_a_rule_remembers_survives_a_stop(name: str, tmp_path: Path, monkey
 
 def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {
-        "attack": {"name": "sign-flip", "scale": 50.0, "clients": (2,)}, "detectors": ({"name": "norm", "threshold": 5},),
+        "attack": {"name": "sign-flip", "scale": 50.0, "clients": (2,)},
+        "detectors": ({"name": "norm", "threshold": 5},),
         "train": {"rounds": 3},
-    }  # fmt: skip
+    }
     whole = play([table], tmp_path / "whole")[0]
     commit, calls = Store.write_head, itertools.count()
 
@@ -74,8 +83,16 @@ def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     resume(tmp_path / "cut")
     cut = Run(tmp_path / "cut")
     assert_same(everything(whole), everything(cut), tolerance=0)
-    assert [cut.store.arrays(round)["cohort"].tolist() for round in (1, 2, 3)] == [[0, 1, 2, 3, 4], [0, 1, 3, 4], [0, 1, 3, 4]]
-    assert (cut.final["detection/dacc"], cut.final["detection/fpr"], cut.final["detection/fnr"]) == (1.0, 0.0, 0.0)
+    assert [cut.store.arrays(round)["cohort"].tolist() for round in (1, 2, 3)] == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 3, 4],
+        [0, 1, 3, 4],
+    ]
+    assert (cut.final["detection/dacc"], cut.final["detection/fpr"], cut.final["detection/fnr"]) == (
+        1.0,
+        0.0,
+        0.0,
+    )
     assert cut.final["detection/rounds"] == 1.0 and cut.final["detection/auc/norm/norm"] == 1.0
 
 
@@ -84,7 +101,12 @@ def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> No
     table = {"aggregator": "fltrust", "data": {"root": 400}, "train": {"rounds": 1, "norm_cap": 1.2}}
     run = play([table], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
-    assert part is not None and set(part["refused"]) == {"-1"} and part["fallback"] and part["metrics"]["refused"] == 0
+    assert (
+        part is not None
+        and set(part["refused"]) == {"-1"}
+        and part["fallback"]
+        and part["metrics"]["refused"] == 0
+    )
     assert run.store.arrays(1)["took_part"].tolist() == [0, 1, 2, 3, 4] and run.final["fallback_rounds"] == 1
     weights = run.store.arrays(1)["verdict/weights"]
     assert (weights > 0).all() and abs(float(weights.sum()) - 1) < 1e-9
@@ -93,13 +115,24 @@ def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> No
 def test_when_all_that_was_sent_is_refused_nobody_is_said_to_be_silent(tmp_path: Path) -> None:
     run = play([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
-    assert part is not None and len(part["refused"]) == 5 and part["notes"] == ["nobody's update was used: the model stays as it was"]
+    assert (
+        part is not None
+        and len(part["refused"]) == 5
+        and part["notes"] == ["nobody's update was used: the model stays as it was"]
+    )
 
 
 def test_a_cohort_whose_size_the_data_tells_is_checked_too(tmp_path: Path) -> None:
     samples = random_samples(24, (4,))
     samples = replace(samples, user=torch.arange(24) % 4)
     data = {"clients": None, "partition": "by-user"}
-    assert Experiment(tiny(data=data, aggregator={"name": "krum", "f": 0}), tmp_path, samples=samples).roster.cohort_size() == 4
-    with pytest.raises(ConfigError, match="'krum' needs .* but a cohort has n = 4 clients with f = 1; lower aggregator.f"):
+    assert (
+        Experiment(
+            tiny(data=data, aggregator={"name": "krum", "f": 0}), tmp_path, samples=samples
+        ).roster.cohort_size()
+        == 4
+    )
+    with pytest.raises(
+        ConfigError, match="'krum' needs .* but a cohort has n = 4 clients with f = 1; lower aggregator.f"
+    ):
         Experiment(tiny(data=data, aggregator={"name": "krum", "f": 1}), tmp_path, samples=samples)

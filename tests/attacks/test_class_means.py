@@ -21,10 +21,16 @@ from tests.helpers import built_in, everything
 
 MEANS, HELD = Field("feature", (2, 2)), Field("count", (2,), low=0)
 SCHEMA: Schema = {"prototypes": MEANS, "held": HELD, "loss": Field("scalar")}
-HONEST = torch.tensor([[[1.0, 0.0], [4.0, 2.0]], [[3.0, 4.0], [0.0, 0.0]], [[5.0, 2.0], [2.0, 8.0]], [[-2.0, 6.0], [6.0, 5.0]]]).double()
+HONEST = torch.tensor(
+    [[[1.0, 0.0], [4.0, 2.0]], [[3.0, 4.0], [0.0, 0.0]], [[5.0, 2.0], [2.0, 8.0]], [[-2.0, 6.0], [6.0, 5.0]]]
+).double()
 UP = Uplink(
     torch.tensor([0, 2, 3, 6]),
-    {"prototypes": HONEST, "held": torch.tensor([[1.0, 1.0], [5.0, 0.0], [1.0, 2.0], [3.0, 3.0]]), "loss": torch.zeros(4)},
+    {
+        "prototypes": HONEST,
+        "held": torch.tensor([[1.0, 1.0], [5.0, 0.0], [1.0, 2.0], [3.0, 3.0]]),
+        "loss": torch.zeros(4),
+    },
 )
 """Clients 2 and 6 attack; 2 has nothing of class 1."""
 ON_UPDATES = [name for name, part in built_in("attack").items() if "update" in part.kinds]
@@ -37,7 +43,9 @@ def adversary(name: str, **settings: Any) -> Adversary:
 def sent(name: str, up: Uplink = UP, **settings: Any) -> Tensor:
     """What the two attackers send; whatever else there is must be as it was."""
     after = adversary(name, **settings).poison("train", SCHEMA, up, Key(1))
-    assert torch.equal(after["prototypes"][[0, 2]], up["prototypes"][[0, 2]]) and torch.equal(up["prototypes"], HONEST)
+    assert torch.equal(after["prototypes"][[0, 2]], up["prototypes"][[0, 2]]) and torch.equal(
+        up["prototypes"], HONEST
+    )
     assert all(after[field] is up[field] for field in ("held", "loss"))
     return after["prototypes"][[1, 3]]
 
@@ -47,7 +55,8 @@ def test_own_means_turned_around() -> None:
 
 
 def test_a_class_has_the_cohort_of_those_who_hold_it() -> None:
-    """Class 0 is held by four, class 1 by three of them: client 2 is neither counted there nor says anything of it."""
+    """Class 0 is held by four, class 1 by three of them: client 2 is neither counted there nor says anything
+    of it."""
     assert sent("replacement").tolist() == [[[12, 16], [0, 0]], [[-8, 24], [18, 15]]]
     # benign means: (3, 1) of class 0, (3, 5) of class 1; four and three clients
     assert sent("ipm").tolist() == [[[-12, -4], [0, 0]], [[-12, -4], [-9, -15]]]
@@ -77,7 +86,9 @@ def test_every_attack_on_updates_reaches_means_and_leaves_absent_classes_alone(n
 
 
 def test_means_without_counts_are_everybodys() -> None:
-    after = adversary("ipm", eps=1.0).poison("train", {"code": MEANS}, Uplink(UP.ids, {"code": HONEST}), Key(1))
+    after = adversary("ipm", eps=1.0).poison(
+        "train", {"code": MEANS}, Uplink(UP.ids, {"code": HONEST}), Key(1)
+    )
     torch.testing.assert_close(after["code"][1], -HONEST[[0, 2]].mean(0))
 
 
@@ -88,7 +99,9 @@ def test_beside_updates_they_are_attacked_only_on_request() -> None:
     plain = adversary("sign-flip").poison("train", schema, up, Key(1))
     assert plain["prototypes"] is up["prototypes"] and plain["update"].flatten().tolist() == [1, -1, 1, -1]
     both = adversary("sign-flip", features=True).poison("train", schema, up, Key(1))
-    assert torch.equal(both["update"], plain["update"]) and torch.equal(both["prototypes"][[1, 3]], sent("sign-flip"))
+    assert torch.equal(both["update"], plain["update"]) and torch.equal(
+        both["prototypes"][[1, 3]], sent("sign-flip")
+    )
 
 
 def test_an_attack_that_names_features_itself_is_left_to_it() -> None:
@@ -108,7 +121,12 @@ def test_an_attack_that_names_features_itself_is_left_to_it() -> None:
 def test_ipm_moves_what_all_get(method: str, simulate: Callable[..., Run]) -> None:
     """And the attackers' own counts are as they were, so nobody is thought to hold what it does not."""
     train = {"participation": 1.0, "rounds": 1}
-    honest, attacked = (simulate(**hard(method, train=train, attack=attack)) for attack in (None, {"name": "ipm", "clients": [1, 3]}))
+    honest, attacked = (
+        simulate(**hard(method, train=train, attack=attack))
+        for attack in (None, {"name": "ipm", "clients": [1, 3]})
+    )
     assert not torch.equal(honest.state()["model"], attacked.state()["model"])
     a, b = everything(honest), everything(attacked)
-    assert torch.equal(a["1/verdict/tables/held"], b["1/verdict/tables/held"]) and torch.equal(a["rows/own"], b["rows/own"])
+    assert torch.equal(a["1/verdict/tables/held"], b["1/verdict/tables/held"]) and torch.equal(
+        a["rows/own"], b["rows/own"]
+    )

@@ -31,7 +31,8 @@ def test_mirrored_within_any_bounds_or_else_by_its_sign() -> None:
 
 
 def test_a_number_with_a_lower_bound_only_stays_above_it() -> None:
-    """Such as FedAS's trace: below the bound, screening would refuse the whole reply and nobody would hear the lie."""
+    """Such as FedAS's trace: below the bound, screening would refuse the whole reply and nobody would hear
+    the lie."""
     trace = Field("score", low=0)
     assert lie("invert", torch.tensor([4.0, 0.5, 0.0]), trace, KEYS).tolist() == [0.25, 2.0, 0.0]
     said = lie("random", torch.full((2, 4000), 5.0), Field("score", (4000,), low=1), KEYS)
@@ -47,15 +48,24 @@ def test_any_accuracy_at_all() -> None:
     said = lie("random", HONEST, SCORE, KEYS)
     assert said[0, 2] == UNDEFINED and bool(((said >= 0) & (said <= 1))[HONEST != UNDEFINED].all())
     assert len(said[HONEST != UNDEFINED].unique()) == 5
-    assert torch.equal(said[1:], lie("random", HONEST[1:], SCORE, KEYS[torch.tensor([1])])), "whoever else lies changes nothing"
+    assert torch.equal(said[1:], lie("random", HONEST[1:], SCORE, KEYS[torch.tensor([1])])), (
+        "whoever else lies changes nothing"
+    )
     assert not torch.equal(said, lie("random", HONEST, SCORE, Key(4).fold(torch.tensor([4, 9]))))
     many = lie("random", torch.zeros(2, 4000), Field("score", (4000,), low=2, high=4), KEYS)
-    assert 2 <= float(many.min()) and float(many.max()) <= 4 and float(many.mean()) == pytest.approx(3.0, abs=0.05)
+    assert (
+        2 <= float(many.min())
+        and float(many.max()) <= 4
+        and float(many.mean()) == pytest.approx(3.0, abs=0.05)
+    )
     free = lie("random", torch.full((2, 4000), 5.0), Field("scalar", (4000,)), KEYS)
     assert float(free.std()) == pytest.approx(5.0, abs=0.2)
 
 
 def test_other_words_are_no_lies() -> None:
-    assert build("attack", {"name": "sign-flip", "lies": {"score": "invert", "count": 2}}).lies == {"score": "invert", "count": 2.0}
+    assert build("attack", {"name": "sign-flip", "lies": {"score": "invert", "count": 2}}).lies == {
+        "score": "invert",
+        "count": 2.0,
+    }
     with pytest.raises(ConfigError, match=r"attack\.lies"):
         build("attack", {"name": "sign-flip", "lies": {"score": "reverse"}})

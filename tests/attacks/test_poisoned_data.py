@@ -1,4 +1,5 @@
-"""Attacks on training data: exactly the declared samples, labels and pixels, and what a trigger does to a test."""
+"""Attacks on training data: exactly the declared samples, labels and pixels, and what a trigger does to a
+test."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def federation(x: Tensor | None = None, per_client: int = 20, classes: int = 10)
     table = Table(torch.arange(3 * per_client), y[: 3 * per_client], torch.arange(4) * per_client)
     test = Table(torch.arange(3 * per_client, rows), y[3 * per_client :], torch.tensor([0, 6, 9, 9]))
     empty = Table(table.row[:0], table.label[:0], torch.zeros(4, dtype=torch.int64))
-    return Federation(Samples(x, y, classes, rows, name="made up"), table, empty, test, empty, empty, "digest")
+    return Federation(
+        Samples(x, y, classes, rows, name="made up"), table, empty, test, empty, empty, "digest"
+    )
 
 
 def poisoned(before: Federation, **settings: Any) -> tuple[Adversary, Federation]:
@@ -56,15 +59,23 @@ def test_flipped_labels() -> None:
 
 def test_labels_by_a_distribution_of_the_attackers_own() -> None:
     before = federation(per_client=2000)
-    adversary, after = poisoned(before, name="label-flip", clients=(0, 1), flip="random", skew=0.25, fresh=True, ratio=0.8)
+    adversary, after = poisoned(
+        before, name="label-flip", clients=(0, 1), flip="random", skew=0.25, fresh=True, ratio=0.8
+    )
     shares = []
     for round in (1, 2):
         table = adversary.train(after, round)
         assert torch.equal(table.client(2)[1], before.train.client(2)[1])
         shares.append([torch.bincount(table.client(c)[1], minlength=10) / 2000 for c in (0, 1)])
     assert not torch.equal(adversary.train(after, 1).label, adversary.train(after, 2).label)  # other samples
-    assert float((shares[0][0] - shares[1][0]).abs().max()) < 0.05 < float((shares[0][0] - shares[0][1]).abs().max())
-    again, _ = poisoned(before, name="label-flip", clients=(0, 1), flip="random", skew=0.25, fresh=True, ratio=0.8)
+    assert (
+        float((shares[0][0] - shares[1][0]).abs().max())
+        < 0.05
+        < float((shares[0][0] - shares[0][1]).abs().max())
+    )
+    again, _ = poisoned(
+        before, name="label-flip", clients=(0, 1), flip="random", skew=0.25, fresh=True, ratio=0.8
+    )
     assert torch.equal(again.train(after, 2).label, adversary.train(after, 2).label)  # after a resume, say
 
 
@@ -72,10 +83,18 @@ def test_noise_on_bytes() -> None:
     before = federation(torch.full((69, 1, 4, 4), 128, dtype=torch.uint8))
     _, after = poisoned(before, name="input-noise", clients=(1,), sigma=0.1)
     rows, label = after.train.client(1)
-    assert bool((rows >= 69).all()) and torch.equal(label, before.train.client(1)[1]) and len(after.samples) == 89
+    assert (
+        bool((rows >= 69).all())
+        and torch.equal(label, before.train.client(1)[1])
+        and len(after.samples) == 89
+    )
     noise = (after.samples.x[rows].double() - 128) / 255
-    assert float(noise.std()) == pytest.approx(0.1, rel=0.1) and torch.equal(after.samples.x[:69], before.samples.x)
-    _, dark = poisoned(federation(torch.zeros(69, 1, 4, 4, dtype=torch.uint8)), name="input-noise", clients=(1,), sigma=0.3)
+    assert float(noise.std()) == pytest.approx(0.1, rel=0.1) and torch.equal(
+        after.samples.x[:69], before.samples.x
+    )
+    _, dark = poisoned(
+        federation(torch.zeros(69, 1, 4, 4, dtype=torch.uint8)), name="input-noise", clients=(1,), sigma=0.3
+    )
     assert 0.4 < float((dark.samples.x[69:] == 0).double().mean()) < 0.6  # clipped, not wrapped around
     _, real = poisoned(federation(torch.zeros(69, 3)), name="input-noise", clients=(1,), sigma=2.0)
     assert float(real.samples.x[69:].std()) == pytest.approx(2.0, rel=0.25)
@@ -95,7 +114,11 @@ def test_the_patch_and_nothing_else() -> None:
     _, after = poisoned(before, **PATCHED, ratio=0.25)
     rows, label = after.train.client(1)
     new = rows >= 69
-    assert int(new.sum()) == 5 and set(label[new].tolist()) == {3} and torch.equal(label[~new], before.train.client(1)[1][~new])
+    assert (
+        int(new.sum()) == 5
+        and set(label[new].tolist()) == {3}
+        and torch.equal(label[~new], before.train.client(1)[1][~new])
+    )
     expected = before.samples.x[before.train.client(1)[0][new]].clone()
     expected[:, :, 2:, 2:] = 255
     assert torch.equal(after.samples.x[rows[new]], expected)
@@ -103,7 +126,13 @@ def test_the_patch_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("place", "corner"),
-    [("top-left", (0, 0)), ("top-right", (0, 2)), ("bottom-left", (2, 0)), ("bottom-right", (2, 2)), ("centre", (1, 1))],
+    [
+        ("top-left", (0, 0)),
+        ("top-right", (0, 2)),
+        ("bottom-left", (2, 0)),
+        ("bottom-right", (2, 2)),
+        ("centre", (1, 1)),
+    ],
 )
 def test_places_of_the_patch(place: str, corner: tuple[int, int]) -> None:
     x = torch.zeros(69, 3, 4, 4, dtype=torch.uint8)
@@ -119,7 +148,11 @@ def test_a_patch_of_noise_is_always_the_same() -> None:
     x = torch.linspace(-1, 3, 69 * 16).view(69, 1, 4, 4)  # not bytes: between the smallest and the largest
     stamp = build("attack", {**PATCHED, "pattern": "noise"}).trigger(federation(x).samples).stamp
     patch = stamp(x)[:, :, 2:, 2:]
-    assert bool((patch == patch[:1]).all()) and len(patch[0].unique()) == 4 and -1 <= float(patch.min()) < float(patch.max()) <= 3
+    assert (
+        bool((patch == patch[:1]).all())
+        and len(patch[0].unique()) == 4
+        and -1 <= float(patch.min()) < float(patch.max()) <= 3
+    )
 
 
 @pytest.mark.parametrize("inclusive", [False, True])
@@ -128,21 +161,35 @@ def test_triggered_test_images(inclusive: bool) -> None:
     before = federation()
     adversary, after = poisoned(before, **PATCHED, inclusive=inclusive)
     table = adversary.triggered
-    assert table is not None and table.counts.tolist() == ([6, 3, 0] if inclusive else [5, 3, 0]) and set(table.label.tolist()) == {3}
+    assert (
+        table is not None
+        and table.counts.tolist() == ([6, 3, 0] if inclusive else [5, 3, 0])
+        and set(table.label.tolist()) == {3}
+    )
     expected = before.samples.x[60:].clone()
     expected[:, :, 2:, 2:] = 255
     kept = [0, 1, 2, 3, 4, 5, 6, 7, 8] if inclusive else [0, 1, 2, 4, 5, 6, 7, 8]
-    assert torch.equal(after.samples.x[table.row], expected[kept]) and torch.equal(after.test.row, before.test.row)
+    assert torch.equal(after.samples.x[table.row], expected[kept]) and torch.equal(
+        after.test.row, before.test.row
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "x", "message"),
     [
         ({"name": "input-noise"}, torch.ones(69, 5, dtype=torch.int32), "made up is text; use label-flip"),
-        ({"name": "backdoor"}, torch.ones(69, 5, dtype=torch.int32), "a sample of made up is none; use label-flip"),
+        (
+            {"name": "backdoor"},
+            torch.ones(69, 5, dtype=torch.int32),
+            "a sample of made up is none; use label-flip",
+        ),
         ({"name": "backdoor"}, torch.ones(69, 5), "a sample of made up is none"),
         ({"name": "backdoor"}, None, "attack.size: a patch of 5 pixels does not fit into 4 x 4"),
-        ({"name": "backdoor", "size": 2, "target": 10}, None, "attack.target: made up has classes 0 to 9, got 10"),
+        (
+            {"name": "backdoor", "size": 2, "target": 10},
+            None,
+            "attack.target: made up has classes 0 to 9, got 10",
+        ),
         ({"name": "backdoor", "size": 2, "colour": (1.0, 1.0)}, None, "attack.colour: needs 1 or 1 numbers"),
     ],
 )
@@ -153,7 +200,10 @@ def test_data_that_an_attack_is_not_for(settings: dict[str, Any], x: Tensor | No
 
 def test_attackers_do_not_depend_on_each_other() -> None:
     before = federation()
-    for settings in ({"name": "label-flip", "flip": "random", "ratio": 0.5}, {"name": "input-noise", "ratio": 0.5}):
+    for settings in (
+        {"name": "label-flip", "flip": "random", "ratio": 0.5},
+        {"name": "input-noise", "ratio": 0.5},
+    ):
         (_, one), (_, both) = (poisoned(before, clients=clients, **settings) for clients in ((1,), (0, 1)))
         assert torch.equal(one.train.client(1)[1], both.train.client(1)[1])
         assert torch.equal(one.samples.x[one.train.client(1)[0]], both.samples.x[both.train.client(1)[0]])
@@ -164,7 +214,10 @@ def test_experiments_with_the_same_attack_share_what_it_made_of_the_data() -> No
     before = federation()
     (first, one), (second, two) = (poisoned(before, **PATCHED) for _ in range(2))
     assert one is two and first.triggered is second.triggered and first.triggered is not None
-    assert poisoned(before, **{**PATCHED, "target": 4})[1] is not one and poisoned(federation(), **PATCHED)[1] is not one
+    assert (
+        poisoned(before, **{**PATCHED, "target": 4})[1] is not one
+        and poisoned(federation(), **PATCHED)[1] is not one
+    )
     other_seed = Adversary(build("attack", PATCHED), torch.arange(3), Key(1)).poison_data(before)
     assert not torch.equal(other_seed.train.row, one.train.row)
 
@@ -216,7 +269,10 @@ def test_within_a_run_only_labels_change() -> None:
         def round_data(self, federation: Federation, malicious: Tensor, key: Key, round: int) -> None:
             federation.train.label.fill_(0)
 
-    for attack, message in ((Painter(clients=(1,)), "changed samples within a run"), (Scribbler(clients=(1,)), "changed data in place")):
+    for attack, message in (
+        (Painter(clients=(1,)), "changed samples within a run"),
+        (Scribbler(clients=(1,)), "changed data in place"),
+    ):
         adversary = Adversary(attack, torch.arange(3), Key(0))
         after = adversary.poison_data(federation())
         with pytest.raises(RunError, match=message):

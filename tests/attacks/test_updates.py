@@ -18,12 +18,20 @@ from holdfast.core.types import ROOT, Field, Schema, Uplink, broadcast
 from tests.helpers import built_in
 
 SCHEMA: Schema = {
-    "update": Field("update", (2,)), "buffers": Field("buffer", (1,)), "count": Field("count", low=0), "trust": Field("score"),
-}  # fmt: skip
+    "update": Field("update", (2,)),
+    "buffers": Field("buffer", (1,)),
+    "count": Field("count", low=0),
+    "trust": Field("score"),
+}
 HONEST = torch.tensor([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-2.0, 6.0]], dtype=torch.float64)
 UP = Uplink(
     torch.tensor([0, 2, 3, 6]),
-    {"update": HONEST, "buffers": torch.ones(4, 1), "count": torch.tensor([1.0, 2.0, 3.0, 4.0]), "trust": torch.full((4,), 0.5)},
+    {
+        "update": HONEST,
+        "buffers": torch.ones(4, 1),
+        "count": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        "trust": torch.full((4,), 0.5),
+    },
 )
 ATTACKERS = [1, 3]  # rows of clients 2 and 6
 
@@ -34,31 +42,48 @@ def adversary(name: str, **settings: Any) -> Adversary:
 
 def sent(name: str, up: Uplink = UP, **settings: Any) -> Tensor:
     """What arrives; whatever else there is must be as it was."""
-    after = adversary(name, **settings).poison("train", SCHEMA, up, Key(1), 0, broadcast("train", torch.tensor([1.0, 3.0, 9.0]), up.ids))
+    after = adversary(name, **settings).poison(
+        "train", SCHEMA, up, Key(1), 0, broadcast("train", torch.tensor([1.0, 3.0, 9.0]), up.ids)
+    )
     mine = torch.isin(up.ids, torch.tensor([2, 6]))
     assert torch.equal(after["update"][~mine], up["update"][~mine])
-    assert all(after[field] is up[field] for field in ("buffers", "count", "trust")) and torch.equal(UP["update"], HONEST)
+    assert all(after[field] is up[field] for field in ("buffers", "count", "trust")) and torch.equal(
+        UP["update"], HONEST
+    )
     return after["update"][mine]
 
 
 def test_sign_flip_and_replacement() -> None:
-    assert sent("sign-flip").tolist() == [[-3, -4], [2, -6]] and sent("sign-flip", scale=2.0)[0].tolist() == [-6, -8]
-    assert sent("replacement").tolist() == [[12, 16], [-8, 24]] and sent("replacement", factor=0.5)[1].tolist() == [-1, 3]
+    assert sent("sign-flip").tolist() == [[-3, -4], [2, -6]] and sent("sign-flip", scale=2.0)[0].tolist() == [
+        -6,
+        -8,
+    ]
+    assert sent("replacement").tolist() == [[12, 16], [-8, 24]] and sent("replacement", factor=0.5)[
+        1
+    ].tolist() == [-1, 3]
 
 
-@pytest.mark.parametrize(("clients", "attackers", "z"), [(20, 6, 0.366), (36, 10, 0.396), (20, 8, 0.674), (20, 10, 1.282), (20, 2, 0.0)])
+@pytest.mark.parametrize(
+    ("clients", "attackers", "z"),
+    [(20, 6, 0.366), (36, 10, 0.396), (20, 8, 0.674), (20, 10, 1.282), (20, 2, 0.0)],
+)
 def test_z_of_the_card(clients: int, attackers: int, z: float) -> None:
     assert formula(clients, attackers) == pytest.approx(z, abs=5e-4)
 
 
 def test_z_where_the_formula_runs_away() -> None:
-    assert formula(20, 11) == formula(5, 5) == float("inf") and formula(20, 1) == pytest.approx(-0.066, abs=1e-3)
+    assert formula(20, 11) == formula(5, 5) == float("inf") and formula(20, 1) == pytest.approx(
+        -0.066, abs=1e-3
+    )
     assert formula(2, 0) == -float("inf")
 
 
 def test_lie_by_hand() -> None:
     """Mean (.5, 3), unbiased spread sqrt(13 / 3) and sqrt(20 / 3); 2 of 4 attack: z = 0 by the formula."""
-    mean, spread = torch.tensor([0.5, 3.0], dtype=torch.float64), torch.tensor([13 / 3, 20 / 3], dtype=torch.float64).sqrt()
+    mean, spread = (
+        torch.tensor([0.5, 3.0], dtype=torch.float64),
+        torch.tensor([13 / 3, 20 / 3], dtype=torch.float64).sqrt(),
+    )
     assert formula(4, 2) == 0.0 and torch.equal(sent("lie"), mean.expand(2, 2))
     torch.testing.assert_close(sent("lie", z=1.5), (mean - 1.5 * spread).expand(2, 2))
     of_benign = torch.tensor([0.5 - 0.5**0.5, 1 - 2**0.5], dtype=torch.float64)
@@ -73,11 +98,20 @@ def test_the_clamp_of_lie_is_noted() -> None:
     after = attack.poison("train", SCHEMA, only, Key(1))
     mean, spread = HONEST[ATTACKERS].mean(0), HONEST[ATTACKERS].std(0)
     torch.testing.assert_close(after["update"], (mean - 2 * spread).expand(2, 2))
-    assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, clamped to 2"] and attack.take_notes() == []
+    assert (
+        attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, clamped to 2"]
+        and attack.take_notes() == []
+    )
     attack = adversary("lie", variant="authors")
-    assert not torch.isfinite(attack.poison("train", SCHEMA, only, Key(1))["update"]).any()  # screening will refuse them
-    assert attack.take_notes() == ["lie: z = inf for 2 attackers among 2 clients, so what they send is not finite"]
-    alone = adversary("lie").poison("train", SCHEMA, UP.only(torch.tensor([1])), Key(1))  # nothing to take a spread of
+    assert not torch.isfinite(
+        attack.poison("train", SCHEMA, only, Key(1))["update"]
+    ).any()  # screening will refuse them
+    assert attack.take_notes() == [
+        "lie: z = inf for 2 attackers among 2 clients, so what they send is not finite"
+    ]
+    alone = adversary("lie").poison(
+        "train", SCHEMA, UP.only(torch.tensor([1])), Key(1)
+    )  # nothing to take a spread of
     assert alone["update"].tolist() == [[3, 4]]
 
 
@@ -94,7 +128,9 @@ def test_min_max_and_min_sum_sit_on_their_bounds(name: str, scale: float, pertur
     x = up["update"] * scale
     attack = build("attack", {"name": name, "clients": (2, 6), "perturbation": perturbation})
     schema: Schema = {"update": Field("update", (40,))}
-    row = Adversary(attack, torch.arange(9), Key(0)).poison("train", schema, Uplink(up.ids, {"update": x}), Key(1))["update"][2]
+    row = Adversary(attack, torch.arange(9), Key(0)).poison(
+        "train", schema, Uplink(up.ids, {"update": x}), Key(1)
+    )["update"][2]
     to_row, pairs = torch.cdist(row[None], x)[0], torch.cdist(x, x)
     if name == "min-max":
         reached, bound = to_row.max(), pairs.max()
@@ -112,12 +148,18 @@ def test_the_coarse_search_of_the_authors(name: str) -> None:
     up = spread_out(9, 40)
     x = up["update"]
     attack = build("attack", {"name": name, "clients": (2, 6), "variant": "authors"})
-    row = Adversary(attack, torch.arange(9), Key(0)).poison("train", {"update": Field("update", (40,))}, up, Key(1))["update"][2]
+    row = Adversary(attack, torch.arange(9), Key(0)).poison(
+        "train", {"update": Field("update", (40,))}, up, Key(1)
+    )["update"][2]
     gamma = float((x.mean(0) - row).norm() / x.std(0).norm())
 
     def within(gamma: float) -> bool:
         to_row, pairs = torch.cdist((x.mean(0) - gamma * x.std(0))[None], x)[0], torch.cdist(x, x)
-        return bool(to_row.max() <= pairs.max()) if name == "min-max" else bool(to_row.sum() <= pairs.sum(1).max())
+        return (
+            bool(to_row.max() <= pairs.max())
+            if name == "min-max"
+            else bool(to_row.sum() <= pairs.sum(1).max())
+        )
 
     assert within(gamma - 1e-9) and not within(gamma + 0.1)
 
@@ -131,7 +173,9 @@ def test_nothing_to_hide_among(name: str) -> None:
 
 def test_ipm_turns_the_mean() -> None:
     assert sent("ipm").tolist() == [[-2, -4], [-2, -4]]  # -4 * (.5, 1)
-    assert sent("ipm", eps=0.5)[0].tolist() == [-0.25, -0.5] and sent("ipm", eps=1.0, knows="colluders")[0].tolist() == [-0.5, -5]
+    assert sent("ipm", eps=0.5)[0].tolist() == [-0.25, -0.5] and sent("ipm", eps=1.0, knows="colluders")[
+        0
+    ].tolist() == [-0.5, -5]
     up = spread_out(10, 30)
     attack = Adversary(build("attack", {"name": "ipm", "fraction": 0.3}), torch.arange(10), Key(0))
     after = attack.poison("train", {"update": Field("update", (30,))}, up, Key(1))["update"]
@@ -153,10 +197,13 @@ def test_gaussian() -> None:
 
 def test_mimic() -> None:
     assert sent("mimic").tolist() == [[1, 0], [1, 0]]
-    five = Uplink(torch.tensor([0, 1, 2, 3, 6]), {
-        **{name: torch.cat([value[:1], value]) for name, value in UP.fields.items()},
-        "update": torch.tensor([[1.0, 0.0], [2.0, 0.1], [9.0, 9.0], [7.0, 0.2], [8.0, 8.0]]),
-    })  # fmt: skip
+    five = Uplink(
+        torch.tensor([0, 1, 2, 3, 6]),
+        {
+            **{name: torch.cat([value[:1], value]) for name, value in UP.fields.items()},
+            "update": torch.tensor([[1.0, 0.0], [2.0, 0.1], [9.0, 9.0], [7.0, 0.2], [8.0, 8.0]]),
+        },
+    )
     assert sent("mimic", five, whom="spread")[0].tolist() == pytest.approx([7.0, 0.2])
     assert sent("mimic", UP.only(torch.tensor(ATTACKERS))).tolist() == [[3, 4], [-2, 6]]
 
@@ -174,13 +221,22 @@ def test_adaptive_stays_inside_the_norm_test() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"name": "lie", "knows": "own"}, "attack: 'lie' cannot do with knows = \"own\"; set knows = \"colluders\" or more"),
-        ({"name": "mimic", "knows": "colluders"}, "set knows = \"everyone\" or more"),
-        ({"name": "adaptive", "knows": "everyone"}, "set knows = \"defence\" or more"),
+        (
+            {"name": "lie", "knows": "own"},
+            'attack: \'lie\' cannot do with knows = "own"; set knows = "colluders" or more',
+        ),
+        ({"name": "mimic", "knows": "colluders"}, 'set knows = "everyone" or more'),
+        ({"name": "adaptive", "knows": "everyone"}, 'set knows = "defence" or more'),
         ({"name": "ipm", "redraw": True, "clients": [1]}, "leave one of the two out"),
-        ({"name": "ipm", "fraction": 0.2, "clients": [1]}, "clients names who attacks, fraction says how many; leave one of the two out"),
+        (
+            {"name": "ipm", "fraction": 0.2, "clients": [1]},
+            "clients names who attacks, fraction says how many; leave one of the two out",
+        ),
         ({"name": "ipm", "lies": {"cuont": 2.0}}, "attack.lies"),
-        ({"name": "label-flip", "skew": 0.25}, "attack: skew is about random labels, but flip is \"next\"; set flip = \"random\""),
+        (
+            {"name": "label-flip", "skew": 0.25},
+            'attack: skew is about random labels, but flip is "next"; set flip = "random"',
+        ),
     ],
 )
 def test_settings_that_cannot_be(table: dict[str, Any], message: str) -> None:
@@ -192,7 +248,11 @@ def test_lies_about_other_fields() -> None:
     liar = adversary("sign-flip", lies={"count": 10.0}, claims={"score": 1.0})
     after = liar.poison("train", SCHEMA, UP, Key(1))
     assert after["count"].tolist() == [1, 20, 3, 40] and after["trust"].tolist() == [0.5, 1, 0.5, 1]
-    assert after["update"][1].tolist() == [-3, -4] and after["buffers"] is UP["buffers"] and UP["count"].tolist() == [1, 2, 3, 4]
+    assert (
+        after["update"][1].tolist() == [-3, -4]
+        and after["buffers"] is UP["buffers"]
+        and UP["count"].tolist() == [1, 2, 3, 4]
+    )
     scores: Schema = {"trust": Field("score")}  # a task in which the attack itself has nothing to say
     only = liar.poison("score", scores, Uplink(UP.ids, {"trust": UP["trust"]}), Key(1))
     assert only["trust"].tolist() == [0.5, 1, 0.5, 1]
@@ -210,14 +270,20 @@ def test_where_there_is_nobody_to_learn_from_it_is_noted() -> None:
     """An attack that cannot do its work is not to pass for one that was resisted."""
     alone, partial = UP.only(torch.tensor([1])), {"clients": (2,), "knows": "colluders"}
     cases: list[tuple[str, Uplink, dict[str, Any]]] = [
-        ("min-max", UP, partial), ("min-sum", UP, partial), ("lie", UP, {**partial, "z": 1.0}), ("mimic", alone, {}),
-    ]  # fmt: skip
+        ("min-max", UP, partial),
+        ("min-sum", UP, partial),
+        ("lie", UP, {**partial, "z": 1.0}),
+        ("mimic", alone, {}),
+    ]
     for name, up, settings in cases:
         attack = adversary(name, **settings)
         assert torch.equal(attack.poison("train", SCHEMA, up, Key(1))["update"], up["update"])
         assert len(attack.take_notes()) == 1, name
         attack = adversary(name)
-        assert not torch.equal(attack.poison("train", SCHEMA, UP, Key(1))["update"], HONEST) and attack.take_notes() == []
+        assert (
+            not torch.equal(attack.poison("train", SCHEMA, UP, Key(1))["update"], HONEST)
+            and attack.take_notes() == []
+        )
 
 
 def test_replies_are_not_to_be_written_to() -> None:
@@ -238,16 +304,29 @@ def test_replies_are_not_to_be_written_to() -> None:
 def test_a_share_that_is_nobody() -> None:
     """Else a run without attackers would pass for one that was resisted."""
     for redraw in (False, True):
-        with pytest.raises(ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"):
-            Adversary(build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0))
-    assert not len(Adversary(build("attack", {"name": "lie", "fraction": 0.0}), torch.arange(10), Key(0)).malicious)
+        with pytest.raises(
+            ConfigError, match="attack.fraction: 0.09 of 10 clients is nobody; raise it, or name who attacks"
+        ):
+            Adversary(
+                build("attack", {"name": "lie", "fraction": 0.09, "redraw": redraw}), torch.arange(10), Key(0)
+            )
+    assert not len(
+        Adversary(build("attack", {"name": "lie", "fraction": 0.0}), torch.arange(10), Key(0)).malicious
+    )
 
 
 @pytest.mark.parametrize("name", built_in("attack"))
 def test_what_is_not_known_changes_nothing(name: str) -> None:
-    """Other benign updates, the same attackers: what these send stays the same, to the bit, unless they may know everyone."""
+    """Other benign updates, the same attackers: what these send stays the same, to the bit, unless they may
+    know everyone."""
     least = built_in("attack")[name].least
-    others = Uplink(UP.ids, {**UP.fields, "update": torch.where(torch.isin(UP.ids, torch.tensor([2, 6]))[:, None], HONEST, 7 - HONEST)})
+    others = Uplink(
+        UP.ids,
+        {
+            **UP.fields,
+            "update": torch.where(torch.isin(UP.ids, torch.tensor([2, 6]))[:, None], HONEST, 7 - HONEST),
+        },
+    )
     for knows in [level for level in ("own", "colluders") if REACH[level] >= REACH[least]]:
         assert torch.equal(sent(name, knows=knows), sent(name, others, knows=knows)), knows
     if least in ("everyone", "defence"):
@@ -261,7 +340,10 @@ def test_a_client_whose_training_ran_away_does_not_disarm_the_attackers(name: st
     ran_away = Uplink(UP.ids, {**UP.fields, "update": HONEST.clone()})
     ran_away["update"][0, 1] = float("nan")
     attack = adversary(name, **settings)
-    with_it, without = (attack.poison("train", SCHEMA, up, Key(1))["update"] for up in (ran_away, UP.only(torch.tensor([1, 2, 3]))))
+    with_it, without = (
+        attack.poison("train", SCHEMA, up, Key(1))["update"]
+        for up in (ran_away, UP.only(torch.tensor([1, 2, 3])))
+    )
     assert torch.equal(with_it[ATTACKERS], without[[0, 2]])
     all_gone = Uplink(UP.ids, {**UP.fields, "update": torch.full_like(HONEST, float("nan"))})
     assert not torch.isfinite(attack.poison("train", SCHEMA, all_gone, Key(1))["update"]).any()

@@ -1,5 +1,5 @@
-"""Client halves and losses as a new user would write them, each with a setting `lam` that pulls the model back to the received one. Some
-take the one right way, some the natural wrong ones."""
+"""Client halves and losses as a new user would write them, each with a setting `lam` that pulls the model
+back to the received one. Some take the one right way, some the natural wrong ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,10 @@ class InTheLoss(ClientRule):
     """The loss is a method of the client half and reads the setting there."""
 
     def loss(self, net: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(net(batch.x), batch.y, reduction="none") + self.method.lam * net.head.weight.square().sum()  # type: ignore[attr-defined]
+        return (
+            F.cross_entropy(net(batch.x), batch.y, reduction="none")
+            + self.method.lam * net.head.weight.square().sum()
+        )  # type: ignore[attr-defined]
 
     def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
         fitted = local.fit(received.model, loss=self.loss)
@@ -110,7 +113,10 @@ class ThroughAux(ClientRule):
     """The right way for a loss."""
 
     def loss(self, net: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(net(batch.x), batch.y, reduction="none") + batch.aux["lam"] * net.head.weight.square().sum()
+        return (
+            F.cross_entropy(net(batch.x), batch.y, reduction="none")
+            + batch.aux["lam"] * net.head.weight.square().sum()
+        )
 
     def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
         fitted = local.fit(received.model, loss=self.loss, aux={"lam": local.settings.lam})
@@ -138,7 +144,10 @@ class Enclosed(ClientRule):
         lam = local.settings.lam
 
         def loss(net: nn.Module, batch: Any) -> Tensor:
-            return F.cross_entropy(net(batch.x), batch.y, reduction="none") + lam * net.head.weight.square().sum()
+            return (
+                F.cross_entropy(net(batch.x), batch.y, reduction="none")
+                + lam * net.head.weight.square().sum()
+            )
 
         fitted = local.fit(received.model, loss=loss)
         return state, local.report(fitted.model, received, fitted)
@@ -218,7 +227,9 @@ class Smoothed:
 
 
 def smoothed(smoothing: float) -> Any:
-    return lambda net, batch: F.cross_entropy(net(batch.x), batch.y, reduction="none", label_smoothing=smoothing)
+    return lambda net, batch: F.cross_entropy(
+        net(batch.x), batch.y, reduction="none", label_smoothing=smoothing
+    )
 
 
 class Scaled(nn.Module):

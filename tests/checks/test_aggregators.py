@@ -21,10 +21,14 @@ every_rule = pytest.mark.parametrize("name", RULES)
 
 
 def those_that_keep(promise: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("name", [name for name in RULES if promise in find("aggregator", name).keeps])
+    return pytest.mark.parametrize(
+        "name", [name for name in RULES if promise in find("aggregator", name).keeps]
+    )
 
 
-def context_of(x: Tensor, ids: Tensor | None = None, assumed: int = 0, root: Tensor | None = None) -> AggregationContext:
+def context_of(
+    x: Tensor, ids: Tensor | None = None, assumed: int = 0, root: Tensor | None = None
+) -> AggregationContext:
     n, d = x.shape
     layout = Layout.of(nn.Linear(d, 1, bias=False))
     ids = torch.arange(n) if ids is None else ids
@@ -38,7 +42,9 @@ def updates(n: int, d: int = 6) -> tuple[Tensor, Tensor]:
     return x, w / w.sum()
 
 
-def apply(name: str, x: Tensor, w: Tensor, ids: Tensor | None = None, root: Tensor | None = None, **settings: Any) -> Reduced:
+def apply(
+    name: str, x: Tensor, w: Tensor, ids: Tensor | None = None, root: Tensor | None = None, **settings: Any
+) -> Reduced:
     rule: Aggregator = build("aggregator", {"name": name, **settings})
     ctx = context_of(x, ids, rule.assumed(len(x)), root)
     return rule(x, w, rule.init(ctx.layout), ctx)
@@ -68,7 +74,10 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
 
 @every_rule
 def test_of_equal_updates_the_lowest_id_counts_whatever_the_order(name: str) -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    x = torch.tensor(
+        [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]],
+        dtype=torch.float64,
+    )
     w, order = torch.full((7,), 1 / 7, dtype=torch.float64), torch.tensor([5, 6, 0, 4, 2, 1, 3])
     here, there = apply(name, x, w, f=1), apply(name, x[order], w[order], order, f=1)
     torch.testing.assert_close(here.value, there.value, rtol=0, atol=1e-12)
@@ -79,7 +88,9 @@ def test_of_equal_updates_the_lowest_id_counts_whatever_the_order(name: str) -> 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_clients_that_agree_are_believed(name: str, n: int) -> None:
     x = torch.full((n, 6), 0.3, dtype=torch.float64)
-    torch.testing.assert_close(apply(name, x, torch.full((n,), 1 / n, dtype=torch.float64)).value, x[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        apply(name, x, torch.full((n,), 1 / n, dtype=torch.float64)).value, x[0], rtol=0, atol=1e-9
+    )
 
 
 @every_rule
@@ -113,7 +124,9 @@ def test_what_is_added_to_all_is_added_to_the_aggregate(name: str) -> None:
 @those_that_keep("scale")
 def test_the_aggregate_grows_with_the_updates(name: str) -> None:
     x, w = updates(11)
-    torch.testing.assert_close(apply(name, x, w, f=2).value * 4, apply(name, x * 4, w, f=2).value, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        apply(name, x, w, f=2).value * 4, apply(name, x * 4, w, f=2).value, rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("name", ["clustered", "fltrust", "foolsgold", "norm-bound", "centered-clip"])
@@ -137,7 +150,11 @@ def test_far_outliers_stay_outside(name: str, dtype: torch.dtype, size: float, a
     x[[4, 9]] = size * (torch.ones(6) if alike else signs).double()
     got = apply(name, x.to(dtype), torch.full((11,), 1 / 11, dtype=dtype), f=2)
     benign = x[[i for i in range(11) if i not in (4, 9)]].to(dtype)
-    assert not got.fallback and (got.value >= benign.amin(dim=0)).all() and (got.value <= benign.amax(dim=0)).all()
+    assert (
+        not got.fallback
+        and (got.value >= benign.amin(dim=0)).all()
+        and (got.value <= benign.amax(dim=0)).all()
+    )
 
 
 @those_that_keep("hull")
@@ -175,10 +192,15 @@ def test_a_setting_that_never_holds_is_refused(name: str) -> None:
     if rule.least(1) == 1:
         assert build("aggregator", {"name": name, "f": 0.5}).enough(1)
         return
-    with pytest.raises(ConfigError, match=f"aggregator: {name} needs n >.*, which no cohort meets with f = 0.5; lower it"):
+    with pytest.raises(
+        ConfigError, match=f"aggregator: {name} needs n >.*, which no cohort meets with f = 0.5; lower it"
+    ):
         build("aggregator", {"name": name, "f": 0.5})
     config = tiny(aggregator={"name": name, "f": 4})
-    with pytest.raises(ConfigError, match=f"'{name}' needs n >.* but a cohort has n = 5 clients with f = 4; lower aggregator.f"):
+    with pytest.raises(
+        ConfigError,
+        match=f"'{name}' needs n >.* but a cohort has n = 5 clients with f = 4; lower aggregator.f",
+    ):
         config.parts()
 
 
@@ -191,7 +213,10 @@ def test_the_documentation_states_its_condition(name: str) -> None:
 
 @every_rule
 def test_half_a_client_is_no_number_of_them(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"aggregator.f: a number of clients is whole, and a share of them is below 1 \(got 1.5\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"aggregator.f: a number of clients is whole, and a share of them is below 1 \(got 1.5\)",
+    ):
         build("aggregator", {"name": name, "f": 1.5})
     assert build("aggregator", {"name": name, "f": 1.0}).assumed(9) == 1
 
@@ -204,7 +229,9 @@ def test_without_f_a_rule_that_leaves_out_f_would_quietly_be_the_mean(name: str)
     same = rule.name != "mean" and torch.allclose(apply(name, x, w).value, plain)
     assert rule.idle() == same
     if same:
-        with pytest.raises(ConfigError, match=f"aggregator.f: '{name}' leaves out as many as are assumed malicious; set f"):
+        with pytest.raises(
+            ConfigError, match=f"aggregator.f: '{name}' leaves out as many as are assumed malicious; set f"
+        ):
             tiny(aggregator=name, data={"clients": 9}).parts()
         with pytest.raises(ConfigError, match=rf"aggregator.f: 'clip\({name}\)' leaves out"):
             tiny(aggregator={"name": name, "wrap": ["clip"]}, data={"clients": 9}).parts()

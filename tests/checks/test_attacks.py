@@ -1,4 +1,5 @@
-"""What every registered attack must keep: benign clients are left alone, and neither plan, company nor a pause changes anything."""
+"""What every registered attack must keep: benign clients are left alone, and neither plan, company nor a
+pause changes anything."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ every_attack = pytest.mark.parametrize("name", ATTACKS)
 HARD: list[dict[str, Any]] = [
     {"name": "backdoor", "size": 3, "fraction": 0.4},
     {"name": "input-noise", "fraction": 0.4, "redraw": True},
-    {"name": "label-flip", "fraction": 0.4, "flip": "random", "ratio": 0.7, "skew": 0.25, "fresh": True, "redraw": True},
+    {
+        "name": "label-flip",
+        "fraction": 0.4,
+        "flip": "random",
+        "ratio": 0.7,
+        "skew": 0.25,
+        "fresh": True,
+        "redraw": True,
+    },
     {"name": "lie", "fraction": 0.6, "redraw": True, "lies": {"count": 3.0}},
     {"name": "gaussian", "fraction": 0.4, "scale": "model"},
 ]
@@ -32,17 +41,26 @@ hard = pytest.mark.parametrize("attack", HARD, ids=[attack["name"] for attack in
 
 def table(attack: dict[str, Any], **changes: Any) -> dict[str, Any]:
     given = {"method": "ditto", "attack": attack, "train": {"rounds": 3, "participation": 0.8}}
-    return {name: {**given.get(name, {}), **changes[name]} if isinstance(changes.get(name), dict) else changes.get(name, given.get(name))
-            for name in {**given, **changes}}  # fmt: skip
+    return {
+        name: (
+            {**given.get(name, {}), **changes[name]}
+            if isinstance(changes.get(name), dict)
+            else changes.get(name, given.get(name))
+        )
+        for name in {**given, **changes}
+    }
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Looks at every reply before and after attackers have had it; returns how many malicious replies there were."""
+    """Looks at every reply before and after attackers have had it; returns how many malicious replies there
+    were."""
     count: list[int] = []
     honest_poison = Adversary.poison
 
-    def poison(self: Adversary, task: str, schema: Schema, up: Uplink, key: Any, round: int = 0, sent: Any = None) -> Uplink:
+    def poison(
+        self: Adversary, task: str, schema: Schema, up: Uplink, key: Any, round: int = 0, sent: Any = None
+    ) -> Uplink:
         before = {name: value.clone() for name, value in up.fields.items()}
         after = honest_poison(self, task, schema, up, key, round, sent)
         benign = self.benign(up.ids, round) | (up.ids == ROOT)
@@ -62,12 +80,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @every_attack
 @pytest.mark.parametrize("method", methods_in_turn())
-def test_every_attack_on_every_method(name: str, method: str, simulate: Callable[..., Run], watched: list[int]) -> None:
+def test_every_attack_on_every_method(
+    name: str, method: str, simulate: Callable[..., Run], watched: list[int]
+) -> None:
     settings = {"size": 3} if name == "backdoor" else {}
-    lenient = {"detect": False} if "detect" in built_in("method")[method].model_fields else {}  # whoever is banned attacks only once
+    lenient = (
+        {"detect": False} if "detect" in built_in("method")[method].model_fields else {}
+    )  # whoever is banned attacks only once
     run = simulate(method={"name": method, **lenient}, attack={"name": name, "fraction": 0.4, **settings})
     assert run.round in (2, 3) and sum(watched) >= 4 and len(run.manifest["malicious"]) == 2
-    assert run.final["accuracy"] is not None and run.final["detection/fnr"] == 1.0 and run.final["detection/rounds"] is None
+    assert (
+        run.final["accuracy"] is not None
+        and run.final["detection/fnr"] == 1.0
+        and run.final["detection/rounds"] is None
+    )
     assert (run.final["attack/asr"] is None) == (name != "backdoor")
 
 
@@ -86,12 +112,19 @@ def test_loop_equals_vmap(attack: dict[str, Any], simulate: Callable[..., Run]) 
 @hard
 def test_workers_change_nothing(attack: dict[str, Any], simulate: Callable[..., Run]) -> None:
     """They were forked before the round whose data they train on."""
-    alone, shared = (everything(simulate(**table(attack, engine={"plan": "loop", "workers": n, "threads": None}))) for n in (1, 2))
+    alone, shared = (
+        everything(simulate(**table(attack, engine={"plan": "loop", "workers": n, "threads": None})))
+        for n in (1, 2)
+    )
     assert_same(alone, shared, 1e-10)
 
 
 def test_fused_equals_alone(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
-    tables = [*(table(attack, seed=place) for place, attack in enumerate(HARD)), table({"name": "ipm"}), table(HARD[3], seed=9)]
+    tables = [
+        *(table(attack, seed=place) for place, attack in enumerate(HARD)),
+        table({"name": "ipm"}),
+        table(HARD[3], seed=9),
+    ]
     tables.append(table(HARD[0], seed=0, aggregator="median"))  # shares its sample store with the first
     for each, fused in zip(tables, simulate_all(tables), strict=True):
         alone = simulate(**each)
@@ -119,14 +152,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     session.resume(cut)
     first, second = Run(whole, config), Run(cut, config)
     a, b = everything(first), everything(second)
-    assert a.keys() == b.keys() and all(torch.equal(torch.nan_to_num(a[k]), torch.nan_to_num(b[k])) for k in a)
+    assert a.keys() == b.keys() and all(
+        torch.equal(torch.nan_to_num(a[k]), torch.nan_to_num(b[k])) for k in a
+    )
     strip = [{k: v for k, v in run.final.items() if not k.startswith("seconds/")} for run in (first, second)]
     assert strip[0] == strip[1] and first.store.parts(3)[2]["attack"] == second.store.parts(3)[2]["attack"]
 
 
 def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: list[int]) -> None:
-    """Who is malicious is written down per round, clients count as benign by the round, and the clamp is reported."""
-    run = simulate(**table({"name": "lie", "fraction": 0.6, "redraw": True}, train={"rounds": 6, "participation": 1.0}))
+    """Who is malicious is written down per round, clients count as benign by the round, and the clamp is
+    reported."""
+    run = simulate(
+        **table({"name": "lie", "fraction": 0.6, "redraw": True}, train={"rounds": 6, "participation": 1.0})
+    )
     sets = [run.store.arrays(round)["malicious"].tolist() for round in range(1, 7)]
     assert all(len(drawn) == 3 for drawn in sets) and len(set(map(tuple, sets))) > 1 and watched == [3] * 6
     assert run.manifest["malicious"] == "redrawn every round"

@@ -1,5 +1,6 @@
-"""Everything goes with everything: each pair of a method, an aggregator, a wrapper and an attack plays at least once. What is registered
-joins by itself; pairs that make no sense must be refused in one line, before anything runs."""
+"""Everything goes with everything: each pair of a method, an aggregator, a wrapper and an attack plays at
+least once. What is registered joins by itself; pairs that make no sense must be refused in one line, before
+anything runs."""
 
 from __future__ import annotations
 
@@ -30,11 +31,16 @@ SETTINGS: dict[str, dict[str, Any]] = {"backdoor": {"size": 2}, "gas": {"p": 5}}
 def table_of(choice: Choice) -> dict[str, Any]:
     method, rule, wrapper, attack = choice
     table: dict[str, Any] = {
-        "method": method, "attack": attack and {"name": attack, **SETTINGS.get(attack, {})},
+        "method": method,
+        "attack": attack and {"name": attack, **SETTINGS.get(attack, {})},
         "data": {"clients": 16, "partition": {"name": "iid", "samples_per_client": 8}, "root": 20},
-        "aggregator": {"name": rule, "f": 1, "wrap": [{"name": wrapper, **SETTINGS.get(wrapper, {})}] if wrapper else []},
+        "aggregator": {
+            "name": rule,
+            "f": 1,
+            "wrap": [{"name": wrapper, **SETTINGS.get(wrapper, {})}] if wrapper else [],
+        },
         "train": {"rounds": 2},
-    }  # fmt: skip
+    }
     if method and not built_in("method")[method].reduces:
         del table["aggregator"]
     return table
@@ -59,7 +65,8 @@ SENSELESS = {("foolsgold", "bucketing"), ("foolsgold", "gas"), ("centered-clip",
 
 
 def covering() -> Iterator[Choice]:
-    """Few combinations in which every pair occurs: each is the best of some drawn around a pair that is still missing."""
+    """Few combinations in which every pair occurs: each is the best of some drawn around a pair that is still
+    missing."""
     luck, factors = random.Random(0), list(FACTORS.values())
     possible = [choice for choice in itertools.product(*factors) if choice[1:3] not in SENSELESS]
     missing = set().union(*map(pairs_of, possible))
@@ -67,8 +74,12 @@ def covering() -> Iterator[Choice]:
         if pair not in missing:
             continue
         fixed = dict(pair)
-        drawn = [tuple(fixed.get(i, luck.choice(factor)) for i, factor in enumerate(factors)) for _ in range(60)]
-        best = max((c for c in drawn if c[1:3] not in SENSELESS), key=lambda choice: len(pairs_of(choice) & missing))
+        drawn = [
+            tuple(fixed.get(i, luck.choice(factor)) for i, factor in enumerate(factors)) for _ in range(60)
+        ]
+        best = max(
+            (c for c in drawn if c[1:3] not in SENSELESS), key=lambda choice: len(pairs_of(choice) & missing)
+        )
         missing -= pairs_of(best)
         yield best
     assert not missing
@@ -79,7 +90,9 @@ CHOICES = list(covering())
 
 def test_only_what_makes_no_sense_is_refused() -> None:
     rules, wrappers = FACTORS["aggregator"], FACTORS["wrapper"]
-    assert {(rule, wrapper) for rule in rules for wrapper in wrappers if refused(("fedavg", rule, wrapper, None))} == SENSELESS
+    assert {
+        (rule, wrapper) for rule in rules for wrapper in wrappers if refused(("fedavg", rule, wrapper, None))
+    } == SENSELESS
     assert not any(map(refused, CHOICES))
 
 

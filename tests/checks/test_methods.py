@@ -1,4 +1,5 @@
-"""What every registered method must keep: the plan, the company and the cohort it is trained in change nothing."""
+"""What every registered method must keep: the plan, the company and the cohort it is trained in change
+nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def hard(name: str, **changes: Any) -> dict[str, Any]:
         "train": {"rounds": 3, "local_epochs": 2, "participation": 0.6, "momentum": 0.5, "lr_decay": 0.9},
     }
     for section, value in changes.items():
-        table[section] = {**table.get(section, {}), **value} if isinstance(value, dict) and section != "model" else value
+        table[section] = (
+            {**table.get(section, {}), **value} if isinstance(value, dict) and section != "model" else value
+        )
     return table
 
 
@@ -47,7 +50,10 @@ def real_settings(name: str) -> list[str]:
 @every_method
 @pytest.mark.parametrize("network", NETWORKS)
 def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run]) -> None:
-    loop, vmap = (everything(simulate(**hard(name, model=NETWORKS[network], engine={"plan": plan}))) for plan in ("loop", "vmap"))
+    loop, vmap = (
+        everything(simulate(**hard(name, model=NETWORKS[network], engine={"plan": plan})))
+        for plan in ("loop", "vmap")
+    )
     assert_same(loop, vmap, 1e-10)
     assert any(key.startswith(("server/", "rows/")) and value.numel() > 1 for key, value in loop.items())
 
@@ -55,15 +61,21 @@ def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run])
 @in_turn
 @pytest.mark.parametrize("plan", ["captured-loop", "compiled-vmap"])
 def test_replayed_plans_equal_loop(name: str, plan: str, simulate: Callable[..., Run]) -> None:
-    """On a CPU a program runs uncompiled; that its rows, masks and batches are the loop's is the same everywhere."""
-    loop, replayed = (everything(simulate(**hard(name, model=NETWORKS["cnn-bn"], engine={"plan": chosen}))) for chosen in ("loop", plan))
+    """On a CPU a program runs uncompiled; that its rows, masks and batches are the loop's is the same
+    everywhere."""
+    loop, replayed = (
+        everything(simulate(**hard(name, model=NETWORKS["cnn-bn"], engine={"plan": chosen})))
+        for chosen in ("loop", plan)
+    )
     assert_same(loop, replayed, 1e-10)
 
 
 @every_method
 def test_one_float32_step_of_both_plans(name: str, simulate: Callable[..., Run]) -> None:
     train = {"rounds": 1, "local_steps": 1, "dtype": "float32", "participation": 1.0}
-    tables = (hard(name, model=NETWORKS["cnn-bn"], train=train, engine={"plan": plan}) for plan in ("loop", "vmap"))
+    tables = (
+        hard(name, model=NETWORKS["cnn-bn"], train=train, engine={"plan": plan}) for plan in ("loop", "vmap")
+    )
     loop, vmap = (everything(simulate(**table)) for table in tables)
     for key in loop:
         if key.startswith(("server/", "rows/")) and loop[key].is_floating_point():
@@ -71,12 +83,20 @@ def test_one_float32_step_of_both_plans(name: str, simulate: Callable[..., Run])
 
 
 @in_turn
-def test_fused_equals_alone(name: str, simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
-    """Cells that differ in seed, learning rate, decay, epochs, partition, participation and every real setting of the method."""
+def test_fused_equals_alone(
+    name: str, simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
+    """Cells that differ in seed, learning rate, decay, epochs, partition, participation and every real
+    setting of the method."""
     tables = [
         hard(name),
         hard(name, seed=1, train={"lr": 0.03, "local_epochs": 1, "momentum": 0.0, "weight_decay": 0.1}),
-        hard(name, seed=2, data={"clients": 3, "partition": {**RAGGED, "beta": 0.1}}, train={"participation": 1.0, "lr_decay": 0.5}),
+        hard(
+            name,
+            seed=2,
+            data={"clients": 3, "partition": {**RAGGED, "beta": 0.1}},
+            train={"participation": 1.0, "lr_decay": 0.5},
+        ),
         hard(name, data={"partition": {"name": "iid", "samples_per_client": 9}}, train={"rounds": 2}),
     ]
     for place, table in enumerate(tables):
@@ -107,7 +127,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable
 @in_turn
 def test_a_run_that_was_cut_goes_on_to_the_same_bits(
     name: str, simulate: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """All that a server half and its clients remember is in their states."""
     honest = Simulator.exchange
 
@@ -126,7 +146,9 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(
 
 @in_turn
 def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) -> None:
-    first, second = (simulate(**hard(name, seed=seed, train={"participation": 1.0})).vector(client=0) for seed in (0, 1))
+    first, second = (
+        simulate(**hard(name, seed=seed, train={"participation": 1.0})).vector(client=0) for seed in (0, 1)
+    )
     assert not torch.equal(first, second)
 
 
@@ -140,7 +162,12 @@ def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) ->
         {"train": {"dropout": 1.0}},
         {"train": {"local_epochs": 0}},
         {"train": {"batch_size": 50, "drop_last": True}},
-        {"data": {"partition": {"name": "iid", "samples_per_client": 1}, "split": {"train": 1.0, "test": 0.0}}},
+        {
+            "data": {
+                "partition": {"name": "iid", "samples_per_client": 1},
+                "split": {"train": 1.0, "test": 0.0},
+            }
+        },
     ],
     ids=[
         "one client",
@@ -155,13 +182,23 @@ def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) ->
 def test_poor_rounds_are_survived(name: str, changes: dict[str, Any], simulate: Callable[..., Run]) -> None:
     run = simulate(**hard(name, **changes))
     assert run.round in (3, 4)  # a method may have something to do after the last round
-    assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
+    assert all(
+        torch.isfinite(value).all()
+        for key, value in everything(run).items()
+        if key.startswith(("server/", "rows/"))
+    )
 
 
 @in_turn
 @pytest.mark.parametrize(
     ("clients", "unselected"),
-    [("all", "finetune"), ("benign", "deliver"), ("cohort", "keep_own"), ("held-out", "keep_own"), ("held-out", "finetune")],
+    [
+        ("all", "finetune"),
+        ("benign", "deliver"),
+        ("cohort", "keep_own"),
+        ("held-out", "keep_own"),
+        ("held-out", "finetune"),
+    ],
 )
 def test_every_protocol_works(name: str, clients: str, unselected: str, simulate: Callable[..., Run]) -> None:
     data = {"held_out": 2, "pool": "train", "split": {"train": 0.5, "validation": 0.25, "test": 0.25}}
@@ -181,8 +218,14 @@ def test_exported_models_are_those_that_were_measured(name: str, simulate: Calla
             module = run.model(client=client, model=kind).double()
             rows, labels = federation.test.client(client)
             with torch.no_grad():
-                right = (module(federation.samples.batch(rows, torch.float64)).argmax(1) == labels).double().mean()
-            assert float(right) == pytest.approx(float(frame.loc[frame.client == client, f"accuracy/{kind}"].iloc[0]))
+                right = (
+                    (module(federation.samples.batch(rows, torch.float64)).argmax(1) == labels)
+                    .double()
+                    .mean()
+                )
+            assert float(right) == pytest.approx(
+                float(frame.loc[frame.client == client, f"accuracy/{kind}"].iloc[0])
+            )
 
 
 class Mine(nn.Module):
@@ -200,16 +243,23 @@ def with_a_term(net: Any, batch: Any) -> Tensor:
     return F.cross_entropy(net(batch.x), batch.y, reduction="none") + 0.01 * net.fc.weight.norm()
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if find("method", name).Client.network is not ClientRule.network])  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if find("method", name).Client.network is not ClientRule.network]
+)  # type: ignore[attr-defined]
 def test_a_loss_may_look_into_the_users_module(name: str, simulate: Callable[..., Run]) -> None:
     """Although the method puts something around it, and also in the first steps, which choose a plan."""
     train, model = {"loss": with_a_term, "rounds": 1, "local_steps": 1}, Model(Mine, head="fc")
     run = simulate(**hard(name, model=model, train=train, engine={"plan": "auto"}))
-    assert all(torch.isfinite(value).all() for key, value in everything(run).items() if key.startswith(("server/", "rows/")))
+    assert all(
+        torch.isfinite(value).all()
+        for key, value in everything(run).items()
+        if key.startswith(("server/", "rows/"))
+    )
 
 
 def test_a_mixed_group(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
-    """Methods with different client halves in one start, two of each: alike ones are fused, the others run beside them."""
+    """Methods with different client halves in one start, two of each: alike ones are fused, the others run
+    beside them."""
     tables = [hard(name, seed=seed) for name in ("fedavg", "ditto", "local") for seed in (0, 1)]
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         assert_same(everything(fused), everything(simulate(**table)), 1e-10)

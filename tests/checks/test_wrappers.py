@@ -16,9 +16,12 @@ WRAPPERS, RULES = list(built_in("wrapper")), list(built_in("aggregator"))
 REFUSED = {
     (wrapper, rule)
     for wrapper, senseless in {"bucketing": {"clients"}, "gas": {"clients", "model"}}.items()
-    for rule in RULES if build("aggregator", rule).remembers() in senseless
-}  # fmt: skip
-every_pair = pytest.mark.parametrize(("wrapper", "rule"), [(w, r) for w in WRAPPERS for r in RULES if (w, r) not in REFUSED])
+    for rule in RULES
+    if build("aggregator", rule).remembers() in senseless
+}
+every_pair = pytest.mark.parametrize(
+    ("wrapper", "rule"), [(w, r) for w in WRAPPERS for r in RULES if (w, r) not in REFUSED]
+)
 
 
 def wrapped(wrapper: str, rule: str, f: float = 1) -> Aggregator:
@@ -54,15 +57,27 @@ def test_the_order_of_clients_does_not_matter(wrapper: str, rule: str) -> None:
 
 @every_pair
 def test_clients_that_agree_are_believed(wrapper: str, rule: str) -> None:
-    x = torch.full((5, 6), 0.1, dtype=torch.float64)  # as the root update of the context, for rules that go by it
-    torch.testing.assert_close(apply(wrapped(wrapper, rule), x, torch.full((5,), 0.2, dtype=torch.float64)).value, x[0], rtol=0, atol=1e-9)
+    x = torch.full(
+        (5, 6), 0.1, dtype=torch.float64
+    )  # as the root update of the context, for rules that go by it
+    torch.testing.assert_close(
+        apply(wrapped(wrapper, rule), x, torch.full((5,), 0.2, dtype=torch.float64)).value,
+        x[0],
+        rtol=0,
+        atol=1e-9,
+    )
 
 
 @every_pair
 def test_it_says_what_it_is_made_of(wrapper: str, rule: str) -> None:
     inner = build("aggregator", {"name": rule, "f": 1, "weights": "uniform"})
     outer = build("wrapper", wrapper)(inner)
-    assert outer.name == f"{wrapper}({rule})" and outer.needs == inner.needs and outer.weights == "uniform" and outer.f == 1
+    assert (
+        outer.name == f"{wrapper}({rule})"
+        and outer.needs == inner.needs
+        and outer.weights == "uniform"
+        and outer.f == 1
+    )
     assert outer.remembers() == inner.remembers() and outer.assumed(10) == 1
     layout = context_of(torch.zeros(1, 6)).layout
     assert outer.init(layout).keys() == inner.init(layout).keys()
@@ -73,7 +88,10 @@ def test_it_says_what_it_is_made_of(wrapper: str, rule: str) -> None:
 def test_wrappers_nest(wrapper: str, outer: str) -> None:
     x, w = updates(7)
     nest = build("wrapper", outer)(wrapped(wrapper, "mean"))
-    assert nest.name == f"{outer}({wrapper}(mean))" and [one.name for one in nest.layers()[1]] == [wrapper, outer]
+    assert nest.name == f"{outer}({wrapper}(mean))" and [one.name for one in nest.layers()[1]] == [
+        wrapper,
+        outer,
+    ]
     assert torch.isfinite(apply(nest, x, w).value).all()
 
 

@@ -13,7 +13,14 @@ def module() -> nn.Module:
 
 
 LAYOUT = Layout.of(module())
-NAMED = {"0.weight": (3, 2), "0.bias": (3,), "1.weight": (3,), "1.bias": (3,), "2.weight": (1, 3), "2.bias": (1,)}
+NAMED = {
+    "0.weight": (3, 2),
+    "0.bias": (3,),
+    "1.weight": (3,),
+    "1.bias": (3,),
+    "2.weight": (1, 3),
+    "2.bias": (1,),
+}
 BUFFERS = {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked": ()}
 
 
@@ -30,7 +37,9 @@ def test_equal_architectures_have_equal_layouts() -> None:
 
 
 def test_masks() -> None:
-    assert LAYOUT.trainable.nonzero().flatten().tolist() == list(range(18))  # not the frozen bias, not the buffers
+    assert LAYOUT.trainable.nonzero().flatten().tolist() == list(
+        range(18)
+    )  # not the frozen bias, not the buffers
     assert LAYOUT.under("1").nonzero().flatten().tolist() == [*range(9, 15), *range(19, 26)]
     assert LAYOUT.under("2.weight").nonzero().flatten().tolist() == [15, 16, 17]
     assert not LAYOUT.under("").any() and not LAYOUT.under("1.run").any()
@@ -40,7 +49,9 @@ def test_round_trip_with_any_leading_axes() -> None:
     for lead in ((), (4,), (2, 3)):
         vector = torch.arange(26 * torch.Size(lead).numel(), dtype=torch.float64).view(*lead, 26)
         named = LAYOUT.unflatten(vector)
-        assert {name: tuple(t.shape) for name, t in named.items()} == {s.name: (*lead, *s.shape) for s in LAYOUT.slots}
+        assert {name: tuple(t.shape) for name, t in named.items()} == {
+            s.name: (*lead, *s.shape) for s in LAYOUT.slots
+        }
         assert torch.equal(LAYOUT.flatten(named), vector)
 
 
@@ -72,7 +83,10 @@ def test_a_part_travels_and_the_rest_stays_ones_own() -> None:
     sent = wire.pack(model)
     assert sent[0].tolist() == [*range(15), *range(19, 26)]  # shared parameters, then shared buffers
     back = wire.unpack(sent, own)
-    assert torch.equal(back[:, ~LAYOUT.under("2")], model[:, ~LAYOUT.under("2")]) and (back[:, LAYOUT.under("2")] == -1).all()
+    assert (
+        torch.equal(back[:, ~LAYOUT.under("2")], model[:, ~LAYOUT.under("2")])
+        and (back[:, LAYOUT.under("2")] == -1).all()
+    )
     assert (own == -1).all()
 
 
@@ -90,6 +104,9 @@ def test_the_layout_of_what_travels():
     shared[whole.under("2")] = False  # and the whole last layer
     part = Wire.of(whole, shared).layout(whole)
     assert [(s.name, s.shape, s.start, s.stop) for s in part.slots] == [
-        ("0.weight", (4, 1), 0, 4), ("0.bias", (3,), 4, 7), ("1.weight", (3,), 7, 10), ("1.bias", (3,), 10, 13),
-    ]  # fmt: skip
+        ("0.weight", (4, 1), 0, 4),
+        ("0.bias", (3,), 4, 7),
+        ("1.weight", (3,), 7, 10),
+        ("1.bias", (3,), 10, 13),
+    ]
     assert Wire.of(whole, torch.ones(whole.size, dtype=torch.bool)).layout(whole).size == whole.parameters

@@ -81,7 +81,10 @@ def test_a_longer_draw_begins_with_the_shorter_one() -> None:
 
 
 def test_repeat() -> None:
-    assert Key(0).fold(torch.arange(3)).repeat(2).bits.tolist() == Key(0).fold(torch.tensor([0, 1, 2, 0, 1, 2])).bits.tolist()
+    assert (
+        Key(0).fold(torch.arange(3)).repeat(2).bits.tolist()
+        == Key(0).fold(torch.tensor([0, 1, 2, 0, 1, 2])).bits.tolist()
+    )
 
 
 def test_uniform_has_the_right_moments_and_range() -> None:
@@ -120,7 +123,9 @@ def test_hash_hardly_ever_collides() -> None:
 def test_numpy_generator_is_seeded_by_the_key() -> None:
     a, b = Key(3).fold("p").numpy(), Key(3).fold("p").numpy()
     assert a.permutation(10).tolist() == b.permutation(10).tolist()
-    assert Key(4).fold("p").numpy().permutation(10).tolist() != Key(3).fold("p").numpy().permutation(10).tolist()
+    assert (
+        Key(4).fold("p").numpy().permutation(10).tolist() != Key(3).fold("p").numpy().permutation(10).tolist()
+    )
 
 
 def test_a_number_folds_like_a_tensor_of_it():

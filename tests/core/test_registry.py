@@ -82,7 +82,9 @@ def test_a_part_is_frozen_and_comparable() -> None:
 
 
 def test_a_taken_name_is_refused_for_another_class(forget: None) -> None:
-    with pytest.raises(ConfigError, match="aggregator 'mean' is registered already, by holdfast.aggregators.mean"):
+    with pytest.raises(
+        ConfigError, match="aggregator 'mean' is registered already, by holdfast.aggregators.mean"
+    ):
 
         @register("aggregator", "mean")
         class Other(Part):
@@ -100,8 +102,18 @@ def test_plugin_file(tmp_path: Path, forget: None) -> None:
     load_plugin(file)
     load_plugin(str(file))  # the same file again is no mistake
     about = describe(find("partition", "mine"))
-    assert about["summary"] == "Deals by hand." and about["paper"] == "Somebody, 2026" and "With care." in about["text"]
-    assert about["settings"][0] == {"name": "share", "default": 0.5, "required": False, "type": "float", "help": "how much"}
+    assert (
+        about["summary"] == "Deals by hand."
+        and about["paper"] == "Somebody, 2026"
+        and "With care." in about["text"]
+    )
+    assert about["settings"][0] == {
+        "name": "share",
+        "default": 0.5,
+        "required": False,
+        "type": "float",
+        "help": "how much",
+    }
     assert build("partition", {"name": "mine", "share": 0.25}).share == 0.25
 
 
@@ -117,7 +129,12 @@ def test_a_second_plugin_with_the_same_name_is_refused(tmp_path: Path, forget: N
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("1 / 0", "failed to load: ZeroDivisionError"), ("def x(:", "failed to load: SyntaxError"), (None, "not found")]
+    ("text", "message"),
+    [
+        ("1 / 0", "failed to load: ZeroDivisionError"),
+        ("def x(:", "failed to load: SyntaxError"),
+        (None, "not found"),
+    ],
 )
 def test_a_broken_plugin_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "broken.py"
@@ -148,7 +165,9 @@ def test_a_variant_presets_what_is_not_given(forget: None) -> None:
 
     assert (Preset().share, Preset().times) == (0.5, 1)
     assert (Preset(variant="authors").share, Preset(variant="authors").times) == (0.9, 3)
-    kept = build("loss", {"name": "test-preset", "variant": "authors", "share": 0.5})  # given, be it as the default
+    kept = build(
+        "loss", {"name": "test-preset", "variant": "authors", "share": 0.5}
+    )  # given, be it as the default
     assert (kept.share, kept.times) == (0.5, 3)
     assert Preset(**kept.settings()) == kept  # as a manifest spells it out
     with pytest.raises(ConfigError, match="variant"):

@@ -16,7 +16,9 @@ def tried(m: Tensor) -> float:
     best = float("inf")
     for size in range(1, len(m) + 1):
         for chosen in itertools.combinations(range(len(m)), size):
-            a = torch.linalg.lstsq(m[list(chosen)][:, list(chosen)], torch.ones(size, 1, dtype=torch.float64)).solution[:, 0]
+            a = torch.linalg.lstsq(
+                m[list(chosen)][:, list(chosen)], torch.ones(size, 1, dtype=torch.float64)
+            ).solution[:, 0]
             if float(a.sum().abs()) > 1e-12 and bool((a / a.sum() >= -1e-12).all()):
                 whole = torch.zeros(len(m), dtype=torch.float64)
                 whole[list(chosen)] = a / a.sum()
@@ -28,7 +30,9 @@ def tried(m: Tensor) -> float:
 def test_against_brute_force(seed: int) -> None:
     torch.manual_seed(seed)
     n = 1 + seed % 6
-    x = torch.randn(n, 1 + (seed * 7) % 8, dtype=torch.float64)  # also fewer columns than rows: a singular matrix
+    x = torch.randn(
+        n, 1 + (seed * 7) % 8, dtype=torch.float64
+    )  # also fewer columns than rows: a singular matrix
     m = x @ x.T + torch.diag(torch.rand(n, dtype=torch.float64) * (seed % 3))
     a = least(m)
     assert a is not None and bool((a >= 0).all()) and float(a.sum()) == pytest.approx(1)
@@ -40,13 +44,19 @@ def test_against_brute_force(seed: int) -> None:
 
 def test_by_hand() -> None:
     """Independent errors: weights as 1 / variance. One that can only do harm has none."""
-    torch.testing.assert_close(least(torch.diag(torch.tensor([1.0, 2.0, 4.0]))), torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64) / 7)
-    torch.testing.assert_close(least(torch.tensor([[1.0, 2.0], [2.0, 5.0]])), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        least(torch.diag(torch.tensor([1.0, 2.0, 4.0]))),
+        torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64) / 7,
+    )
+    torch.testing.assert_close(
+        least(torch.tensor([[1.0, 2.0], [2.0, 5.0]])), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    )
     assert least(torch.tensor([[3.0]])).tolist() == [1.0]  # type: ignore[union-attr]
 
 
 def test_a_matrix_that_is_not_positive_is_made_so() -> None:
-    """(1, 2; 2, 1) has the eigenvalues 3 and -1: along (1, -1) it falls for ever, but by the clipped one both are alike."""
+    """(1, 2; 2, 1) has the eigenvalues 3 and -1: along (1, -1) it falls for ever, but by the clipped one both
+    are alike."""
     a = least(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
     assert a is not None and a.tolist() == pytest.approx([0.5, 0.5])
     torch.manual_seed(0)

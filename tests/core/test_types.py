@@ -9,7 +9,13 @@ IDS = torch.tensor([2, 5, 9])
 
 
 def exchange(**changes: object) -> Exchange:
-    given = {"task": "train", "to": IDS, "bank": torch.zeros(4, 6), "pick": torch.tensor([[0, 3], [-1, -1], [2, -1]]), **changes}
+    given = {
+        "task": "train",
+        "to": IDS,
+        "bank": torch.zeros(4, 6),
+        "pick": torch.tensor([[0, 3], [-1, -1], [2, -1]]),
+        **changes,
+    }
     return Exchange(**given)  # type: ignore[arg-type]
 
 
@@ -25,7 +31,16 @@ def exchange(**changes: object) -> Exchange:
         {"pick": torch.tensor([[0], [-2], [1]])},
         {"extra": {"a": torch.zeros(2, 5)}},
     ],
-    ids=["unsorted", "twice", "too few picks", "pick not a table", "bank not a table", "no such model", "below -1", "too few extra rows"],
+    ids=[
+        "unsorted",
+        "twice",
+        "too few picks",
+        "pick not a table",
+        "bank not a table",
+        "no such model",
+        "below -1",
+        "too few extra rows",
+    ],
 )
 def test_a_malformed_exchange_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="exchange 'train'"):
@@ -33,7 +48,9 @@ def test_a_malformed_exchange_is_refused(changes: dict[str, object]) -> None:
 
 
 def test_bytes_down_are_exact() -> None:
-    e = exchange(extra={"votes": torch.zeros(3, 5, dtype=torch.int16), "flag": torch.zeros(3, dtype=torch.bool)})
+    e = exchange(
+        extra={"votes": torch.zeros(3, 5, dtype=torch.int16), "flag": torch.zeros(3, dtype=torch.bool)}
+    )
     extra = 5 * 2 + 1
     assert e.bytes_down().tolist() == [2 * 6 * 4 + extra, extra, 6 * 4 + extra]
     assert exchange(bank=torch.zeros(4, 6, dtype=torch.float64)).bytes_down().tolist() == [96, 0, 48]
@@ -51,10 +68,14 @@ def test_nothing_carries_nothing() -> None:
     assert broadcast("train", torch.zeros(6), IDS[:0], a=torch.zeros(0, 3)).bytes_down().tolist() == []
 
 
-@pytest.mark.parametrize("keep", [torch.tensor([True, False, True]), torch.tensor([0, 2])], ids=["mask", "positions"])
+@pytest.mark.parametrize(
+    "keep", [torch.tensor([True, False, True]), torch.tensor([0, 2])], ids=["mask", "positions"]
+)
 def test_only(keep: torch.Tensor) -> None:
     e = exchange(extra={"a": torch.tensor([1, 2, 3])}).only(keep)
-    assert e.to.tolist() == [2, 9] and e.pick.tolist() == [[0, 3], [2, -1]] and e.extra["a"].tolist() == [1, 3]
+    assert (
+        e.to.tolist() == [2, 9] and e.pick.tolist() == [[0, 3], [2, -1]] and e.extra["a"].tolist() == [1, 3]
+    )
     assert e.bank.shape == (4, 6)
     up = Uplink(IDS, {"x": torch.arange(6).view(3, 2)}, {7: "late"}).only(keep)
     assert up.ids.tolist() == [2, 9] and up["x"].tolist() == [[0, 1], [4, 5]] and up.refused == {7: "late"}

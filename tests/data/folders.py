@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 
-def write_table(path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None = None, rows: int = 2) -> Path:
+def write_table(
+    path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequence[str]] | None = None, rows: int = 2
+) -> Path:
     """One file, in groups of so many rows; `names` are the Hub's class names of a column."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -29,17 +31,30 @@ def write_table(path: Path, columns: Mapping[str, Any], names: Mapping[str, Sequ
 def encode(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     file = io.BytesIO()
-    image.fromarray(pixels).save(file, kind, lossless=True) if kind == "WEBP" else image.fromarray(pixels).save(file, kind)
+    (
+        image.fromarray(pixels).save(file, kind, lossless=True)
+        if kind == "WEBP"
+        else image.fromarray(pixels).save(file, kind)
+    )
     return file.getvalue()
 
 
 def wrapped(images: Sequence[Any], kind: str = "PNG") -> list[dict[str, Any]]:
     """As the Hub stores images."""
-    return [{"bytes": encode(pixels, kind) if isinstance(pixels, np.ndarray) else pixels, "path": None} for pixels in images]
+    return [
+        {"bytes": encode(pixels, kind) if isinstance(pixels, np.ndarray) else pixels, "path": None}
+        for pixels in images
+    ]
 
 
 def write_images(
-    folder: Path, images: list[Any], labels: list[Any], column: str = "image", kind: str = "PNG", wrap: bool = True, label: str = "label"
+    folder: Path,
+    images: list[Any],
+    labels: list[Any],
+    column: str = "image",
+    kind: str = "PNG",
+    wrap: bool = True,
+    label: str = "label",
 ) -> None:
     """Three quarters train, the rest test."""
     items: list[Any] = wrapped(images, kind)

@@ -80,10 +80,15 @@ class _Answer(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         sha = SHA.get(revision, revision)
         if verb == "revision":
-            siblings = [{"rfilename": file, "size": len(content), "blobId": _etag(content)} for file, content in files.items()]
+            siblings = [
+                {"rfilename": file, "size": len(content), "blobId": _etag(content)}
+                for file, content in files.items()
+            ]
             return self._json({"id": name, "sha": sha, "siblings": siblings})
         if verb == "tree":
-            return self._json([{"type": "file", "path": file, "size": len(c), "oid": _etag(c)} for file, c in files.items()])
+            return self._json(
+                [{"type": "file", "path": file, "size": len(c), "oid": _etag(c)} for file, c in files.items()]
+            )
         self._file(files[inside], sha, inside)
 
     def _revision(self, rest: str) -> tuple[str, str]:
@@ -93,10 +98,18 @@ class _Answer(BaseHTTPRequestHandler):
         return rest, ""
 
     def _file(self, content: bytes, sha: str, path: str) -> None:
-        begin = int(self.headers["range"].removeprefix("bytes=").partition("-")[0]) if self.headers.get("range") else 0
+        begin = (
+            int(self.headers["range"].removeprefix("bytes=").partition("-")[0])
+            if self.headers.get("range")
+            else 0
+        )
         part = content[begin:]
         self.send_response(206 if begin else 200)
-        for key, value in {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": sha, "Content-Length": str(len(part))}.items():
+        for key, value in {
+            "ETag": f'"{_etag(content)}"',
+            "X-Repo-Commit": sha,
+            "Content-Length": str(len(part)),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":

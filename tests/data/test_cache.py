@@ -47,11 +47,17 @@ def test_made_once_and_mapped(own_cache: Path, file: Path) -> None:
     for entry in (first, again):
         assert isinstance(entry.arrays["x"], np.memmap)
         assert (entry.arrays["x"] == 7).all() and entry.arrays["nothing"].shape == (0, 2)
-        assert entry.facts == {"classes": 3, "names": ["a", "b"], "mean": [0.1]}  # as JSON has them, also the first time
+        assert entry.facts == {
+            "classes": 3,
+            "names": ["a", "b"],
+            "mean": [0.1],
+        }  # as JSON has them, also the first time
     assert [path.name.startswith("set-") for path in own_cache.iterdir()] == [True]
 
 
-def test_what_is_written_into_an_array_never_reaches_the_file_and_large_ones_refuse_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_into_an_array_never_reaches_the_file_and_large_ones_refuse_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         x = cached("set size=3", [file], making([])).arrays["x"]
         assert (x == 7).all()
@@ -91,7 +97,18 @@ def _damage_facts(path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["cut", "no facts", "wrong facts", "missing", "a fact is gone", "a fact is another", "an array is gone", "value", "header", "shape"],
+    [
+        "cut",
+        "no facts",
+        "wrong facts",
+        "missing",
+        "a fact is gone",
+        "a fact is another",
+        "an array is gone",
+        "value",
+        "header",
+        "shape",
+    ],
 )
 def test_a_damaged_entry_is_made_again(own_cache: Path, file: Path, damage: str) -> None:
     cached("set", [file], making())
@@ -155,14 +172,22 @@ def test_two_that_make_the_same_at_once_both_end_well(own_cache: Path, file: Pat
 
 
 @pytest.mark.parametrize("way", ["no folder", "full disk"])
-def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_cache_that_cannot_be_written_is_not_fatal(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     if way == "no folder":
         (tmp_path / "a-file").write_text("")
-        monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "a-file" / "cache"))  # also for root, who may write read-only folders
+        monkeypatch.setenv(
+            "HOLDFAST_CACHE", str(tmp_path / "a-file" / "cache")
+        )  # also for root, who may write read-only folders
     else:
         monkeypatch.setattr(os, "posix_fallocate", full)
     entry = cached("set", [file], making())
-    assert (entry.arrays["x"] == 7).all() and not isinstance(entry.arrays["x"], np.memmap) and entry.facts["classes"] == 3
+    assert (
+        (entry.arrays["x"] == 7).all()
+        and not isinstance(entry.arrays["x"], np.memmap)
+        and entry.facts["classes"] == 3
+    )
 
 
 def full(*_: int) -> None:
@@ -176,7 +201,10 @@ def test_neither_disk_nor_memory(file: Path, monkeypatch: pytest.MonkeyPatch) ->
         new("x", (1 << 60,), np.uint8)
         return {}
 
-    with pytest.raises(DataError, match=r"x does not fit into memory, and the cache cannot hold it \(.*\); set HOLDFAST_CACHE"):
+    with pytest.raises(
+        DataError,
+        match=r"x does not fit into memory, and the cache cannot hold it \(.*\); set HOLDFAST_CACHE",
+    ):
         cached("set", [file], huge)
 
 

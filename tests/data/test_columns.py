@@ -61,16 +61,25 @@ def test_a_constant_column_says_nothing(train: list) -> None:
 def test_very_large_numbers_do_not_overflow() -> None:
     column = Number("a", np.array([-1e300, 1e300]))
     assert column(np.array([1e300, 0.0]), place).tolist() == [[1.0], [0.0]]
-    with pytest.raises(DataError, match=r"t.parquet: row 1 has 1e\+300 in 'a', too far from 0..1 of training"):
+    with pytest.raises(
+        DataError, match=r"t.parquet: row 1 has 1e\+300 in 'a', too far from 0..1 of training"
+    ):
         Number("a", np.array([0.0, 1.0]))(np.array([0.0, 1e300]), place)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1e15, 1e15 + 1), (-3e-13, -1e-13), (0, 2e-320), (-1.7e308, 1.7e308), (1.7e18, 1.7e18 + 256)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1e15, 1e15 + 1), (-3e-13, -1e-13), (0, 2e-320), (-1.7e308, 1.7e308), (1.7e18, 1.7e18 + 256)],
+)
 def test_neither_the_size_of_numbers_nor_their_distance_matters(low: float, high: float) -> None:
     train = np.array([low, high] * 500)
     np.testing.assert_allclose(Number("a", train)(train, place)[:4, 0], [-1, 1, -1, 1], rtol=1e-6)
-    rare = np.array([low] * 99 + [high])  # a share p of 0.01: deviation sqrt(p (1 - p)), and high is sqrt((1 - p) / p) of it away
-    np.testing.assert_allclose(Number("a", rare)(rare, place)[[0, 99], 0], [-(0.01 / 0.99) ** 0.5, 99**0.5], rtol=1e-5)
+    rare = np.array(
+        [low] * 99 + [high]
+    )  # a share p of 0.01: deviation sqrt(p (1 - p)), and high is sqrt((1 - p) / p) of it away
+    np.testing.assert_allclose(
+        Number("a", rare)(rare, place)[[0, 99], 0], [-((0.01 / 0.99) ** 0.5), 99**0.5], rtol=1e-5
+    )
 
 
 def test_noise_on_a_large_mean() -> None:
@@ -88,14 +97,20 @@ def test_infinite_numbers_name_column_and_row() -> None:
     ("train", "values", "wanted"),
     [
         (chunks(["b", "a"], ["b", None]), chunks(["a", "b", "c", None]), [[1, 0], [0, 1], [0, 0], [0, 0]]),
-        (chunks([10, 9, 2]), chunks([2, 9, 10], type=pa.int32()), [[0, 1, 0], [0, 0, 1], [1, 0, 0]]),  # sorted as words
+        (
+            chunks([10, 9, 2]),
+            chunks([2, 9, 10], type=pa.int32()),
+            [[0, 1, 0], [0, 0, 1], [1, 0, 0]],
+        ),  # sorted as words
         (chunks([True, False]), chunks([True, None]), [[0, 1], [0, 0]]),
         (chunks(["x", "y"]).dictionary_encode(), chunks(["y", "x"]), [[0, 1], [1, 0]]),
         (chunks(["x", "y"]), chunks(["y", "z"]).dictionary_encode(), [[0, 1], [0, 0]]),
         (chunks([None, None], type=pa.string()), chunks(["y"]), [[]]),
     ],
 )
-def test_one_column_for_each_value_of_train(train: pa.ChunkedArray, values: pa.ChunkedArray, wanted: list[list[int]]) -> None:
+def test_one_column_for_each_value_of_train(
+    train: pa.ChunkedArray, values: pa.ChunkedArray, wanted: list[list[int]]
+) -> None:
     column = Category(train, 64)
     got = column(values)
     assert got.dtype == np.float32 and got.shape == (len(values), column.width) and got.tolist() == wanted

@@ -9,7 +9,9 @@ from holdfast.data.windows import cut_windows, place_windows, recordings, take_w
 def test_a_recording_ends_with_its_user_its_label_and_its_time() -> None:
     user = np.array([1, 1, 1, 2, 2, 2, 2, 2])
     label = np.array([0, 0, 1, 1, 1, 1, 1, 1])
-    seconds = np.array([0.0, 0.1, 0.2, 0.3, 0.2, 0.2, 1.2, 2.3])  # back at 4, equal at 5, exactly the gap at 6, more at 7
+    seconds = np.array(
+        [0.0, 0.1, 0.2, 0.3, 0.2, 0.2, 1.2, 2.3]
+    )  # back at 4, equal at 5, exactly the gap at 6, more at 7
     assert recordings([user, label]).tolist() == [0, 2, 3, 8]
     assert recordings([user, label], seconds, gap=1.0).tolist() == [0, 2, 3, 4, 7, 8]
     assert recordings([user, label], np.array([0.0, np.nan, 2, 2, 2, 2, 2, 2])).tolist() == [0, 1, 2, 3, 8]
@@ -32,7 +34,9 @@ def test_a_recording_ends_with_its_user_its_label_and_its_time() -> None:
         ([0], 0.0, 1, []),
     ],
 )
-def test_where_windows_of_four_lie(bounds: list[int], overlap: float, minimum: int | None, wanted: list[tuple[int, int]]) -> None:
+def test_where_windows_of_four_lie(
+    bounds: list[int], overlap: float, minimum: int | None, wanted: list[tuple[int, int]]
+) -> None:
     first, last = place_windows(np.array(bounds), 4, overlap, minimum)
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == wanted
 
@@ -49,7 +53,10 @@ def test_channels_come_first_and_the_last_row_fills() -> None:
 @pytest.mark.parametrize("minimum", [1, 3, 5])
 def test_like_a_slow_loop(overlap: float, minimum: int) -> None:
     rng = np.random.default_rng(0)
-    ids, seconds = np.repeat(rng.integers(0, 9, 15), 20), np.cumsum(rng.choice([-0.1, 0.1, 0.2, 3.0], 300, p=[0.03, 0.5, 0.44, 0.03]))
+    ids, seconds = (
+        np.repeat(rng.integers(0, 9, 15), 20),
+        np.cumsum(rng.choice([-0.1, 0.1, 0.2, 3.0], 300, p=[0.03, 0.5, 0.44, 0.03])),
+    )
     wanted, begin = [], 0
     for row in range(1, 301):
         if row < 300 and ids[row] == ids[row - 1] and 0 <= seconds[row] - seconds[row - 1] <= 1:
@@ -82,4 +89,6 @@ def test_pieces_are_read_to_their_end_and_dropped_when_they_are_cut() -> None:
     pieces = (read.append(at) or np.full((10, 1), at, dtype=np.float32) for at in range(10))
     first, last = np.array([5, 52]), np.array([8, 55])
     got = [(windows[0, 0].tolist(), len(read)) for windows in cut_windows(pieces, first, last, 4, 1000)]
-    assert got == [([0.0] * 4, 1), ([5.0] * 4, 6)] and len(read) == 10  # what follows is looked at too: it may be damaged
+    assert (
+        got == [([0.0] * 4, 1), ([5.0] * 4, 6)] and len(read) == 10
+    )  # what follows is looked at too: it may be damaged

@@ -22,13 +22,17 @@ CONVERTED = "refs/convert/parquet"
 
 
 def digits(tmp_path: Path, count: int) -> bytes:
-    return write_table(tmp_path / "one.parquet", {"image": wrapped(grey(count)), "label": [i % 10 for i in range(count)]}).read_bytes()
+    return write_table(
+        tmp_path / "one.parquet", {"image": wrapped(grey(count)), "label": [i % 10 for i in range(count)]}
+    ).read_bytes()
 
 
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "HOLDFAST_DATA"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read when it is first imported, maybe by another test
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", False
+    )  # read when it is first imported, maybe by another test
 
 
 @pytest.fixture
@@ -37,16 +41,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     datasets = {
         "ylecun/mnist": {
             "main": {
-                "README.md": b"words", "mnist/train-00000-of-00002.parquet": six, "mnist/train-00001-of-00002.parquet": three,
-                "mnist/test-00000-of-00001.parquet": two, "mnist/extra-00000-of-00001.parquet": six,
+                "README.md": b"words",
+                "mnist/train-00000-of-00002.parquet": six,
+                "mnist/train-00001-of-00002.parquet": three,
+                "mnist/test-00000-of-00001.parquet": two,
+                "mnist/extra-00000-of-00001.parquet": six,
             },
         },
-        "me/script": {"main": {"load.py": b"code"}, CONVERTED: {"default/train/0000.parquet": six, "default/validation/0000.parquet": two}},
+        "me/script": {
+            "main": {"load.py": b"code"},
+            CONVERTED: {"default/train/0000.parquet": six, "default/validation/0000.parquet": two},
+        },
         "me/subsets": {"main": {"a/train.parquet": six, "b/train.parquet": two}},
         "me/glue": {"main": {"train.parquet": six, "validation.parquet": three, "test.parquet": two}},
         "me/csv": {"main": {"train.csv": b"1,2"}},
         "me/secret": {"main": {"train.parquet": six}},
-    }  # fmt: skip
+    }
     online(monkeypatch)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with serving(datasets) as hub:
@@ -55,11 +65,21 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def test_a_known_set_comes_from_the_hub_once(hub: Hub, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_set_comes_from_the_hub_once(
+    hub: Hub, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_hidden")
     samples = build("source", "mnist").load(None)
-    assert len(samples) == 11 and samples.train_rows == 9 and samples.y.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
-    wanted = ["mnist/test-00000-of-00001.parquet", "mnist/train-00000-of-00002.parquet", "mnist/train-00001-of-00002.parquet"]
+    assert (
+        len(samples) == 11
+        and samples.train_rows == 9
+        and samples.y.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
+    )
+    wanted = [
+        "mnist/test-00000-of-00001.parquet",
+        "mnist/train-00000-of-00002.parquet",
+        "mnist/train-00001-of-00002.parquet",
+    ]
     assert hub.fetched() == wanted  # no other file, and each once
     assert any(token == "Bearer hf_hidden" for _, _, token in hub.asked)
     assert not [file for file in own_cache.rglob("*") if file.is_file() and b"hf_hidden" in file.read_bytes()]
@@ -75,7 +95,10 @@ def test_what_is_not_parquet_comes_from_the_hubs_conversion(hub: Hub) -> None:
 
 
 def test_a_subset_must_be_chosen_and_has_a_folder_of_its_own(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="me/subsets on the Hub: there are several subsets, set data.options.subset to one of: a, b"):
+    with pytest.raises(
+        DataError,
+        match="me/subsets on the Hub: there are several subsets, set data.options.subset to one of: a, b",
+    ):
         fetch(Repository("me/subsets"), tmp_path / "to")
     a, b = (fetch(Repository("me/subsets", subset), tmp_path / "to") for subset in ("a", "b"))
     assert a.name == "me--subsets--a" and b.name == "me--subsets--b"
@@ -86,19 +109,33 @@ def test_another_split_to_test_on_is_what_is_fetched(hub: Hub, own_cache: Path) 
     samples = build("source", {"name": "images", "repo": "me/glue", "test_split": "validation"}).load(None)
     assert len(samples) == 9 and samples.train_rows == 6
     assert hub.fetched() == ["train.parquet", "validation.parquet"]
-    assert len(build("source", {"name": "images", "repo": "me/glue"}).load(None)) == 8  # in a folder of its own
-    assert sorted(path.name for path in (own_cache / "datasets").iterdir()) == ["me--glue", "me--glue--test=validation"]
-    with pytest.raises(DataError, match="me/glue on the Hub: no split 'tset' for data.options.test_split; did you mean 'test'?"):
+    assert (
+        len(build("source", {"name": "images", "repo": "me/glue"}).load(None)) == 8
+    )  # in a folder of its own
+    assert sorted(path.name for path in (own_cache / "datasets").iterdir()) == [
+        "me--glue",
+        "me--glue--test=validation",
+    ]
+    with pytest.raises(
+        DataError,
+        match="me/glue on the Hub: no split 'tset' for data.options.test_split; did you mean 'test'?",
+    ):
         build("source", {"name": "images", "repo": "me/glue", "test_split": "tset"}).load(None)
 
 
-def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mnist = Repository("ylecun/mnist")
     import huggingface_hub
 
     def interrupted(*args: Any, local_dir: Path, **rest: Any) -> None:
         huggingface_hub.hf_hub_download(
-            "ylecun/mnist", "mnist/train-00000-of-00002.parquet", repo_type="dataset", local_dir=local_dir, endpoint=hub.url
+            "ylecun/mnist",
+            "mnist/train-00000-of-00002.parquet",
+            repo_type="dataset",
+            local_dir=local_dir,
+            endpoint=hub.url,
         )
         raise KeyboardInterrupt
 
@@ -130,7 +167,9 @@ def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(hub: Hub, tmp_pa
         (None, None, "data.options.repo is not set"),
     ],
 )
-def test_why_the_hub_does_not_serve(hub: Hub, tmp_path: Path, repo: str | None, revision: str | None, reason: str) -> None:
+def test_why_the_hub_does_not_serve(
+    hub: Hub, tmp_path: Path, repo: str | None, revision: str | None, reason: str
+) -> None:
     with pytest.raises(Unreachable) as error:
         fetch(Repository(repo, revision=revision), tmp_path / "to")
     assert str(error.value) == reason
@@ -156,7 +195,9 @@ def test_without_the_library_or_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
         fetch(Repository("me/any"), None)
 
 
-def test_a_transfer_that_breaks_off_is_one_line(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_breaks_off_is_one_line(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library waits before it tries again
     hub.broken.add("mnist/test-00000-of-00001.parquet")
     with pytest.raises(Unreachable) as error:

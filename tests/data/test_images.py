@@ -29,7 +29,14 @@ KNOWN = {  # columns, shape, classes, and a layout as on the Hub
     "cifar10": ("img", "label", (3, 32, 32), 10, "plain_text/{}-00000-of-00001.parquet", "test"),
     "cifar100": ("img", "fine_label", (3, 32, 32), 100, "cifar100/{}-00000-of-00001.parquet", "test"),
     "svhn": ("image", "label", (3, 32, 32), 10, "cropped_digits/{}-00000-of-00001.parquet", "test"),
-    "tiny-imagenet": ("image", "label", (3, 64, 64), 200, "data/{}-00000-of-00001-1359597a978bc4fa.parquet", "valid"),
+    "tiny-imagenet": (
+        "image",
+        "label",
+        (3, 64, 64),
+        200,
+        "data/{}-00000-of-00001-1359597a978bc4fa.parquet",
+        "valid",
+    ),
 }
 
 
@@ -53,7 +60,11 @@ def test_known_sets_in_the_layout_of_the_hub(tmp_path: Path, name: str) -> None:
     stored, labels = pixels(shape, 5), [0, classes - 1, 1, 2, classes - 1]
     names = [f"class {i}" for i in range(classes)]
     for split, part in (("train", slice(0, 3)), (test, slice(3, 5))):
-        columns = {column: wrapped(stored[part]), label: labels[part], "coarse_label": [0] * len(labels[part])}
+        columns = {
+            column: wrapped(stored[part]),
+            label: labels[part],
+            "coarse_label": [0] * len(labels[part]),
+        }
         write_table(tmp_path / name.replace("-", "_") / layout.format(split), columns, {label: names})
     samples = load(name, tmp_path)
     assert samples.x.shape == (5, *shape) and samples.x.dtype == torch.uint8 and samples.train_rows == 3
@@ -67,7 +78,12 @@ def test_known_sets_in_the_layout_of_the_hub(tmp_path: Path, name: str) -> None:
 def test_known_sets_say_where_they_come_from_and_what_may_be_done_with_them(name: str) -> None:
     card = describe(parts("source")[name])
     defaults = {item["name"]: item["default"] for item in card["settings"]}
-    assert "/" in defaults["repo"] and "Licence: " in card["text"] and "Columns " in card["text"] and card["paper"]
+    assert (
+        "/" in defaults["repo"]
+        and "Licence: " in card["text"]
+        and "Columns " in card["text"]
+        and card["paper"]
+    )
     assert all(item["help"] for item in card["settings"])
 
 
@@ -85,7 +101,12 @@ def test_cifar100_fine_and_coarse(tmp_path: Path) -> None:
         columns = {"img": wrapped(colour(2)), "fine_label": [99, 3], "coarse_label": [19, 4]}
         write_table(tmp_path / "cifar100" / f"{split}.parquet", columns)
     fine, coarse = load("cifar100", tmp_path), load("cifar100", tmp_path, labels="coarse")
-    assert fine.classes == 100 and fine.y.tolist() == [99, 3] * 2 and coarse.classes == 20 and coarse.y.tolist() == [19, 4] * 2
+    assert (
+        fine.classes == 100
+        and fine.y.tolist() == [99, 3] * 2
+        and coarse.classes == 20
+        and coarse.y.tolist() == [19, 4] * 2
+    )
     with pytest.raises(ConfigError, match="labels"):
         load("cifar100", tmp_path, labels="super")
 
@@ -103,10 +124,18 @@ def test_svhn_takes_the_cropped_digits_and_leaves_extra_out(tmp_path: Path) -> N
 
 def test_five_lines_of_config(tmp_path: Path) -> None:
     stored = [image.astype(np.uint8) for image in colour(10, 16)]
-    columns = {"photo": wrapped(stored), "what": ["cat", "dog"] * 5, "who": ["ann", "bob", "eve", "bob", "ann"] * 2}
+    columns = {
+        "photo": wrapped(stored),
+        "what": ["cat", "dog"] * 5,
+        "who": ["ann", "bob", "eve", "bob", "ann"] * 2,
+    }
     write_table(tmp_path / "pets" / "everything.parquet", columns)
     samples = load("images", tmp_path, folder="pets", image="photo", label="what", user="who", test=0.3)
-    assert samples.x.shape == (10, 3, 16, 16) and samples.train_rows == 7 and samples.class_names == ("cat", "dog")
+    assert (
+        samples.x.shape == (10, 3, 16, 16)
+        and samples.train_rows == 7
+        and samples.class_names == ("cat", "dog")
+    )
     place, train_rows = set_aside(10, 0.3)
     assert train_rows == 7 and sorted(place) == list(range(10))
     for row, at in enumerate(place):  # labels, users and pixels move together
@@ -118,7 +147,10 @@ def test_five_lines_of_config(tmp_path: Path) -> None:
 
 
 def test_users_are_numbered_as_everywhere(tmp_path: Path) -> None:
-    write_table(tmp_path / "pets" / "train.parquet", {"image": wrapped(grey(4)), "label": [0, 1, 0, 1], "who": [100, 7, 100, 2**60]})
+    write_table(
+        tmp_path / "pets" / "train.parquet",
+        {"image": wrapped(grey(4)), "label": [0, 1, 0, 1], "who": [100, 7, 100, 2**60]},
+    )
     assert load("images", tmp_path, folder="pets", user="who", test=0).user.tolist() == [1, 0, 1, 2]
 
 
@@ -126,7 +158,10 @@ def test_another_repository_is_another_dataset(tmp_path: Path) -> None:
     for folder, label in (("mnist", 1), ("images", 2), ("letters", 3)):
         write_images(tmp_path / folder, grey(4), [label] * 4)
     assert load("mnist", tmp_path).y[0] == 1 and load("images", tmp_path).y[0] == 2
-    assert load("mnist", tmp_path, repo="me/letters").y[0] == 3 and load("images", tmp_path, repo="me/letters").y[0] == 3
+    assert (
+        load("mnist", tmp_path, repo="me/letters").y[0] == 3
+        and load("images", tmp_path, repo="me/letters").y[0] == 3
+    )
     assert load("mnist", tmp_path, repo="me/letters", folder="images").y[0] == 2
 
 
@@ -137,7 +172,9 @@ def test_rows_set_aside_are_always_the_same_and_keep_their_order() -> None:
     by_class = np.repeat(np.arange(10), 100)[place >= 800]  # also where the set is sorted by class
     assert np.bincount(by_class, minlength=10).min() > 5
     assert set_aside(5, 0.0)[0].tolist() == [0, 1, 2, 3, 4] and set_aside(5, 0.0)[1] == 5
-    with pytest.raises(DataError, match="data.options.test: a share of 0.9 of 2 rows leaves none to train on"):
+    with pytest.raises(
+        DataError, match="data.options.test: a share of 0.9 of 2 rows leaves none to train on"
+    ):
         set_aside(2, 0.9)
 
 
@@ -148,13 +185,19 @@ def test_grey_stored_as_colour_is_grey_where_all_of_it_is(tmp_path: Path) -> Non
     assert load("images", tmp_path, folder="g", mode="colour").sample_shape == (3, 8, 8)
     write_images(tmp_path / "c", [*as_colour[:2], *colour(6, 8)], [0, 1] * 4)
     samples = load("images", tmp_path, folder="c")
-    assert samples.sample_shape == (3, 8, 8) and torch.equal(samples.x[0, 0], samples.x[0, 2])  # some photographs are grey
+    assert samples.sample_shape == (3, 8, 8) and torch.equal(
+        samples.x[0, 0], samples.x[0, 2]
+    )  # some photographs are grey
 
 
-def test_one_in_colour_far_behind_many_in_grey_is_not_lost_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_in_colour_far_behind_many_in_grey_is_not_lost_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(images, "LOOKED_AT", 2)
     write_images(tmp_path / "g", [*grey(3, 8), *colour(1, 8)], [0, 1, 0, 1])
-    with pytest.raises(DataError, match="test.parquet: row 0 is in colour, the first images are grey; set data.options.mode"):
+    with pytest.raises(
+        DataError, match="test.parquet: row 0 is in colour, the first images are grey; set data.options.mode"
+    ):
         load("images", tmp_path, folder="g")
     assert load("images", tmp_path, folder="g", mode="grey").sample_shape == (1, 8, 8)
 
@@ -163,7 +206,10 @@ def test_sizes_that_differ_need_a_size(tmp_path: Path) -> None:
     flat = [np.full((side, side + 2, 3), 50 + side, dtype=np.uint8) for side in (8, 16, 9, 8)]
     flat[0][0, 0] = (0, 100, 200)
     write_images(tmp_path / "s", flat, [0, 1, 0, 1], "img")
-    with pytest.raises(DataError, match=r"row 1 is 16 x 18; set data.options.size to the side all shall have, the first is 8 x 10"):
+    with pytest.raises(
+        DataError,
+        match=r"row 1 is 16 x 18; set data.options.size to the side all shall have, the first is 8 x 10",
+    ):
         load("images", tmp_path, folder="s")
     samples = load("images", tmp_path, folder="s", size=4)
     assert samples.sample_shape == (3, 4, 4) and (samples.x[1] == 66).all() and (samples.x[3] == 58).all()
@@ -182,7 +228,11 @@ def test_large_images_are_written_in_small_pieces(tmp_path: Path, monkeypatch: p
     whole = load("images", tmp_path, folder="l")
     monkeypatch.setattr(images, "AT_ONCE", 1)
     pieces = load("images", tmp_path, folder="l", size=8)
-    assert torch.equal(whole.x, pieces.x) and whole.mean == pytest.approx(pieces.mean) and whole.std == pytest.approx(pieces.std)
+    assert (
+        torch.equal(whole.x, pieces.x)
+        and whole.mean == pytest.approx(pieces.mean)
+        and whole.std == pytest.approx(pieces.std)
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +240,10 @@ def test_large_images_are_written_in_small_pieces(tmp_path: Path, monkeypatch: p
     [
         ([1, 2], "column 'image' holds int64, not encoded images"),
         (["a.png", "b.png"], "column 'image' holds string, not encoded images"),
-        ([{"path": "a.png"}, {"path": "b.png"}], "column 'image' holds struct<path: string>, not encoded images"),
+        (
+            [{"path": "a.png"}, {"path": "b.png"}],
+            "column 'image' holds struct<path: string>, not encoded images",
+        ),
         ([{"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": None}], "row 0 holds no image bytes"),
     ],
 )
@@ -230,8 +283,14 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, kind: str) -> None:
     from PIL import Image
 
     wide = np.array([[0, 128, 129, 257], [25700, 32768, 65406, 65535]], dtype=np.uint16)
-    encoded = b"P5 4 2 65535 " + wide.astype(">u2").tobytes() if kind == "PGM" else saved(Image.fromarray(wide), kind)
-    assert stored(tmp_path, encoded).tolist() == [[[[0, 0, 1, 1], [100, 128, 254, 255]]]]  # divided by 257, to the nearest
+    encoded = (
+        b"P5 4 2 65535 " + wide.astype(">u2").tobytes()
+        if kind == "PGM"
+        else saved(Image.fromarray(wide), kind)
+    )
+    assert stored(tmp_path, encoded).tolist() == [
+        [[[0, 0, 1, 1], [100, 128, 254, 255]]]
+    ]  # divided by 257, to the nearest
     assert stored(tmp_path, encoded, mode="colour").shape == (1, 3, 2, 4)
 
 
@@ -239,7 +298,10 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, kind: str) -> None:
 def test_numbers_without_a_scale_are_refused(tmp_path: Path, mode: str) -> None:
     from PIL import Image
 
-    with pytest.raises(DataError, match=f"row 0 is not a readable image: pixels of mode {mode} have no scale .* expected 8 or 16 bits"):
+    with pytest.raises(
+        DataError,
+        match=f"row 0 is not a readable image: pixels of mode {mode} have no scale .* expected 8 or 16 bits",
+    ):
         stored(tmp_path, saved(Image.new(mode, (2, 2)), "TIFF"))
 
 
@@ -248,16 +310,27 @@ def test_what_is_transparent_is_laid_on_white(tmp_path: Path) -> None:
 
     grey_half = Image.fromarray(np.array([[[100, 255], [100, 0]]], dtype=np.uint8))
     assert stored(tmp_path, saved(grey_half, "PNG")).tolist() == [[[[100, 255]]]]
-    colour_half = Image.fromarray(np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 0, 51]]], dtype=np.uint8))
-    assert stored(tmp_path, saved(colour_half, "PNG"))[0, :, 0].T.tolist() == [[10, 20, 30], [255] * 3, [204] * 3]
+    colour_half = Image.fromarray(
+        np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 0, 51]]], dtype=np.uint8)
+    )
+    assert stored(tmp_path, saved(colour_half, "PNG"))[0, :, 0].T.tolist() == [
+        [10, 20, 30],
+        [255] * 3,
+        [204] * 3,
+    ]
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
     for kind in ("PNG", "GIF"):
         assert stored(tmp_path, saved(palette, kind))[0, :, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
-        assert stored(tmp_path, saved(palette, kind, transparency=1))[0, :, 0].T.tolist() == [[10, 20, 30], [255] * 3]
+        assert stored(tmp_path, saved(palette, kind, transparency=1))[0, :, 0].T.tolist() == [
+            [10, 20, 30],
+            [255] * 3,
+        ]
     assert stored(tmp_path, saved(Image.new("1", (2, 1), 1), "PNG")).tolist() == [[[[255, 255]]]]
-    assert stored(tmp_path, saved(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF")).tolist() == [[[[255]], [[0]], [[0]]]]
+    assert stored(tmp_path, saved(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF")).tolist() == [
+        [[[255]], [[0]], [[0]]]
+    ]
 
 
 def test_a_photo_of_two_frames_among_others(tmp_path: Path) -> None:
@@ -269,24 +342,38 @@ def test_a_photo_of_two_frames_among_others(tmp_path: Path) -> None:
     assert np.array_equal(x[0], x[2]) and np.array_equal(x[1], x[4]) and len(x) == 5
 
 
-def test_formats_for_which_pillow_starts_other_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_for_which_pillow_starts_other_programs_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from PIL import EpsImagePlugin, Image
 
-    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **options: pytest.fail("Ghostscript was started"))
+    monkeypatch.setattr(
+        EpsImagePlugin, "Ghostscript", lambda *args, **options: pytest.fail("Ghostscript was started")
+    )
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     for encoded in (eps, saved(Image.new("L", (4, 4)), "PCX")):
-        with pytest.raises(DataError, match="row 0 is not a readable image: expected PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM$"):
+        with pytest.raises(
+            DataError, match="row 0 is not a readable image: expected PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM$"
+        ):
             stored(tmp_path, encoded)
         assert Image.open(io.BytesIO(encoded)).format in ("EPS", "PCX")  # which Pillow would have read
 
 
-def test_giants_are_refused_undecoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+def test_giants_are_refused_undecoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     from PIL import Image, ImageFile
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it was decoded"))
     limit = Image.MAX_IMAGE_PIXELS
-    for side, why in ((9000, "9000 x 9000 pixels are more than"), (10000, "10000 x 10000 pixels are more than"), (100000, "exceeds limit")):
-        with pytest.raises(DataError, match=f"row 0 is not a readable image: .*{why}") as error:  # the last two Pillow minds by itself
+    for side, why in (
+        (9000, "9000 x 9000 pixels are more than"),
+        (10000, "10000 x 10000 pixels are more than"),
+        (100000, "exceeds limit"),
+    ):
+        with pytest.raises(
+            DataError, match=f"row 0 is not a readable image: .*{why}"
+        ) as error:  # the last two Pillow minds by itself
             stored(tmp_path, b"P5 %d %d 255 " % (side, side), size=8)
         assert "\n" not in str(error.value)
     assert not recwarn.list and limit == Image.MAX_IMAGE_PIXELS
@@ -294,7 +381,11 @@ def test_giants_are_refused_undecoded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_moments_by_pieces_are_those_of_the_whole() -> None:
     rng = np.random.default_rng(3)
-    for x in (rng.integers(0, 256, (50, 3, 4, 4), dtype=np.uint8), rng.normal(1e6, 1, (50, 2, 7)), rng.normal(size=(50, 5))):
+    for x in (
+        rng.integers(0, 256, (50, 3, 4, 4), dtype=np.uint8),
+        rng.normal(1e6, 1, (50, 2, 7)),
+        rng.normal(size=(50, 5)),
+    ):
         whole = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1) / (255 if x.dtype == np.uint8 else 1)
         moments = Moments()
         for begin in (0, 7, 8, 30):
@@ -319,7 +410,9 @@ def test_quick_work_shows_nothing_and_slow_work_a_line(capsys: pytest.CaptureFix
         assert capsys.readouterr().err == shown
 
 
-def test_a_bar_on_a_terminal_beside_another_display(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_on_a_terminal_beside_another_display(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rich.console import Console
     from rich.progress import Progress
 

@@ -13,7 +13,9 @@ from holdfast.data.sources.labelled import Labelled
 from tests.data.folders import write_table
 
 
-@pytest.mark.parametrize("name", [name for name, source in parts("source").items() if issubclass(source, Labelled)])
+@pytest.mark.parametrize(
+    "name", [name for name, source in parts("source").items() if issubclass(source, Labelled)]
+)
 def test_every_source_says_what_it_is(name: str) -> None:
     card = describe(parts("source")[name])
     assert card["summary"] and "Licence:" in card["text"] and all(item["help"] for item in card["settings"])
@@ -24,9 +26,16 @@ def write_small(folder: Path) -> None:
     rng = np.random.default_rng(0)
     label = np.repeat(np.arange(40) % 2, 10)
     x = label + 0.1 * rng.standard_normal(400)
-    columns = {"x": x, "colour": ["red", "blue"] * 200, "label": label, "person": np.repeat(np.arange(4), 100)}
+    columns = {
+        "x": x,
+        "colour": ["red", "blue"] * 200,
+        "label": label,
+        "person": np.repeat(np.arange(4), 100),
+    }
     write_table(folder / "rows" / "train.parquet", columns)
-    write_table(folder / "lists" / "train.parquet", {"signal": x.reshape(40, 10).tolist(), "label": label[::10]})
+    write_table(
+        folder / "lists" / "train.parquet", {"signal": x.reshape(40, 10).tolist(), "label": label[::10]}
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ import pytest
 
 from tests.data.folders import encode, write_table
 
-ROWS, SIDE, ALLOWED = 50_000, 64, 256 << 20  # 614 MB of pixels, and 268 MB for whatever else the process wants
+ROWS, SIDE, ALLOWED = (
+    50_000,
+    64,
+    256 << 20,
+)  # 614 MB of pixels, and 268 MB for whatever else the process wants
 
 PROGRAM = """
     import json, resource, sys
@@ -50,26 +54,42 @@ PROGRAM = """
         "refused": refused, "rounds": len(run.metrics), "decoded": len(decoded), "bytes": samples.x.numel(), "mean": samples.mean,
         "last": samples.x[-1, 0, 0, 0].item(), "anonymous": kilobytes("RssAnon") * 1024,
     }))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, which counts a process's own memory")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux, which counts a process's own memory"
+)
 def test_a_round_on_plan_loop_decoding_included(tmp_path: Path) -> None:
     levels = [encode(np.full((SIDE, SIDE, 3), (level, 7, 200), dtype=np.uint8)) for level in range(10)]
     items = [{"bytes": levels[i % 10], "path": None} for i in range(ROWS)]
     for split, part in (("train", items[10:]), ("test", items[:10])):
-        write_table(tmp_path / "photos" / f"{split}.parquet", {"image": part, "label": [i % 10 for i in range(len(part))]}, rows=5000)
+        write_table(
+            tmp_path / "photos" / f"{split}.parquet",
+            {"image": part, "label": [i % 10 for i in range(len(part))]},
+            rows=5000,
+        )
     program = textwrap.dedent(PROGRAM)
     for name in ("ROWS", "SIDE", "ALLOWED"):
         program = program.replace(name, str(globals()[name]))
-    # The system's allocator: Arrow's own reserves a gigabyte of addresses, which the limit counts although it is never used.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True)
+    # The system's allocator: Arrow's own reserves a gigabyte of addresses, which the limit counts although it
+    # is never used.
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert done.returncode == 0
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["refused"]  # the limit is real: the pixels do not fit beside the rest
     assert told["rounds"] >= 2 and told["bytes"] == ROWS * 3 * SIDE * SIDE and told["last"] == 9
     assert told["mean"] == pytest.approx([4.5 / 255, 7 / 255, 200 / 255])
     assert told["anonymous"] < told["bytes"]
-    assert told["decoded"] == 1  # the second time the file could be mapped, which the limit would refuse to a private copy
+    assert (
+        told["decoded"] == 1
+    )  # the second time the file could be mapped, which the limit would refuse to a private copy

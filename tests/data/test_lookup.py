@@ -29,11 +29,16 @@ def put(folder: Path) -> Path:
 
 def found(names: list[str], dir: Path | None, repository: Repository = NOWHERE) -> Path:
     files = find_files(names, dir, repository)
-    assert {split: [path.name for path in paths] for split, paths in files.items()} == {"train": [FILES[0]], "test": [FILES[1]]}
+    assert {split: [path.name for path in paths] for split, paths in files.items()} == {
+        "train": [FILES[0]],
+        "test": [FILES[1]],
+    }
     return files["train"][0].parent
 
 
-def test_the_order_of_the_four_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_the_four_places(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = put(tmp_path / "hub")
     monkeypatch.setattr(lookup, "fetch", lambda repository, downloads: hub)
     here, there = tmp_path / "here", tmp_path / "there"
@@ -50,15 +55,21 @@ def test_the_order_of_the_four_places(tmp_path: Path, own_cache: Path, monkeypat
     assert found(["a-set"], here) == dir
 
 
-def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run's data.dir may be another machine's, where the data lies elsewhere, so that is only said."""
     here = put(tmp_path / "here" / "a-set")
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "here"))
-    with pytest.warns(UserWarning, match=f"data.dir: there is no folder {tmp_path / 'gone'}; other places are searched"):
+    with pytest.warns(
+        UserWarning, match=f"data.dir: there is no folder {tmp_path / 'gone'}; other places are searched"
+    ):
         assert found(["a-set"], tmp_path / "gone") == here
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "gone"))
     assert found(["a-set"], tmp_path / "here") == here, "it is not looked at"
-    with pytest.raises(DataError, match=f"HOLDFAST_DATA: there is no folder {tmp_path / 'gone'}; correct it or unset it"):
+    with pytest.raises(
+        DataError, match=f"HOLDFAST_DATA: there is no folder {tmp_path / 'gone'}; correct it or unset it"
+    ):
         find_files(["another-set"], tmp_path / "here", NOWHERE)
 
 
@@ -69,20 +80,31 @@ def test_names_that_a_folder_may_have(tmp_path: Path) -> None:
     assert found(["fashion-mnist"], folder) == folder  # pointed at the dataset instead of at what holds it
 
 
-def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = put(tmp_path / "own")
     assert found([str(own)], None) == own
     monkeypatch.chdir(tmp_path)
     assert found(["./own"], None) == Path("own")
-    with pytest.raises(DataError, match=r"data.options.folder /no/such: there is no such folder; expected train.parquet and test.parquet"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"data.options.folder /no/such: there is no such folder; expected train.parquet and test.parquet"
+        ),
+    ):
         found(["/no/such"], tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="it has no train split"):
         found(["./empty"], None)
 
 
-def test_a_home_of_nobody_and_a_name_too_long_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="data.options.folder: ~nobody-at-all/x begins with the home directory of somebody"):
+def test_a_home_of_nobody_and_a_name_too_long_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match="data.options.folder: ~nobody-at-all/x begins with the home directory of somebody"
+    ):
         find_files(["~nobody-at-all/x"], tmp_path, NOWHERE)
     for name in ("x" * 5000, "/" + "x" * 5000):
         with pytest.raises(DataError, match="no folder x|there is no such folder"):
@@ -92,7 +114,9 @@ def test_a_home_of_nobody_and_a_name_too_long_are_one_line(tmp_path: Path, monke
         find_files(["a"], tmp_path, NOWHERE)
 
 
-def test_one_error_names_all_four_places_and_the_layout(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_error_names_all_four_places_and_the_layout(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data" / "fashion_mnist").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "empty"))
@@ -112,7 +136,10 @@ def test_what_is_not_set_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Unreachable("no answer")
 
     monkeypatch.setattr(lookup, "fetch", none)
-    with pytest.raises(DataError, match=r"data.dir \(not set\), HOLDFAST_DATA \(not set\), the cache \(.*\), the Hub \(no answer\)"):
+    with pytest.raises(
+        DataError,
+        match=r"data.dir \(not set\), HOLDFAST_DATA \(not set\), the cache \(.*\), the Hub \(no answer\)",
+    ):
         find_files(["a"], None, NOWHERE)
 
 

@@ -19,7 +19,9 @@ def measured(x: np.ndarray, pieces: int = 7) -> Moments:
 
 def normalised(x: np.ndarray) -> torch.Tensor:
     moments = measured(x)
-    samples = Samples(torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64), 1, len(x), moments.mean, moments.std)
+    samples = Samples(
+        torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64), 1, len(x), moments.mean, moments.std
+    )
     return samples.batch(torch.arange(len(x)))
 
 
@@ -38,7 +40,9 @@ def test_noise_on_a_large_mean_in_float32() -> None:
     x = (1e6 + np.random.default_rng(0).normal(size=(5000, 1, 20))).astype(np.float32)
     moments = measured(x, 50)
     exact = x.astype(np.longdouble)
-    assert moments.mean[0] == pytest.approx(float(exact.mean()), abs=1e-8) and moments.std[0] == pytest.approx(float(exact.std()), rel=1e-9)
+    assert moments.mean[0] == pytest.approx(float(exact.mean()), abs=1e-8) and moments.std[
+        0
+    ] == pytest.approx(float(exact.std()), rel=1e-9)
     assert abs(float(normalised(x).mean())) < 0.05  # float32 tells 1/16 apart there
 
 
@@ -50,7 +54,9 @@ def test_a_channel_that_never_changes_becomes_0(value: float) -> None:
 
 def test_changes_that_float32_cannot_tell_are_not_blown_up() -> None:
     x = np.full((1000, 2, 10), 1e6, dtype=np.float32)
-    x[0, 0, 0] = np.nextafter(np.float32(1e6), np.float32(2e6))  # one step, once: deviation 6e-4 beside a mean that is not told so well
+    x[0, 0, 0] = np.nextafter(
+        np.float32(1e6), np.float32(2e6)
+    )  # one step, once: deviation 6e-4 beside a mean that is not told so well
     x[:, 1] = 0
     x[0, 1, 0] = 1e-45
     assert measured(x).std == (1.0, 1.0) and normalised(x).abs().max() < 0.1

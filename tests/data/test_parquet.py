@@ -28,44 +28,130 @@ def touch(folder: Path, *names: str) -> Path:
     ("names", "subset", "splits"),
     [
         (["train.parquet", "test.parquet"], None, {"train": ["train.parquet"], "test": ["test.parquet"]}),
-        (["data/train-00000-of-00001-a1b2.parquet", "data/valid-00000-of-00001-ff.parquet"], None,
-         {"train": ["data/train-00000-of-00001-a1b2.parquet"], "validation": ["data/valid-00000-of-00001-ff.parquet"]}),
-        (["x/train-00000-of-00001.parquet", "y/train-00000-of-00001.parquet"], "y", {"train": ["y/train-00000-of-00001.parquet"]}),
-        (["plain_text/train-00000-of-00001.parquet"], None, {"train": ["plain_text/train-00000-of-00001.parquet"]}),
-        (["c/train/0000.parquet", "c/train/0001.parquet", "c/test/0000.parquet"], None,
-         {"train": ["c/train/0000.parquet", "c/train/0001.parquet"], "test": ["c/test/0000.parquet"]}),
+        (
+            ["data/train-00000-of-00001-a1b2.parquet", "data/valid-00000-of-00001-ff.parquet"],
+            None,
+            {
+                "train": ["data/train-00000-of-00001-a1b2.parquet"],
+                "validation": ["data/valid-00000-of-00001-ff.parquet"],
+            },
+        ),
+        (
+            ["x/train-00000-of-00001.parquet", "y/train-00000-of-00001.parquet"],
+            "y",
+            {"train": ["y/train-00000-of-00001.parquet"]},
+        ),
+        (
+            ["plain_text/train-00000-of-00001.parquet"],
+            None,
+            {"train": ["plain_text/train-00000-of-00001.parquet"]},
+        ),
+        (
+            ["c/train/0000.parquet", "c/train/0001.parquet", "c/test/0000.parquet"],
+            None,
+            {"train": ["c/train/0000.parquet", "c/train/0001.parquet"], "test": ["c/test/0000.parquet"]},
+        ),
         (["default/train/0.parquet", "other/train/0.parquet"], None, {"train": ["default/train/0.parquet"]}),
-        (["train.parquet", "more/train.parquet"], None, {"train": ["train.parquet"]}),  # the folder's own before a subset's
-        (["train.parquet"], "cropped_digits", {"train": ["train.parquet"]}),  # a folder that holds only one subset
-        (["b10.parquet", "b9.parquet"], None, {"train": ["b9.parquet", "b10.parquet"]}),  # no split is named: all is train
-        (["train.parquet", "notes.parquet", ".cache/train.parquet", "train.csv"], None, {"train": ["train.parquet"]}),
+        (
+            ["train.parquet", "more/train.parquet"],
+            None,
+            {"train": ["train.parquet"]},
+        ),  # the folder's own before a subset's
+        (
+            ["train.parquet"],
+            "cropped_digits",
+            {"train": ["train.parquet"]},
+        ),  # a folder that holds only one subset
+        (
+            ["b10.parquet", "b9.parquet"],
+            None,
+            {"train": ["b9.parquet", "b10.parquet"]},
+        ),  # no split is named: all is train
+        (
+            ["train.parquet", "notes.parquet", ".cache/train.parquet", "train.csv"],
+            None,
+            {"train": ["train.parquet"]},
+        ),
         (["train.csv"], None, {}),
         (["Train.parquet", "Test.parquet"], None, {"train": ["Train.parquet"], "test": ["Test.parquet"]}),
-        (["my-train.parquet", "my-test.parquet"], None, {"train": ["my-train.parquet"], "test": ["my-test.parquet"]}),
-        (["train_0.parquet", "train_1.parquet", "test_0.parquet"], None,
-         {"train": ["train_0.parquet", "train_1.parquet"], "test": ["test_0.parquet"]}),
+        (
+            ["my-train.parquet", "my-test.parquet"],
+            None,
+            {"train": ["my-train.parquet"], "test": ["my-test.parquet"]},
+        ),
+        (
+            ["train_0.parquet", "train_1.parquet", "test_0.parquet"],
+            None,
+            {"train": ["train_0.parquet", "train_1.parquet"], "test": ["test_0.parquet"]},
+        ),
         (["train.parquet", "test_1.parquet"], None, {"train": ["train.parquet"], "test": ["test_1.parquet"]}),
-        (["train-0.parquet", "eval-0.parquet"], None, {"train": ["train-0.parquet"], "test": ["eval-0.parquet"]}),
-        (["data/train_part_10.parquet", "data/train_part_9.parquet", "data/dev2.parquet"], None,
-         {"train": ["data/train_part_9.parquet", "data/train_part_10.parquet"], "validation": ["data/dev2.parquet"]}),
-        (["train-00000-of-00001.snappy.parquet", "test-00000-of-00001.snappy.parquet"], None,
-         {"train": ["train-00000-of-00001.snappy.parquet"], "test": ["test-00000-of-00001.snappy.parquet"]}),
-        (["my_train-00000-of-00001.parquet", "my_test-00000-of-00001.parquet"], None,
-         {"train": ["my_train-00000-of-00001.parquet"], "test": ["my_test-00000-of-00001.parquet"]}),
-        (["train.parquet/part-0.parquet", "test.parquet/part-0.parquet"], None,
-         {"train": ["train.parquet/part-0.parquet"], "test": ["test.parquet/part-0.parquet"]}),
-        (["train/part-00000-of-00001.parquet", "test/a.parquet"], None,
-         {"train": ["train/part-00000-of-00001.parquet"], "test": ["test/a.parquet"]}),
-        (["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"], None,  # a split of the Hub is not two
-         {"train": ["c/partial-train/0000.parquet"], "validation_matched": ["c/validation_matched/0000.parquet"]}),
-        (["train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "eval-00000-of-00001.parquet"], None,
-         {split: [f"{split}-00000-of-00001.parquet"] for split in ("train", "test", "eval")}),
-        (["trains.parquet", "testament.parquet"], None, {"train": ["testament.parquet", "trains.parquet"]}),  # only whole words count
-        (["train_test.parquet", "train.parquet"], None, {"train_test": ["train_test.parquet"], "train": ["train.parquet"]}),
-        (["notes.parquet", "c/train/0.parquet"], None, {"train": ["c/train/0.parquet"]}),  # the stray file is not the data
+        (
+            ["train-0.parquet", "eval-0.parquet"],
+            None,
+            {"train": ["train-0.parquet"], "test": ["eval-0.parquet"]},
+        ),
+        (
+            ["data/train_part_10.parquet", "data/train_part_9.parquet", "data/dev2.parquet"],
+            None,
+            {
+                "train": ["data/train_part_9.parquet", "data/train_part_10.parquet"],
+                "validation": ["data/dev2.parquet"],
+            },
+        ),
+        (
+            ["train-00000-of-00001.snappy.parquet", "test-00000-of-00001.snappy.parquet"],
+            None,
+            {
+                "train": ["train-00000-of-00001.snappy.parquet"],
+                "test": ["test-00000-of-00001.snappy.parquet"],
+            },
+        ),
+        (
+            ["my_train-00000-of-00001.parquet", "my_test-00000-of-00001.parquet"],
+            None,
+            {"train": ["my_train-00000-of-00001.parquet"], "test": ["my_test-00000-of-00001.parquet"]},
+        ),
+        (
+            ["train.parquet/part-0.parquet", "test.parquet/part-0.parquet"],
+            None,
+            {"train": ["train.parquet/part-0.parquet"], "test": ["test.parquet/part-0.parquet"]},
+        ),
+        (
+            ["train/part-00000-of-00001.parquet", "test/a.parquet"],
+            None,
+            {"train": ["train/part-00000-of-00001.parquet"], "test": ["test/a.parquet"]},
+        ),
+        (
+            ["c/partial-train/0000.parquet", "c/validation_matched/0000.parquet"],
+            None,  # a split of the Hub is not two
+            {
+                "train": ["c/partial-train/0000.parquet"],
+                "validation_matched": ["c/validation_matched/0000.parquet"],
+            },
+        ),
+        (
+            ["train-00000-of-00001.parquet", "test-00000-of-00001.parquet", "eval-00000-of-00001.parquet"],
+            None,
+            {split: [f"{split}-00000-of-00001.parquet"] for split in ("train", "test", "eval")},
+        ),
+        (
+            ["trains.parquet", "testament.parquet"],
+            None,
+            {"train": ["testament.parquet", "trains.parquet"]},
+        ),  # only whole words count
+        (
+            ["train_test.parquet", "train.parquet"],
+            None,
+            {"train_test": ["train_test.parquet"], "train": ["train.parquet"]},
+        ),
+        (
+            ["notes.parquet", "c/train/0.parquet"],
+            None,
+            {"train": ["c/train/0.parquet"]},
+        ),  # the stray file is not the data
         (["a/x.parquet", "b/train.parquet"], "a", {"train": ["a/x.parquet"]}),
     ],
-)  # fmt: skip
+)
 def test_layouts(tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]) -> None:
     found = find_splits(touch(tmp_path, *names), subset)
     assert found == {split: [tmp_path / file for file in files] for split, files in splits.items()}
@@ -106,31 +192,59 @@ def test_which_split_is_for_testing(splits: str, wanted: str | None, chosen: str
 
 
 def test_splits_that_cannot_be_tested_on() -> None:
-    with pytest.raises(DataError, match="here: no split 'valdation' for data.options.test_split; did you mean 'validation'?"):
+    with pytest.raises(
+        DataError, match="here: no split 'valdation' for data.options.test_split; did you mean 'validation'?"
+    ):
         choose_test({"train": 1, "validation": 1}, "valdation", "here")
     with pytest.raises(DataError, match="'train' is what is trained on"):
         choose_test({"train": 1}, "train", "here")
-    with pytest.raises(DataError, match="which split is for testing.*test_split to one of: test_a, test_b, none"):
+    with pytest.raises(
+        DataError, match="which split is for testing.*test_split to one of: test_a, test_b, none"
+    ):
         choose_test({"train": 1, "test_a": 1, "test_b": 1}, None, "here")
 
 
 def test_more_than_ten_files_in_numeric_order() -> None:
     names = [f"train-{i:05d}-of-00012.parquet" for i in range(12)]
     assert [str(path) for path in arrange(reversed(names), None, "here")["train"]] == names
-    assert [path.name for path in arrange([f"train/{i}.parquet" for i in range(12)], None, "here")["train"]][9:] == [
-        "9.parquet", "10.parquet", "11.parquet",
-    ]  # fmt: skip
+    assert [path.name for path in arrange([f"train/{i}.parquet" for i in range(12)], None, "here")["train"]][
+        9:
+    ] == [
+        "9.parquet",
+        "10.parquet",
+        "11.parquet",
+    ]
 
 
 @pytest.mark.parametrize(
     ("names", "subset", "message"),
     [
-        (["x/train.parquet", "y/train.parquet"], None, "here: there are several subsets, set data.options.subset to one of: x, y"),
+        (
+            ["x/train.parquet", "y/train.parquet"],
+            None,
+            "here: there are several subsets, set data.options.subset to one of: x, y",
+        ),
         (["x/train.parquet", "y/train.parquet"], "z", "here: no subset 'z'; known: x, y"),
-        (["cropped_digits/train.parquet"], "croped_digits", "no subset 'croped_digits'; did you mean 'cropped_digits'?"),
-        (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], None, "has 2 of 3 files, number 1 is missing; fetch it again"),
-        (["train.parquet", "data/train-00000-of-00001.parquet"], None, "split 'train' is there more than once"),
-        (["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"], None, "files with the same number"),
+        (
+            ["cropped_digits/train.parquet"],
+            "croped_digits",
+            "no subset 'croped_digits'; did you mean 'cropped_digits'?",
+        ),
+        (
+            ["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"],
+            None,
+            "has 2 of 3 files, number 1 is missing; fetch it again",
+        ),
+        (
+            ["train.parquet", "data/train-00000-of-00001.parquet"],
+            None,
+            "split 'train' is there more than once",
+        ),
+        (
+            ["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"],
+            None,
+            "files with the same number",
+        ),
     ],
 )
 def test_folders_that_cannot_be_understood(names: list[str], subset: str | None, message: str) -> None:
@@ -143,16 +257,29 @@ def test_folders_that_cannot_be_understood(names: list[str], subset: str | None,
 
 
 def two_files(folder: Path) -> Rows:
-    first = write_table(folder / "train-00000-of-00002.parquet", {"a": [1, 2, 3], "b": ["x", "y", "z"]}, {"a": ["nil", "one"]})
+    first = write_table(
+        folder / "train-00000-of-00002.parquet", {"a": [1, 2, 3], "b": ["x", "y", "z"]}, {"a": ["nil", "one"]}
+    )
     return Rows([first, write_table(folder / "train-00001-of-00002.parquet", {"a": [4, 5], "b": ["v", "w"]})])
 
 
 def test_files_read_as_one(tmp_path: Path) -> None:
     rows = two_files(tmp_path)
-    assert rows.count == 5 and rows.names == ("a", "b") and rows.class_names("a") == ("nil", "one") and rows.class_names("b") == ()
+    assert (
+        rows.count == 5
+        and rows.names == ("a", "b")
+        and rows.class_names("a") == ("nil", "one")
+        and rows.class_names("b") == ()
+    )
     assert rows.column("a").to_pylist() == [1, 2, 3, 4, 5]
-    assert [batch.to_pydict() for batch in rows.batches(["b"], size=2)] == [{"b": ["x", "y"]}, {"b": ["z"]}, {"b": ["v", "w"]}]
-    assert rows.place(2).endswith("00000-of-00002.parquet: row 2") and rows.place(3).endswith("00001-of-00002.parquet: row 0")
+    assert [batch.to_pydict() for batch in rows.batches(["b"], size=2)] == [
+        {"b": ["x", "y"]},
+        {"b": ["z"]},
+        {"b": ["v", "w"]},
+    ]
+    assert rows.place(2).endswith("00000-of-00002.parquet: row 2") and rows.place(3).endswith(
+        "00001-of-00002.parquet: row 0"
+    )
     assert rows.need("b") == "b" and rows.need(("img", "a", "b")) == "a"
     with pytest.raises(DataError, match=r"00000-of-00002.parquet: no column 'c' or 'd'; known: a, b"):
         rows.need(("c", "d"))
@@ -195,7 +322,9 @@ def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
     with pytest.raises(DataError) as error:
         rows = Rows([good, bad])
         rows.column("a")
-    assert str(error.value).startswith(f"{bad} cannot be read as Parquet, fetch it again") and "\n" not in str(error.value)
+    assert str(error.value).startswith(
+        f"{bad} cannot be read as Parquet, fetch it again"
+    ) and "\n" not in str(error.value)
     with pytest.raises(DataError, match="b.parquet cannot be read"):
         list(Rows([good, bad]).batches(["a"]))
 
@@ -205,7 +334,9 @@ def test_a_split_without_rows(tmp_path: Path) -> None:
         _ = Rows([write_table(tmp_path / "a.parquet", {"a": np.zeros(0)})]).count
 
 
-@pytest.mark.parametrize(("other", "what"), [({"a": [1.5]}, "a"), ({"b": [1]}, "a, b"), ({"a": [1], "c": [1]}, "c")])
+@pytest.mark.parametrize(
+    ("other", "what"), [({"a": [1.5]}, "a"), ({"b": [1]}, "a, b"), ({"a": [1], "c": [1]}, "c")]
+)
 def test_files_that_do_not_belong_together(tmp_path: Path, other: dict[str, list], what: str) -> None:
     rows = Rows([write_table(tmp_path / "a.parquet", {"a": [1]}), write_table(tmp_path / "b.parquet", other)])
     with pytest.raises(DataError, match=rf"b.parquet has other columns than a.parquet \({what}\)"):
@@ -220,9 +351,17 @@ def split(path: Path, labels: Any, names: list[str] | None = None) -> Rows:
 
 
 def test_numbers_stay_and_the_files_name_the_classes(tmp_path: Path) -> None:
-    train, test = split(tmp_path / "a.parquet", [2, 0], ["x", "y", "z", "w"]), split(tmp_path / "b.parquet", [1])
+    train, test = (
+        split(tmp_path / "a.parquet", [2, 0], ["x", "y", "z", "w"]),
+        split(tmp_path / "b.parquet", [1]),
+    )
     labels, classes, names = read_labels([train, test], "label")
-    assert labels.dtype == np.int64 and labels.tolist() == [2, 0, 1] and classes == 4 and names == ("x", "y", "z", "w")
+    assert (
+        labels.dtype == np.int64
+        and labels.tolist() == [2, 0, 1]
+        and classes == 4
+        and names == ("x", "y", "z", "w")
+    )
     assert read_labels(split(tmp_path / "c.parquet", [2, 0, 1, 1]), "label")[1:] == (3, ())
     assert read_labels(split(tmp_path / "d.parquet", [1.0, 0.0]), "label", 5)[0].tolist() == [1, 0]
 
@@ -232,13 +371,19 @@ def test_words_are_numbered_over_train_and_test_together(tmp_path: Path, values:
     train, test = split(tmp_path / "a.parquet", values[:1]), split(tmp_path / "b.parquet", values[1:])
     labels, classes, names = read_labels([train, test], "label")
     wanted = sorted({str(value).lower() for value in values})
-    assert names == tuple(wanted) and classes == len(wanted) and [names[label] for label in labels] == [str(v).lower() for v in values]
+    assert (
+        names == tuple(wanted)
+        and classes == len(wanted)
+        and [names[label] for label in labels] == [str(v).lower() for v in values]
+    )
 
 
 def test_words_of_a_known_list(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", ["b", "a", "b"])
     assert read_labels(rows, "label", 3, ("b", "c", "a"))[0].tolist() == [0, 2, 0]
-    with pytest.raises(DataError, match=r"a.parquet: row 0 has label 'b' in 'label', which is no class of it; known: a, c"):
+    with pytest.raises(
+        DataError, match=r"a.parquet: row 0 has label 'b' in 'label', which is no class of it; known: a, c"
+    ):
         read_labels(rows, "label", 2, ("a", "c"))
 
 
@@ -248,22 +393,41 @@ def test_words_of_a_known_list(tmp_path: Path) -> None:
         ([0, 1, 7], 3, r"b.parquet: row 2 has label 7 in 'label', expected whole numbers 0..2"),
         ([0, 1.5, 1], 3, "row 1 has label 1.5"),
         ([0, float("nan"), 1], 3, "row 1 has label nan"),
-        ([0, -1, 1], 3, "row 1 has label -1 in 'label', which stands for none on the Hub; set data.options.test_split to a split with"),
+        (
+            [0, -1, 1],
+            3,
+            (
+                "row 1 has label -1 in 'label', which stands for none on the Hub; set data.options.test_split"
+                " to a split with"
+            ),
+        ),
         ([0, None, 1], 3, "row 1 has nothing in 'label'"),
-        ([0, 10**6, 1], None, "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows"),
+        (
+            [0, 10**6, 1],
+            None,
+            "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows",
+        ),
         ([[0], [1], [1]], None, "column 'label' holds list<"),
         (["a", None, "b"], None, "row 1 has nothing"),
     ],
 )
-def test_wrong_labels_name_file_and_row(tmp_path: Path, values: list[Any], classes: int | None, message: str) -> None:
+def test_wrong_labels_name_file_and_row(
+    tmp_path: Path, values: list[Any], classes: int | None, message: str
+) -> None:
     good = split(tmp_path / "a.parquet", [0, 0])
     with pytest.raises(DataError) as error:
         read_labels([good, split(tmp_path / "b.parquet", values)], "label", classes)
-    assert message.replace("\\", "") in str(error.value) and "b.parquet" in str(error.value) and "\n" not in str(error.value)
+    assert (
+        message.replace("\\", "") in str(error.value)
+        and "b.parquet" in str(error.value)
+        and "\n" not in str(error.value)
+    )
 
 
 def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'label' names 2 classes, expected 10; is it the right dataset?"):
+    with pytest.raises(
+        DataError, match="column 'label' names 2 classes, expected 10; is it the right dataset?"
+    ):
         read_labels(split(tmp_path / "a.parquet", [0, 1], ["neg", "pos"]), "label", 10)
     with pytest.raises(DataError, match="has 2 different labels, expected 10"):
         read_labels(split(tmp_path / "a.parquet", ["neg", "pos"]), "label", 10)
@@ -274,49 +438,85 @@ def test_users(tmp_path: Path) -> None:
     assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
     unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
     signed = split(tmp_path / "b.parquet", [2**60 + 3, -4])
-    assert read_users([unsigned, signed], "label").tolist() == [1, 4, 2, 3, 0]  # as float64 three of them would be one
+    assert read_users([unsigned, signed], "label").tolist() == [
+        1,
+        4,
+        2,
+        3,
+        0,
+    ]  # as float64 three of them would be one
     both = [split(tmp_path / "a.parquet", ["eve", "bob"]), split(tmp_path / "b.parquet", ["ann"])]
     assert read_users(both, "label").tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])
 def test_users_that_are_no_whole_numbers(tmp_path: Path, value: float) -> None:
-    with pytest.raises(DataError, match=f"a.parquet: row 1 has {value} in 'label', users are whole numbers or words"):
+    with pytest.raises(
+        DataError, match=f"a.parquet: row 1 has {value} in 'label', users are whole numbers or words"
+    ):
         read_users(split(tmp_path / "a.parquet", [1.0, value]), "label")
 
 
 def test_classes_in_another_order_are_known_by_their_names(tmp_path: Path) -> None:
-    train, test = split(tmp_path / "a.parquet", [0, 1, 2], ["x", "y", "z"]), split(tmp_path / "b.parquet", [0, 1, 2, 0], ["y", "z", "x"])
+    train, test = (
+        split(tmp_path / "a.parquet", [0, 1, 2], ["x", "y", "z"]),
+        split(tmp_path / "b.parquet", [0, 1, 2, 0], ["y", "z", "x"]),
+    )
     labels, classes, names = read_labels([train, test], "label")
     assert labels.tolist() == [0, 1, 2, 1, 2, 0, 1] and classes == 3 and names == ("x", "y", "z")
-    assert read_labels([train, test], "label", 3, ("one", "two", "three"))[0].tolist() == [0, 1, 2, 1, 2, 0, 1]
+    assert read_labels([train, test], "label", 3, ("one", "two", "three"))[0].tolist() == [
+        0,
+        1,
+        2,
+        1,
+        2,
+        0,
+        1,
+    ]
     with pytest.raises(DataError, match="c.parquet: column 'label' names other classes than the train split"):
         read_labels([train, split(tmp_path / "c.parquet", [0], ["x", "y", "w"])], "label")
 
 
 def test_files_of_one_split_must_agree_about_the_classes(tmp_path: Path) -> None:
-    files = [write_table(tmp_path / f"{names}.parquet", {"label": [0]}, {"label": list(names)}) for names in ("xy", "yx")]
-    with pytest.raises(DataError, match="yx.parquet names other classes of 'label' than xy.parquet, or in another order"):
+    files = [
+        write_table(tmp_path / f"{names}.parquet", {"label": [0]}, {"label": list(names)})
+        for names in ("xy", "yx")
+    ]
+    with pytest.raises(
+        DataError, match="yx.parquet names other classes of 'label' than xy.parquet, or in another order"
+    ):
         Rows(files).class_names("label")
 
 
-@pytest.mark.parametrize(("first", "second"), [([0, 1], ["a", "b"]), (["a", "b"], [0, 1]), ([0, 1], [True, False])])
-def test_numbers_in_one_split_and_words_in_the_other(tmp_path: Path, first: list[Any], second: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [([0, 1], ["a", "b"]), (["a", "b"], [0, 1]), ([0, 1], [True, False])]
+)
+def test_numbers_in_one_split_and_words_in_the_other(
+    tmp_path: Path, first: list[Any], second: list[Any]
+) -> None:
     both = [split(tmp_path / "a.parquet", first), split(tmp_path / "b.parquet", second)]
     for read in (read_labels, read_users):
-        with pytest.raises(DataError, match=r"b.parquet: column 'label' holds \w+ but in a.parquet \w+; store it alike in all splits"):
+        with pytest.raises(
+            DataError,
+            match=r"b.parquet: column 'label' holds \w+ but in a.parquet \w+; store it alike in all splits",
+        ):
             read(both, "label")
 
 
 def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", pa.array([b"ok", b"\xff\xfe"], pa.binary()).view(pa.string()))
     for read in (read_labels, read_users):
-        with pytest.raises(DataError, match="a.parquet: row 1 has a word in 'label' that is not UTF-8") as error:
+        with pytest.raises(
+            DataError, match="a.parquet: row 1 has a word in 'label' that is not UTF-8"
+        ) as error:
             read(rows, "label")
         assert "\n" not in str(error.value)
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "label"]), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "label"]),
+        tmp_path / "a.parquet",
+    )
     with pytest.raises(DataError, match="a.parquet has two columns called 'a'; rename one"):
         _ = Rows([tmp_path / "a.parquet"]).count

@@ -1,4 +1,5 @@
-"""Small cases computed by hand, for the partitions that have more to them than iid, dirichlet and pathological."""
+"""Small cases computed by hand, for the partitions that have more to them than iid, dirichlet and
+pathological."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from holdfast.data.partitions.base import apportion
 TEN = np.repeat(np.arange(10), 60)
 
 
-def deal(table: dict, labels: np.ndarray = TEN, clients: int = 10, seed: int = 0, users: np.ndarray | None = None) -> Dealt:
+def deal(
+    table: dict, labels: np.ndarray = TEN, clients: int = 10, seed: int = 0, users: np.ndarray | None = None
+) -> Dealt:
     dealt = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
     return dealt if isinstance(dealt, Dealt) else Dealt(dealt)
 
@@ -46,7 +49,9 @@ def test_apportion(total: int, weights: list, least: int, expected: list) -> Non
 
 def test_similarity_of_zero_is_the_sorted_line_and_of_a_hundred_is_all_alike() -> None:
     sorted_line = deal({"name": "similarity", "percent": 0})
-    assert [rows.tolist() for rows in sorted_line.lists] == [list(range(60 * k, 60 * k + 60)) for k in range(10)]
+    assert [rows.tolist() for rows in sorted_line.lists] == [
+        list(range(60 * k, 60 * k + 60)) for k in range(10)
+    ]
     alike = counts(deal({"name": "similarity", "percent": 100}).lists)
     assert (alike > 0).all() and (alike.sum(1) == 60).all()
 
@@ -54,7 +59,9 @@ def test_similarity_of_zero_is_the_sorted_line_and_of_a_hundred_is_all_alike() -
 def test_similarity_of_twenty() -> None:
     table = counts(deal({"name": "similarity"}, clients=5).lists)
     assert (table.sum(1) == 120).all() and table.sum(0).tolist() == [60] * 10
-    for client, row in enumerate(table):  # 96 of 480 sorted samples, about 48 of each class, so two or three neighbours, and 24 of all
+    for client, row in enumerate(
+        table
+    ):  # 96 of 480 sorted samples, about 48 of each class, so two or three neighbours, and 24 of all
         assert row.max() >= 40 and set(np.argsort(row)[-2:]) <= set(range(2 * client - 1, 2 * client + 3))
 
 
@@ -120,10 +127,15 @@ def test_groups_that_cannot_be_read_are_refused_with_the_config(groups: Any, mes
 def test_by_user_gives_each_user_his_own() -> None:
     users = np.array([7, 3, 7, 9, 3, 7])
     dealt = deal({"name": "by-user"}, np.zeros(6, int), 3, users=users)
-    assert [rows.tolist() for rows in dealt.lists] == [[1, 4], [0, 2, 5], [3]] and dealt.facts["user"].tolist() == [3, 7, 9]
+    assert [rows.tolist() for rows in dealt.lists] == [[1, 4], [0, 2, 5], [3]] and dealt.facts[
+        "user"
+    ].tolist() == [3, 7, 9]
     capped = deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, users=users)
     assert [len(rows) for rows in capped.lists] == [2, 2, 1] and set(capped.lists[1]) < {0, 2, 5}
-    kept = {tuple(deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, seed, users).lists[1]) for seed in range(30)}
+    kept = {
+        tuple(deal({"name": "by-user", "samples_per_client": 2}, np.zeros(6, int), 3, seed, users).lists[1])
+        for seed in range(30)
+    }
     assert kept == {(0, 2), (0, 5), (2, 5)}, "a random choice"
     drawn = [deal({"name": "by-user"}, np.zeros(6, int), 2, seed, users) for seed in range(30)]
     assert {tuple(d.facts["user"]) for d in drawn} == {(3, 7), (3, 9), (7, 9)}
@@ -149,31 +161,63 @@ def test_fedcoms_ten_clients() -> None:
     dealt = deal({"name": "complementary-pairs"}, labels)
     table, facts = counts(dealt.lists, labels), dealt.facts
     assert dealt.overlap and facts["partner"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
-    assert facts["majority"].tolist() == list(range(10)) and facts["target"].tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+    assert facts["majority"].tolist() == list(range(10)) and facts["target"].tolist() == [
+        1,
+        0,
+        3,
+        2,
+        5,
+        4,
+        7,
+        6,
+        9,
+        8,
+    ]
     for client, row in enumerate(table):
         noise = facts["noise"][client]
         assert noise not in (facts["majority"][client], facts["target"][client])
-        assert {int(k): int(row[k]) for k in np.flatnonzero(row)} == {client: 285, client ^ 1: 15, int(noise): 15}
+        assert {int(k): int(row[k]) for k in np.flatnonzero(row)} == {
+            client: 285,
+            client ^ 1: 15,
+            int(noise): 15,
+        }
     tested = counts(dealt.tests, labels)
     for client, row in enumerate(tested):
         assert {int(k): int(row[k]) for k in np.flatnonzero(row)} == {client: 100, client ^ 1: 100}
     own = [set(rows[labels[rows] // 2 == client // 2]) for client, rows in enumerate(dealt.lists)]
-    assert all(not own[i] & own[i ^ 1] and len(own[i] | own[i ^ 1]) == 600 for i in range(10))  # a pair has all of its two classes
-    assert len({tuple(deal({"name": "complementary-pairs"}, labels, seed=seed).facts["noise"]) for seed in range(3)}) == 3
+    assert all(
+        not own[i] & own[i ^ 1] and len(own[i] | own[i ^ 1]) == 600 for i in range(10)
+    )  # a pair has all of its two classes
+    assert (
+        len(
+            {
+                tuple(deal({"name": "complementary-pairs"}, labels, seed=seed).facts["noise"])
+                for seed in range(3)
+            }
+        )
+        == 3
+    )
 
 
 def test_more_pairs_than_classes_divide_their_samples() -> None:
     dealt = deal({"name": "complementary-pairs", "ratio": 0.8, "noise": "none", "test": 0.5}, clients=14)
     table = counts(dealt.lists)
     assert not dealt.overlap and set(dealt.facts["noise"].tolist()) == {-1}
-    assert table[[0, 1, 10, 11], :2].tolist() == [[12, 3], [3, 12]] * 2  # 30 to train on, 15 for each of two pairs
+    assert (
+        table[[0, 1, 10, 11], :2].tolist() == [[12, 3], [3, 12]] * 2
+    )  # 30 to train on, 15 for each of two pairs
     assert table[[4, 5], 4:6].tolist() == [[24, 6], [6, 24]]  # the only pair on these classes
     assert dealt.tests is not None and np.array_equal(dealt.tests[0], dealt.tests[11]) and table.sum() == 300
 
 
 @pytest.mark.parametrize(
     ("more", "majority", "minority"),
-    [({"ratio": 0.95}, 38, 2), ({"ratio": 0.8}, 28, 7), ({"ratio": 0.8, "noise": "none"}, 34, 8), ({"ratio": 0.5}, 14, 14)],
+    [
+        ({"ratio": 0.95}, 38, 2),
+        ({"ratio": 0.8}, 28, 7),
+        ({"ratio": 0.8, "noise": "none"}, 34, 8),
+        ({"ratio": 0.5}, 14, 14),
+    ],
 )
 def test_pairs_with_a_size_train_on_exactly_so_many(more: dict, majority: int, minority: int) -> None:
     dealt = deal({"name": "complementary-pairs", "samples_per_client": 42, **more})
@@ -192,11 +236,21 @@ def test_pairs_of_classes_of_unlike_size_are_tested_in_equal_amounts() -> None:
 
 
 def test_quantity_by_a_power_law_is_exact() -> None:
-    sizes = sorted(len(rows) for rows in deal({"name": "quantity", "form": "power", "exponent": 1, "min_samples": 0}, clients=3).lists)
+    sizes = sorted(
+        len(rows)
+        for rows in deal(
+            {"name": "quantity", "form": "power", "exponent": 1, "min_samples": 0}, clients=3
+        ).lists
+    )
     assert sizes == [109, 164, 327]  # 600 in proportion to 1, 1/2, 1/3: 327.27, 163.64, 109.09
     table = {"name": "quantity", "form": "power", "exponent": 3, "min_samples": 5, "samples_per_client": 12}
     sizes = sorted(len(rows) for rows in deal(table, clients=4).lists)
-    assert sizes == [5, 5, 5, 33]  # 48 in all; in proportion to 1, 1/8, 1/27, 1/64 the others would have fewer
+    assert sizes == [
+        5,
+        5,
+        5,
+        33,
+    ]  # 48 in all; in proportion to 1, 1/8, 1/27, 1/64 the others would have fewer
 
 
 def test_quantity_by_dirichlet_is_skewed_and_leaves_the_classes_alone() -> None:
@@ -216,7 +270,10 @@ def test_dirichlet_without_a_cap_lets_a_client_have_more_classes_than_its_share(
     labels = np.repeat(np.arange(10), 300)
 
     def largest_before_the_last_class(cap: bool) -> float:
-        lists = [deal({"name": "dirichlet", "beta": 0.1, "min_samples": 0, "cap": cap}, labels, 20, seed).lists for seed in range(5)]
+        lists = [
+            deal({"name": "dirichlet", "beta": 0.1, "min_samples": 0, "cap": cap}, labels, 20, seed).lists
+            for seed in range(5)
+        ]
         return max((labels[rows] < labels[rows].max()).sum() for some in lists for rows in some if len(rows))
 
     assert largest_before_the_last_class(True) < 150 < largest_before_the_last_class(False)
@@ -228,18 +285,31 @@ def test_dirichlet_without_a_cap_lets_a_client_have_more_classes_than_its_share(
 def test_without_flwr_datasets_the_error_names_it() -> None:
     if importlib.util.find_spec("flwr_datasets") is not None:
         pytest.skip("flwr-datasets is installed")
-    with pytest.raises(DataError, match="^data.partition: 'flwr' needs the package flwr-datasets; install it"):
+    with pytest.raises(
+        DataError, match="^data.partition: 'flwr' needs the package flwr-datasets; install it"
+    ):
         deal({"name": "flwr"})
 
 
 def test_any_partitioner_of_flwr_datasets_can_deal() -> None:
     pytest.importorskip("flwr_datasets")
     iid = deal({"name": "flwr"})
-    assert sorted(np.concatenate(iid.lists).tolist()) == list(range(600)) and {len(rows) for rows in iid.lists} == {60}
-    skewed = {"name": "flwr", "partitioner": "DirichletPartitioner", "options": {"alpha": 0.3, "min_partition_size": 5}}
+    assert sorted(np.concatenate(iid.lists).tolist()) == list(range(600)) and {
+        len(rows) for rows in iid.lists
+    } == {60}
+    skewed = {
+        "name": "flwr",
+        "partitioner": "DirichletPartitioner",
+        "options": {"alpha": 0.3, "min_partition_size": 5},
+    }
     one, same, other = deal(skewed), deal(skewed), deal(skewed, seed=1)
-    assert all(map(np.array_equal, one.lists, same.lists)) and not all(map(np.array_equal, one.lists, other.lists))
-    assert min(len(rows) for rows in one.lists) >= 5 and max(len(rows) for rows in deal({**skewed, "samples_per_client": 20}).lists) == 20
+    assert all(map(np.array_equal, one.lists, same.lists)) and not all(
+        map(np.array_equal, one.lists, other.lists)
+    )
+    assert (
+        min(len(rows) for rows in one.lists) >= 5
+        and max(len(rows) for rows in deal({**skewed, "samples_per_client": 20}).lists) == 20
+    )
     users = np.arange(600) % 4
     by_user = {"name": "flwr", "partitioner": "NaturalIdPartitioner", "options": {"partition_by": "user"}}
     assert sorted(int(users[rows[0]]) for rows in deal(by_user, clients=4, users=users).lists) == [0, 1, 2, 3]
@@ -257,17 +327,53 @@ def test_any_partitioner_of_flwr_datasets_can_deal() -> None:
 @pytest.mark.parametrize(
     ("table", "clients", "message"),
     [
-        ({"name": "similarity", "samples_per_client": 61}, 10, "10 clients x 61 samples_per_client is more than the 600 samples; low"),
+        (
+            {"name": "similarity", "samples_per_client": 61},
+            10,
+            "10 clients x 61 samples_per_client is more than the 600 samples; low",
+        ),
         ({"name": "grouped", "groups": 11}, 20, "11 groups but the data has 10 classes; use fewer groups"),
-        ({"name": "grouped", "groups": 4}, 3, "4 groups but only 3 clients; use fewer groups or raise data.clients"),
-        ({"name": "grouped", "groups": ["0-9", "10-12"]}, 5, "no class of group 1 occurs in the data; change groups"),
-        ({"name": "grouped", "groups": ["0", "1-2"], "samples_per_client": 50}, 6, "group 0 has 60 samples but its 2 clients need 80"),
-        ({"name": "by-user"}, 4, "does not say which user recorded what; choose another partition than by-user"),
-        ({"name": "single-label", "samples_per_client": 31}, 11, "class 0 has 60 samples but its 2 clients need 62; lower samples_per_cl"),
+        (
+            {"name": "grouped", "groups": 4},
+            3,
+            "4 groups but only 3 clients; use fewer groups or raise data.clients",
+        ),
+        (
+            {"name": "grouped", "groups": ["0-9", "10-12"]},
+            5,
+            "no class of group 1 occurs in the data; change groups",
+        ),
+        (
+            {"name": "grouped", "groups": ["0", "1-2"], "samples_per_client": 50},
+            6,
+            "group 0 has 60 samples but its 2 clients need 80",
+        ),
+        (
+            {"name": "by-user"},
+            4,
+            "does not say which user recorded what; choose another partition than by-user",
+        ),
+        (
+            {"name": "single-label", "samples_per_client": 31},
+            11,
+            "class 0 has 60 samples but its 2 clients need 62; lower samples_per_cl",
+        ),
         ({"name": "complementary-pairs"}, 5, "5 clients cannot be paired; make data.clients even"),
-        ({"name": "complementary-pairs", "samples_per_client": 60}, 10, "class 0 has 45 samples to train a pair on but needs 57"),
-        ({"name": "complementary-pairs", "samples_per_client": 2}, 10, "samples_per_client 2 with ratio 0.95 and noise class leaves"),
-        ({"name": "quantity", "min_samples": 61}, 10, "10 clients x 61 min_samples is more than the 600 samples to deal; lower min_sample"),
+        (
+            {"name": "complementary-pairs", "samples_per_client": 60},
+            10,
+            "class 0 has 45 samples to train a pair on but needs 57",
+        ),
+        (
+            {"name": "complementary-pairs", "samples_per_client": 2},
+            10,
+            "samples_per_client 2 with ratio 0.95 and noise class leaves",
+        ),
+        (
+            {"name": "quantity", "min_samples": 61},
+            10,
+            "10 clients x 61 min_samples is more than the 600 samples to deal; lower min_sample",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(table: dict, clients: int, message: str) -> None:
@@ -279,7 +385,11 @@ def test_what_cannot_be_dealt_is_refused_in_one_line(table: dict, clients: int, 
 def test_pairs_need_classes_and_users_must_be_enough() -> None:
     with pytest.raises(DataError, match="pairs with noise class need 3 classes but the data has 2"):
         deal({"name": "complementary-pairs"}, np.repeat([0, 1], 50), 2)
-    with pytest.raises(DataError, match='no third class has 8 samples for noise; set noise = "none" or raise ratio'):
+    with pytest.raises(
+        DataError, match='no third class has 8 samples for noise; set noise = "none" or raise ratio'
+    ):
         deal({"name": "complementary-pairs", "ratio": 0.8}, np.repeat([0, 1, 2], [50, 50, 7]), 2)
-    with pytest.raises(DataError, match="4 clients but the data has 3 users; lower data.clients or leave it out"):
+    with pytest.raises(
+        DataError, match="4 clients but the data has 3 users; lower data.clients or leave it out"
+    ):
         deal({"name": "by-user"}, np.zeros(6, int), 4, users=np.arange(6) % 3)

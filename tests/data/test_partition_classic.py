@@ -78,7 +78,8 @@ def test_dirichlet_clients_with_their_fair_share_get_no_later_class() -> None:
 
 
 def test_dirichlet_keeps_a_random_choice_and_so_the_mixture_of_classes() -> None:
-    """One client of 10 classes, 300 samples each, keeps 100: about 10 of each class, and not those of the first class."""
+    """One client of 10 classes, 300 samples each, keeps 100: about 10 of each class, and not those of the
+    first class."""
     labels = np.repeat(np.arange(10), 300)
     (rows,) = deal({"name": "dirichlet", "beta": 0.5, "samples_per_client": 100}, labels, clients=1)
     counts = np.bincount(labels[rows], minlength=10)
@@ -107,8 +108,8 @@ def test_blocks_give_every_client_its_number_of_classes(clients: int, each: int)
 
 
 def test_blocks_are_rounded_up_by_hand() -> None:
-    """7 clients of 2 of 4 classes: a class is for the first ceil(7 / 4 * 2) = 4 clients that still want one, so the last block is the
-    smaller one."""
+    """7 clients of 2 of 4 classes: a class is for the first ceil(7 / 4 * 2) = 4 clients that still want one,
+    so the last block is the smaller one."""
     labels = np.repeat(np.arange(4), 30)
     lists = deal({"name": "pathological", "classes_per_client": 2}, labels, clients=7)
     assert [sorted(set(labels[rows])) for rows in lists] == [[0, 1]] * 4 + [[2, 3]] * 3
@@ -143,15 +144,51 @@ def test_positions_are_sorted() -> None:
     ("table", "clients", "message"),
     [
         ({"name": "iid"}, 3001, "3001 clients but only 3000 samples; lower data.clients"),
-        ({"name": "iid", "samples_per_client": 151}, 20, "20 clients x 151 samples_per_client is more than the 3000 samples; lower sam"),
-        ({"name": "dirichlet", "min_samples": 151}, 20, "20 clients x 151 min_samples is more than the 3000 samples there are; lower min_"),
-        ({"name": "dirichlet", "samples_per_client": 9}, 20, "samples_per_client 9 is below min_samples 10; raise samples_per_client"),
-        ({"name": "dirichlet", "beta": 0.01, "min_samples": 140, "tries": 5}, 20, "5 draws with beta 0.01 left .* raise beta, lower min_"),
-        ({**FEW, "classes_per_client": 11}, 20, "20 clients x 11 classes_per_client but the data has 10 classes; lower classes_per_client"),
-        ({**FEW, "samples_per_client": 1}, 20, "1 samples_per_client cannot hold 2 classes_per_client; raise samples_per_client"),
-        ({**FEW, "samples_per_client": 150}, 20, "class 0 has 290 samples but its 4 clients need 300; lower samples_per_client"),
-        ({**FEW, "classes_per_client": 10}, 400, "class 0 has [0-9]+ samples but its 400 clients need 400; lower data.clients"),
-        ({**FEW, "form": "shards"}, 1501, "1501 clients x 2 shards but only 3000 samples; lower classes_per_client"),
+        (
+            {"name": "iid", "samples_per_client": 151},
+            20,
+            "20 clients x 151 samples_per_client is more than the 3000 samples; lower sam",
+        ),
+        (
+            {"name": "dirichlet", "min_samples": 151},
+            20,
+            "20 clients x 151 min_samples is more than the 3000 samples there are; lower min_",
+        ),
+        (
+            {"name": "dirichlet", "samples_per_client": 9},
+            20,
+            "samples_per_client 9 is below min_samples 10; raise samples_per_client",
+        ),
+        (
+            {"name": "dirichlet", "beta": 0.01, "min_samples": 140, "tries": 5},
+            20,
+            "5 draws with beta 0.01 left .* raise beta, lower min_",
+        ),
+        (
+            {**FEW, "classes_per_client": 11},
+            20,
+            "20 clients x 11 classes_per_client but the data has 10 classes; lower classes_per_client",
+        ),
+        (
+            {**FEW, "samples_per_client": 1},
+            20,
+            "1 samples_per_client cannot hold 2 classes_per_client; raise samples_per_client",
+        ),
+        (
+            {**FEW, "samples_per_client": 150},
+            20,
+            "class 0 has 290 samples but its 4 clients need 300; lower samples_per_client",
+        ),
+        (
+            {**FEW, "classes_per_client": 10},
+            400,
+            "class 0 has [0-9]+ samples but its 400 clients need 400; lower data.clients",
+        ),
+        (
+            {**FEW, "form": "shards"},
+            1501,
+            "1501 clients x 2 shards but only 3000 samples; lower classes_per_client",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(table: dict, clients: int, message: str) -> None:

@@ -1,4 +1,5 @@
-"""What every partition promises, whatever it deals: checked for all that are registered, on data of all kinds."""
+"""What every partition promises, whatever it deals: checked for all that are registered, on data of all
+kinds."""
 
 from __future__ import annotations
 
@@ -20,27 +21,43 @@ from holdfast.data.federation import DataSettings, Samples, build_federation
 from holdfast.data.partitions import Dealt
 from tests.helpers import samples_of
 
-# Settings to try each partition with, one strategy per setting; a partition that is not here is not tested, which is an error below.
+# Settings to try each partition with, one strategy per setting; a partition that is not here is not tested,
+# which is an error below.
 SPACE: dict[str, dict[str, Any]] = {
     "iid": {},
-    "dirichlet": {"beta": st.sampled_from([1e-300, 0.01, 0.5, 100.0]), "min_samples": st.integers(0, 4), "cap": st.booleans()},
+    "dirichlet": {
+        "beta": st.sampled_from([1e-300, 0.01, 0.5, 100.0]),
+        "min_samples": st.integers(0, 4),
+        "cap": st.booleans(),
+    },
     "pathological": {"classes_per_client": st.integers(1, 3), "form": st.sampled_from(["blocks", "shards"])},
     "similarity": {"percent": st.sampled_from([0, 20, 33.3, 100])},
-    "grouped": {"share": st.sampled_from([0, 0.5, 0.8, 1]), "groups": st.sampled_from([1, 2, 3, ("0-2", ("4-9", 3)), ("7", (0, 1))])},
+    "grouped": {
+        "share": st.sampled_from([0, 0.5, 0.8, 1]),
+        "groups": st.sampled_from([1, 2, 3, ("0-2", ("4-9", 3)), ("7", (0, 1))]),
+    },
     "by-user": {},
     "single-label": {},
     "complementary-pairs": {
-        "ratio": st.sampled_from([0.5, 0.8, 0.95]), "noise": st.sampled_from(["class", "none"]), "test": st.sampled_from([0.01, 0.25, 0.5])
+        "ratio": st.sampled_from([0.5, 0.8, 0.95]),
+        "noise": st.sampled_from(["class", "none"]),
+        "test": st.sampled_from([0.01, 0.25, 0.5]),
     },
     "quantity": {
-        "form": st.sampled_from(["dirichlet", "power"]), "beta": st.sampled_from([1e-300, 0.01, 0.5, 100.0]),
-        "exponent": st.sampled_from([0, 1, 100]), "min_samples": st.integers(0, 4),
+        "form": st.sampled_from(["dirichlet", "power"]),
+        "beta": st.sampled_from([1e-300, 0.01, 0.5, 100.0]),
+        "exponent": st.sampled_from([0, 1, 100]),
+        "min_samples": st.integers(0, 4),
     },
     "flwr": {},
-}  # fmt: skip
+}
 BOUND = {"dirichlet", "by-user", "flwr"}  # samples_per_client is an upper bound
 MEAN = {"quantity"}  # samples_per_client is the mean
-MAYBE_EMPTY = {"dirichlet", "quantity", "flwr"}  # with min_samples 0, clients without samples are what was asked for
+MAYBE_EMPTY = {
+    "dirichlet",
+    "quantity",
+    "flwr",
+}  # with min_samples 0, clients without samples are what was asked for
 NAMES = sorted(set(SPACE) - ({"flwr"} if importlib.util.find_spec("flwr_datasets") is None else set()))
 
 
@@ -69,7 +86,9 @@ def check(table: dict, dealt: Dealt, labels: np.ndarray, clients: int) -> None:
 
 
 def same(one: Dealt, other: Dealt) -> bool:
-    alike = all(map(np.array_equal, one.lists, other.lists)) and all(map(np.array_equal, one.tests or [], other.tests or []))
+    alike = all(map(np.array_equal, one.lists, other.lists)) and all(
+        map(np.array_equal, one.tests or [], other.tests or [])
+    )
     return alike and all(np.array_equal(one.facts[name], other.facts[name]) for name in one.facts)
 
 
@@ -87,11 +106,14 @@ def test_every_partition_is_documented_says_its_counts_and_takes_samples_per_cli
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Labels, of which some classes do not occur or only once, users or none, and clients: few of everything, to meet all corners."""
+    """Labels, of which some classes do not occur or only once, users or none, and clients: few of everything,
+    to meet all corners."""
     kinds = draw(st.sampled_from([[4], [1, 8], [0, 5, 6], [0, 1, 2, 7], list(range(10))]))
     total = draw(st.sampled_from([1, 5, 40, 150, 400]))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
-    labels = rng.choice(kinds, size=total, p=rng.dirichlet(np.full(len(kinds), draw(st.sampled_from([0.5, 100.0])))))
+    labels = rng.choice(
+        kinds, size=total, p=rng.dirichlet(np.full(len(kinds), draw(st.sampled_from([0.5, 100.0]))))
+    )
     users = draw(st.sampled_from([None, rng.integers(3, 13, total), rng.integers(0, 2, total)]))
     return labels, users, draw(st.sampled_from([1, 2, 3, 4, 6, 10, 24]))
 
@@ -99,16 +121,22 @@ def worlds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray | None, int]:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), world=worlds(), seed=st.integers(0, 5))
-def test_the_laws_hold_or_one_line_says_what_to_relax(name: str, data: st.DataObject, world: tuple, seed: int) -> None:
+def test_the_laws_hold_or_one_line_says_what_to_relax(
+    name: str, data: st.DataObject, world: tuple, seed: int
+) -> None:
     labels, users, clients = world
     size = data.draw(st.one_of(st.none(), st.integers(1, 12)), "samples_per_client")
-    table = {"name": name, **data.draw(st.fixed_dictionaries(SPACE[name]))} | ({} if size is None else {"samples_per_client": size})
+    table = {"name": name, **data.draw(st.fixed_dictionaries(SPACE[name]))} | (
+        {} if size is None else {"samples_per_client": size}
+    )
     before = labels.copy()
     try:
         dealt = deal(table, labels, clients, seed, users)
     except DataError as error:
         event("refused")
-        assert re.fullmatch(r"data\.partition: [^\n]*\b(lower|raise|use|set|make|change|choose|need)\b[^\n]*", str(error))
+        assert re.fullmatch(
+            r"data\.partition: [^\n]*\b(lower|raise|use|set|make|change|choose|need)\b[^\n]*", str(error)
+        )
         return
     event("dealt")
     check(table, dealt, labels, clients)
@@ -133,15 +161,21 @@ def test_ordinary_data_is_dealt(name: str, clients: int, size: int | None) -> No
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"complementary-pairs"}))
 def test_one_client_and_one_class(name: str) -> None:
-    table = {"name": name} | {"pathological": {"classes_per_client": 1}, "grouped": {"groups": 1}}.get(name, {})
+    table = {"name": name} | {"pathological": {"classes_per_client": 1}, "grouped": {"groups": 1}}.get(
+        name, {}
+    )
     check(table, dealt := deal(table, np.full(30, 4), 1, 0, np.full(30, 2)), np.full(30, 4), 1)
     assert dealt.lists[0].tolist() == list(range(30))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"flwr"}))  # how long Flower's partitioners take is theirs
+@pytest.mark.parametrize(
+    "name", sorted(set(NAMES) - {"flwr"})
+)  # how long Flower's partitioners take is theirs
 @pytest.mark.parametrize("classes", [10, 200])
 @pytest.mark.parametrize("beta", [0.01, None])
-def test_a_thousand_clients_are_dealt_or_refused_within_a_second(name: str, classes: int, beta: float | None) -> None:
+def test_a_thousand_clients_are_dealt_or_refused_within_a_second(
+    name: str, classes: int, beta: float | None
+) -> None:
     skewed = beta is not None and "beta" in SPACE[name]
     rng = np.random.default_rng(0)
     labels, users = rng.integers(0, classes, 60_000), rng.integers(0, 1_200, 60_000)
@@ -167,11 +201,24 @@ def test_in_a_federation_nobody_is_tested_on_what_he_or_another_trains_on(name: 
     fed = build_federation(settings, Key(1), samples)
     assert fed.clients == 20 and len(fed.held_out) == 3 and len(fed.digest) == 64
     train, test, root = set(fed.train.row.tolist()), set(fed.test.row.tolist()), set(fed.root.row.tolist())
-    assert not train & test and not root & (train | test) and int(fed.validation.counts.min()) >= 1 and int(fed.test.counts.min()) >= 1
+    assert (
+        not train & test
+        and not root & (train | test)
+        and int(fed.validation.counts.min()) >= 1
+        and int(fed.test.counts.min()) >= 1
+    )
     for client in range(20):
-        own = fed.train.client(client)[0].tolist() + fed.validation.client(client)[0].tolist() + fed.test.client(client)[0].tolist()
+        own = (
+            fed.train.client(client)[0].tolist()
+            + fed.validation.client(client)[0].tolist()
+            + fed.test.client(client)[0].tolist()
+        )
         assert len(set(own)) == len(own)
-    assert fed.digest == build_federation(settings, Key(1), samples).digest != build_federation(settings, Key(2), samples).digest
+    assert (
+        fed.digest
+        == build_federation(settings, Key(1), samples).digest
+        != build_federation(settings, Key(2), samples).digest
+    )
 
 
 def test_facts_are_part_of_the_digest() -> None:

@@ -31,11 +31,21 @@ def track(*pieces: tuple[int, str, int], start: int = 1) -> dict[str, list]:
     x = [float(row) for row in range(count)]
     time = [(start + row) * NS for row in range(count)]
     user, activity = [row[0] for row in rows], [row[1] for row in rows]
-    return {"user": user, "activity": activity, "timestamp": time, "x": x, "y": [10 * v for v in x], "z": [0.0] * count}
+    return {
+        "user": user,
+        "activity": activity,
+        "timestamp": time,
+        "x": x,
+        "y": [10 * v for v in x],
+        "z": [0.0] * count,
+    }
 
 
 def test_wisdm_in_windows_of_200_rows(tmp_path: Path) -> None:
-    write_table(tmp_path / "wisdm" / "train.parquet", track((33, "Walking", 450), (7, "Jogging", 199), (7, "Sitting", 200)))
+    write_table(
+        tmp_path / "wisdm" / "train.parquet",
+        track((33, "Walking", 450), (7, "Jogging", 199), (7, "Sitting", 200)),
+    )
     samples = load("wisdm", tmp_path, test=0)
     assert samples.x.shape == (3, 3, 200) and samples.x.dtype == torch.float32 and samples.train_rows == 3
     assert samples.x[:, 0, 0].tolist() == [0, 200, 649] and samples.x[1, 1, :3].tolist() == [2000, 2010, 2020]
@@ -43,12 +53,17 @@ def test_wisdm_in_windows_of_200_rows(tmp_path: Path) -> None:
     assert samples.user.tolist() == [1, 1, 0]  # 7 is user 0, 33 is user 1
     assert samples.mean[2] == 0 and samples.std[2] == 1
     filled = load("wisdm", tmp_path, test=0, minimum=50)
-    assert filled.x[:, 0, 0].tolist() == [0, 200, 400, 450, 649] and filled.x[2, 0, 49:].tolist() == [449.0] * 151
+    assert (
+        filled.x[:, 0, 0].tolist() == [0, 200, 400, 450, 649]
+        and filled.x[2, 0, 49:].tolist() == [449.0] * 151
+    )
     assert load("wisdm", tmp_path, test=0, overlap=0.5).x[:, 0, 0].tolist() == [0, 100, 200, 649]
     assert len(load("wisdm", tmp_path, test=0, length=100)) == 4 + 1 + 2
 
 
-def test_gaps_and_times_that_go_back_end_a_recording_and_rows_without_a_time_are_left_away(tmp_path: Path) -> None:
+def test_gaps_and_times_that_go_back_end_a_recording_and_rows_without_a_time_are_left_away(
+    tmp_path: Path,
+) -> None:
     columns = track((1, "Walking", 30))
     time = columns["timestamp"]
     time[10:] = [t + 2 * 10**9 for t in time[10:]]
@@ -65,11 +80,20 @@ def test_gaps_and_times_that_go_back_end_a_recording_and_rows_without_a_time_are
 @pytest.mark.parametrize(("unit", "factor"), [("us", 1e3), ("ms", 1e6), ("s", 1e9), (None, 1)])
 def test_times_in_other_units(tmp_path: Path, unit: str | None, factor: float) -> None:
     columns: dict[str, Any] = track((1, "a", 8))
-    columns["timestamp"] = [t / factor + (t > 4 * NS) * 2e9 / factor for t in columns["timestamp"]]  # two seconds pass after four rows
+    columns["timestamp"] = [
+        t / factor + (t > 4 * NS) * 2e9 / factor for t in columns["timestamp"]
+    ]  # two seconds pass after four rows
     if unit is None:
         columns["timestamp"] = pa.array([int(t) for t in columns["timestamp"]], pa.timestamp("ns"))
     write_table(tmp_path / "mine" / "train.parquet", columns)
-    named: dict[str, Any] = {"folder": "mine", "label": "activity", "time": "timestamp", "length": 3, "test": 0, "unit": unit or "s"}
+    named: dict[str, Any] = {
+        "folder": "mine",
+        "label": "activity",
+        "time": "timestamp",
+        "length": 3,
+        "test": 0,
+        "unit": unit or "s",
+    }
     assert load("recordings", tmp_path, **named).x[:, 0, 0].tolist() == [0, 4]
 
 
@@ -77,7 +101,11 @@ def test_recordings_of_your_own_with_a_test_split(tmp_path: Path) -> None:
     write_table(tmp_path / "mine" / "train.parquet", {"g": [1, 2, 3, 4, 5], "label": [0, 0, 1, 1, 1]})
     write_table(tmp_path / "mine" / "test.parquet", {"g": [6, 7], "label": [1, 1]})
     samples = load("recordings", tmp_path, folder="mine", columns=["g"], length=2)
-    assert samples.x.tolist() == [[[1, 2]], [[3, 4]], [[6, 7]]] and samples.train_rows == 2 and samples.y.tolist() == [0, 1, 1]
+    assert (
+        samples.x.tolist() == [[[1, 2]], [[3, 4]], [[6, 7]]]
+        and samples.train_rows == 2
+        and samples.y.tolist() == [0, 1, 1]
+    )
     assert samples.mean == (2.5,) and samples.user is None
 
 
@@ -102,7 +130,9 @@ def test_a_share_is_set_aside_and_every_window_stays_whole(tmp_path: Path) -> No
     ],
 )
 def test_damaged_rows_are_one_line(tmp_path: Path, change: dict, options: dict, message: str) -> None:
-    columns = {name: values for name, values in {**track((1, "a", 10)), **change}.items() if values is not None}
+    columns = {
+        name: values for name, values in {**track((1, "a", 10)), **change}.items() if values is not None
+    }
     write_table(tmp_path / "wisdm" / "train.parquet", columns)
     with pytest.raises(DataError, match=message) as error:
         load("wisdm", tmp_path, **{"length": 5, **options})
@@ -143,7 +173,9 @@ def test_a_minimum_beyond_the_length_is_refused_at_once() -> None:
 
 
 def test_users_without_a_window_leave_no_gap(tmp_path: Path) -> None:
-    write_table(tmp_path / "wisdm" / "train.parquet", track((9, "Walking", 20), (5, "Walking", 3), (2, "Walking", 20)))
+    write_table(
+        tmp_path / "wisdm" / "train.parquet", track((9, "Walking", 20), (5, "Walking", 3), (2, "Walking", 20))
+    )
     assert load("wisdm", tmp_path, length=20, test=0).user.tolist() == [1, 0]
 
 
@@ -172,10 +204,23 @@ def test_odd_records_of_the_text_file(tmp_path: Path) -> None:
     (tmp_path / RAW).write_text(ODD)
     with pytest.warns(UserWarning, match="8 damaged records and 1 without a time are left away, 7 remain"):
         raw = read_raw(tmp_path / RAW)
-    assert raw.dropped == 8 and raw.user.tolist() == [33] * 6 + [11] * 2 and raw.activity.tolist() == ["Jogging"] * 6 + ["Walking"] * 2
+    assert (
+        raw.dropped == 8
+        and raw.user.tolist() == [33] * 6 + [11] * 2
+        and raw.activity.tolist() == ["Jogging"] * 6 + ["Walking"] * 2
+    )
     assert raw.time.tolist()[-2:] == [0, 1867372288000]
-    np.testing.assert_array_equal(raw.values[[1, 2, 5]], np.array([[5.012288, 11.264028, 0.95342433], [4.903325, 10.882658, -0.08172209],
-                                                                  [1.3756552, -2.4925237, -6.510526]], dtype=np.float32))  # fmt: skip
+    np.testing.assert_array_equal(
+        raw.values[[1, 2, 5]],
+        np.array(
+            [
+                [5.012288, 11.264028, 0.95342433],
+                [4.903325, 10.882658, -0.08172209],
+                [1.3756552, -2.4925237, -6.510526],
+            ],
+            dtype=np.float32,
+        ),
+    )
 
 
 def test_text_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
@@ -191,13 +236,22 @@ def test_text_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
     parquet = load("wisdm", tmp_path / "a", **options)
     for name in ("x", "y", "user"):
         assert torch.equal(getattr(text, name), getattr(parquet, name))
-    assert (text.mean, text.std, text.class_names, text.train_rows) == (parquet.mean, parquet.std, parquet.class_names, parquet.train_rows)
+    assert (text.mean, text.std, text.class_names, text.train_rows) == (
+        parquet.mean,
+        parquet.std,
+        parquet.class_names,
+        parquet.train_rows,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # from the cache: nothing is read, and nothing said again
-        assert torch.equal(load("wisdm", tmp_path, folder=str(tmp_path / "b" / "WISDM_ar_v1.1"), **options).x, text.x)
+        assert torch.equal(
+            load("wisdm", tmp_path, folder=str(tmp_path / "b" / "WISDM_ar_v1.1"), **options).x, text.x
+        )
 
 
-def test_an_earlier_place_wins_whatever_form_its_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_place_wins_whatever_form_its_files_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write_table(here / "wisdm" / "train.parquet", track((3, "Walking", 60)))
     (there / "wisdm").mkdir(parents=True)
@@ -221,9 +275,23 @@ def test_a_text_file_without_a_record(tmp_path: Path) -> None:
 
 def test_the_real_recordings_of_2019(real: Callable[[str], Path]) -> None:
     samples = load("wisdm", real("wisdm_2019_phone_accel"), folder="wisdm_2019_phone_accel", test=0)
-    assert samples.x.shape == (6896, 3, 200) and samples.classes == 18 and samples.class_names[16:] == ("walking", "writing")
+    assert (
+        samples.x.shape == (6896, 3, 200)
+        and samples.classes == 18
+        and samples.class_names[16:] == ("walking", "writing")
+    )
     assert samples.user.unique().tolist() == list(range(22)) and samples.x.abs().max() < 20.3
     assert samples.y[0] == 16 and samples.user[0] == 0
-    np.testing.assert_allclose(samples.x[0, :, :3], [[-0.364761, -0.879730, 2.001495], [8.793503, 9.768784, 11.109070],
-                                                     [1.055084, 1.016998, 2.619156]], atol=1e-5)  # fmt: skip
-    assert len(load("wisdm", real("wisdm_2019_phone_accel"), folder="wisdm_2019_phone_accel", overlap=0.5, test=0)) == 13719
+    np.testing.assert_allclose(
+        samples.x[0, :, :3],
+        [[-0.364761, -0.879730, 2.001495], [8.793503, 9.768784, 11.109070], [1.055084, 1.016998, 2.619156]],
+        atol=1e-5,
+    )
+    assert (
+        len(
+            load(
+                "wisdm", real("wisdm_2019_phone_accel"), folder="wisdm_2019_phone_accel", overlap=0.5, test=0
+            )
+        )
+        == 13719
+    )

@@ -17,10 +17,15 @@ def colour() -> Samples:
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3), (0,), (2, 1, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_batch_normalises_by_channel_for_any_shape_of_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_batch_normalises_by_channel_for_any_shape_of_rows(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     samples = colour()
     rows = torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(1))
-    mean, std = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64)
+    mean, std = (
+        torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64),
+        torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64),
+    )
     wanted = (samples.x[rows].double() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
     got = samples.batch(rows, dtype)
     assert got.dtype == dtype and got.shape == (*shape, 3, 2, 2)
@@ -59,7 +64,13 @@ def test_bytes_stay_bytes_and_the_store_is_frozen() -> None:
     ],
 )
 def test_unsound_samples_are_refused(change: dict, message: str) -> None:
-    sound: dict[str, Any] = {"x": torch.zeros(4, 2), "y": torch.tensor([0, 1, 2, 1]), "classes": 3, "train_rows": 3, "name": "sound"}
+    sound: dict[str, Any] = {
+        "x": torch.zeros(4, 2),
+        "y": torch.tensor([0, 1, 2, 1]),
+        "classes": 3,
+        "train_rows": 3,
+        "name": "sound",
+    }
     Samples(**sound)
     with pytest.raises(DataError, match=message):
         Samples(**{**sound, **change})
@@ -85,7 +96,9 @@ def test_the_digest_names_what_is_in_the_store(monkeypatch: pytest.MonkeyPatch) 
     stores = (whole, other, replace(whole, y=whole.y.flip(0)), replace(whole, mean=(0.0,)))
     assert whole.digest == same.digest and len({store.digest for store in stores}) == 4
     monkeypatch.setattr("holdfast.data.samples._HASHED_WHOLE", 10)
-    assert replace(whole, name="again").digest != replace(other, name="again").digest  # few rows: all are hashed all the same
+    assert (
+        replace(whole, name="again").digest != replace(other, name="again").digest
+    )  # few rows: all are hashed all the same
     monkeypatch.setattr("holdfast.data.samples._HASHED_ROWS", 2)
     first, last = (replace(whole, x=whole.x.clone().index_fill_(0, torch.tensor([row]), 9)) for row in (0, 3))
     assert len({replace(whole, name="few").digest, first.digest, last.digest}) == 3

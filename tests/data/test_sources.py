@@ -22,8 +22,19 @@ def load(name: str, dir: Path | None = None, **options: Any) -> Any:
 
 def test_digits_known_labels_and_pixels() -> None:
     digits = load("digits")
-    assert digits.x.shape == (1797, 1, 8, 8) and digits.x.dtype == torch.uint8 and digits.train_rows == 1437 and digits.classes == 10
-    assert digits.y[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1] and digits.y[-5:].tolist() == [9, 0, 8, 9, 8]
+    assert (
+        digits.x.shape == (1797, 1, 8, 8)
+        and digits.x.dtype == torch.uint8
+        and digits.train_rows == 1437
+        and digits.classes == 10
+    )
+    assert digits.y[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1] and digits.y[-5:].tolist() == [
+        9,
+        0,
+        8,
+        9,
+        8,
+    ]
     assert torch.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     grey = (digits.x.double() * 16 / 255).round().long()
     assert grey[0, 0, :2].tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
@@ -65,10 +76,14 @@ def test_every_source_is_documented(name: str) -> None:
 # ---- Parquet folders, written small here ----
 
 
-@pytest.mark.parametrize(("folder", "column", "kind", "wrap"), [("mnist", "image", "PNG", True), ("mnist", "img", "WEBP", False)])
+@pytest.mark.parametrize(
+    ("folder", "column", "kind", "wrap"), [("mnist", "image", "PNG", True), ("mnist", "img", "WEBP", False)]
+)
 def test_grey_images(tmp_path: Path, folder: str, column: str, kind: str, wrap: bool) -> None:
     images, labels = grey(), list(range(8))
-    stored = [np.repeat(pixels[:, :, None], 3, 2) for pixels in images] if kind == "WEBP" else images  # WebP knows no grey
+    stored = (
+        [np.repeat(pixels[:, :, None], 3, 2) for pixels in images] if kind == "WEBP" else images
+    )  # WebP knows no grey
     write_images(tmp_path / folder, stored, labels, column, kind, wrap)
     samples = load("mnist", tmp_path)
     assert samples.x.shape == (8, 1, 28, 28) and samples.train_rows == 6 and samples.y.tolist() == labels
@@ -79,22 +94,34 @@ def test_colour_images_channels_first(tmp_path: Path) -> None:
     images = colour()
     write_images(tmp_path / "cifar10", images, [3] * 8, "img")
     samples = load("cifar10", tmp_path)
-    assert samples.x.shape == (8, 3, 32, 32) and np.array_equal(samples.x.numpy(), np.stack(images).transpose(0, 3, 1, 2))
+    assert samples.x.shape == (8, 3, 32, 32) and np.array_equal(
+        samples.x.numpy(), np.stack(images).transpose(0, 3, 1, 2)
+    )
     assert samples.mean == (0.4914, 0.4822, 0.4465)
 
 
 @pytest.mark.parametrize("folder", ["fashion-mnist", "fashion_mnist"])
-def test_folder_from_the_environment_with_either_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+def test_folder_from_the_environment_with_either_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
     write_images(tmp_path / folder, grey(), [0] * 8)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     assert len(load("fashion-mnist")) == 8
-    assert len(load("fashion-mnist", tmp_path / "elsewhere")) == 8  # data.dir does not serve, the environment does
+    assert (
+        len(load("fashion-mnist", tmp_path / "elsewhere")) == 8
+    )  # data.dir does not serve, the environment does
 
 
-def test_decoded_once_and_again_when_a_file_changes(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_once_and_again_when_a_file_changes(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "mnist", grey(), [1] * 8)
     first = load("mnist", tmp_path)
-    assert sorted(path.name for path in own_cache.rglob("*") if path.is_file()) == ["facts.json", "x.npy", "y.npy"]  # nothing temporary
+    assert sorted(path.name for path in own_cache.rglob("*") if path.is_file()) == [
+        "facts.json",
+        "x.npy",
+        "y.npy",
+    ]  # nothing temporary
     with monkeypatch.context() as patch:
         patch.setattr(image_sources, "decode_images", lambda *_: pytest.fail("decoded again"))
         again = load("mnist", tmp_path)
@@ -117,7 +144,9 @@ def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, monkeypatch
     write_images(tmp_path / "mnist", grey(), [1] * 8)
     blocked = tmp_path / "a-file"
     blocked.write_text("")
-    monkeypatch.setenv("HOLDFAST_CACHE", str(blocked / "cache"))  # also for root, who may write read-only folders
+    monkeypatch.setenv(
+        "HOLDFAST_CACHE", str(blocked / "cache")
+    )  # also for root, who may write read-only folders
     assert len(load("mnist", tmp_path)) == 8
 
 
@@ -126,14 +155,26 @@ def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, monkeypatch
     [
         ([*grey(7), b"no image"], [0] * 8, "image", "test.parquet: row 1 is not a readable image"),
         ([*grey(4), None, *grey(3)], [0] * 8, "image", "train.parquet: row 4 holds no image bytes"),
-        ([*grey(5), *grey(1, side=20), *grey(2)], [0] * 8, "image", r"train.parquet: row 5 is 20 x 20; expected 28 x 28"),
+        (
+            [*grey(5), *grey(1, side=20), *grey(2)],
+            [0] * 8,
+            "image",
+            r"train.parquet: row 5 is 20 x 20; expected 28 x 28",
+        ),
         ([*grey(6), *grey(2, side=20)], [0] * 8, "image", "test.parquet: row 0 is 20 x 20; expected 28 x 28"),
         (grey(), [0] * 7 + [None], "image", "test.parquet: row 1 has nothing in 'label'"),
-        (grey(), [0] * 7 + [10], "image", r"test.parquet: row 1 has label 10 in 'label', expected whole numbers 0..9"),
+        (
+            grey(),
+            [0] * 7 + [10],
+            "image",
+            r"test.parquet: row 1 has label 10 in 'label', expected whole numbers 0..9",
+        ),
         (grey(), [0] * 8, "imago", "no column 'image' or 'img'; did you mean 'imago'"),
     ],
 )
-def test_damaged_images_name_file_and_row(tmp_path: Path, images: list[Any], labels: list[Any], column: str, message: str) -> None:
+def test_damaged_images_name_file_and_row(
+    tmp_path: Path, images: list[Any], labels: list[Any], column: str, message: str
+) -> None:
     write_images(tmp_path / "mnist", images, labels, column)
     with pytest.raises(DataError, match=message):
         load("mnist", tmp_path)
@@ -146,7 +187,9 @@ def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
         load("mnist", tmp_path)
 
 
-def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "mnist", [b"x"] * 8, [0] * 8)  # type: ignore[list-item]
     real_import = builtins.__import__
 

@@ -44,7 +44,9 @@ def test_a_wider_table_on_request_and_never_a_narrower_one() -> None:
     assert table.take(torch.tensor([0]), at_least=1).rows.tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("lists", [[np.zeros(0, dtype=np.int64)] * 3, [np.zeros(0), np.array([5]), np.zeros(0)]])
+@pytest.mark.parametrize(
+    "lists", [[np.zeros(0, dtype=np.int64)] * 3, [np.zeros(0), np.array([5]), np.zeros(0)]]
+)
 def test_empty_clients(lists: list[np.ndarray]) -> None:
     table = Table.from_lists(lists, np.arange(10))
     padded = table.take(torch.tensor([0, 2]))

@@ -27,7 +27,14 @@ def adult(folder: Path, **change: Any) -> None:
         "constant": [7.5] * 4,
         "income": ["<=50K", ">50K", "<=50K", ">50K"],
     }
-    test = {"age": [50], "work": ["never seen"], "citizen": [False], "zip": [9], "constant": [8.5], "income": [">50K"]}
+    test = {
+        "age": [50],
+        "work": ["never seen"],
+        "citizen": [False],
+        "zip": [9],
+        "constant": [8.5],
+        "income": [">50K"],
+    }
     write_table(folder / "train.parquet", {**train, **change})
     write_table(folder / "test.parquet", test)
 
@@ -46,7 +53,11 @@ def test_all_columns_but_the_label(tmp_path: Path) -> None:
     assert samples.x.dtype == torch.float32 and samples.train_rows == 4
     np.testing.assert_allclose(samples.x, wanted, rtol=1e-6)
     assert torch.equal(samples.batch(torch.arange(5)), samples.x)  # standardised already
-    assert samples.class_names == ("<=50K", ">50K") and samples.y.tolist() == [0, 1, 0, 1, 1] and samples.user is None
+    assert (
+        samples.class_names == ("<=50K", ">50K")
+        and samples.y.tolist() == [0, 1, 0, 1, 1]
+        and samples.user is None
+    )
 
 
 def test_chosen_columns_in_their_order_hashed_beyond_the_buckets_and_a_user(tmp_path: Path) -> None:
@@ -57,8 +68,16 @@ def test_chosen_columns_in_their_order_hashed_beyond_the_buckets_and_a_user(tmp_
     samples = load(tmp_path, label="income", user="person", columns=["citizen", "age"], test=0)
     assert samples.x.shape == (4, 3) and samples.x[:, :2].tolist() == [[0, 1], [1, 0], [0, 1], [0, 1]]
     assert samples.user.tolist() == [1, 0, 1, 2]
-    assert load(tmp_path, label="income", columns=["work"], buckets=1, test=0).x.tolist() == [[1], [1], [1], [0]]
-    assert load(tmp_path, label="income", columns=["person"], user="person", test=0).x.shape == (4, 3)  # if it is asked for by name
+    assert load(tmp_path, label="income", columns=["work"], buckets=1, test=0).x.tolist() == [
+        [1],
+        [1],
+        [1],
+        [0],
+    ]
+    assert load(tmp_path, label="income", columns=["person"], user="person", test=0).x.shape == (
+        4,
+        3,
+    )  # if it is asked for by name
 
 
 def test_without_a_test_split_only_the_rows_that_stay_are_fitted_to(tmp_path: Path) -> None:
@@ -77,17 +96,42 @@ def test_without_a_test_split_only_the_rows_that_stay_are_fitted_to(tmp_path: Pa
         ({}, {"columns": ["ages"]}, "no column 'ages'; did you mean 'age'"),
         ({}, {"categorical": ["zipp"]}, "no column 'zipp'; did you mean 'zip'"),
         ({}, {"columns": ["age", "income"]}, "data.options.columns: 'income' is the label"),
-        ({}, {"columns": ["age"], "categorical": ["zip"]}, "data.options.categorical: 'zip' is not among the columns"),
+        (
+            {},
+            {"columns": ["age"], "categorical": ["zip"]},
+            "data.options.categorical: 'zip' is not among the columns",
+        ),
         ({"age": [1.0, float("-inf"), 2.0, 3.0]}, {}, "train.parquet: row 1 has an infinite number in 'age'"),
-        ({"age": [[1]] * 4}, {}, "'age' holds list<.*>, neither numbers nor words; name the columns to use in data.options.columns"),
+        (
+            {"age": [[1]] * 4},
+            {},
+            (
+                "'age' holds list<.*>, neither numbers nor words; name the columns to use in"
+                " data.options.columns"
+            ),
+        ),
         ({"age": [{"y": 1}] * 4}, {}, "column 'age' holds struct<.*>, neither numbers nor words"),
         ({"age": ["x"] * 4}, {}, "test.parquet: column 'age' holds int64, in the train split string"),
-        ({"work": [None] * 4}, {"columns": ["work"]}, "test.parquet: column 'work' holds string, in the train split null"),
-        ({"work": pa.array([None] * 4, pa.string())}, {"columns": ["work"]}, "no column besides 'income' has a value in the train split"),
-        ({"income": [[1]] * 4}, {}, "column 'income' holds list<.*>, expected whole numbers, words or truth values"),
+        (
+            {"work": [None] * 4},
+            {"columns": ["work"]},
+            "test.parquet: column 'work' holds string, in the train split null",
+        ),
+        (
+            {"work": pa.array([None] * 4, pa.string())},
+            {"columns": ["work"]},
+            "no column besides 'income' has a value in the train split",
+        ),
+        (
+            {"income": [[1]] * 4},
+            {},
+            "column 'income' holds list<.*>, expected whole numbers, words or truth values",
+        ),
     ],
 )
-def test_tables_that_cannot_be_used_are_one_line(tmp_path: Path, change: dict, options: dict, message: str) -> None:
+def test_tables_that_cannot_be_used_are_one_line(
+    tmp_path: Path, change: dict, options: dict, message: str
+) -> None:
     adult(tmp_path / "adult", **change)
     with pytest.raises(DataError, match=message) as error:
         load(tmp_path, **{"label": "income", **options})
@@ -100,9 +144,17 @@ def test_each_column_is_standardised_by_itself() -> None:
 
 
 def test_the_real_rows_of_wisdm_2019(real: Callable[[str], Path]) -> None:
-    options: dict[str, Any] = {"folder": "wisdm_2019_phone_accel", "label": "activity", "columns": ["x", "y", "z", "user"]}
+    options: dict[str, Any] = {
+        "folder": "wisdm_2019_phone_accel",
+        "label": "activity",
+        "columns": ["x", "y", "z", "user"],
+    }
     samples = load(real("wisdm_2019_phone_accel"), **options, categorical=["user"])
-    assert samples.x.shape == (1433489, 25) and samples.train_rows == 1433489 - 286698 and samples.classes == 18
-    assert torch.equal(samples.x[:, 3:].sum(1), torch.ones(1433489)) and samples.x[:, 3].sum() == 64311  # rows of user 1600
+    assert (
+        samples.x.shape == (1433489, 25) and samples.train_rows == 1433489 - 286698 and samples.classes == 18
+    )
+    assert (
+        torch.equal(samples.x[:, 3:].sum(1), torch.ones(1433489)) and samples.x[:, 3].sum() == 64311
+    )  # rows of user 1600
     train = samples.x[: samples.train_rows, :3].double()
     assert train.mean(0).abs().max() < 1e-5 and (train.std(0) - 1).abs().max() < 1e-5

@@ -30,14 +30,25 @@ def test_ag_news_in_shards_of_the_hub(tmp_path: Path) -> None:
     write_table(folder / "test-00000-of-00001.parquet", {"text": ["chips"], "label": [3]})
     samples = load("ag-news", tmp_path)
     assert samples.words and samples.x.shape == (5, 64) and samples.train_rows == 4
-    assert samples.x.tolist() == [hashes(text, 64) for text in ("stocks up", "a goal", "", "war peace", "chips")]
-    assert samples.y.tolist() == [2, 1, 3, 0, 3] and samples.class_names == ("World", "Sports", "Business", "Sci/Tech")
+    assert samples.x.tolist() == [
+        hashes(text, 64) for text in ("stocks up", "a goal", "", "war peace", "chips")
+    ]
+    assert samples.y.tolist() == [2, 1, 3, 0, 3] and samples.class_names == (
+        "World",
+        "Sports",
+        "Business",
+        "Sci/Tech",
+    )
     assert samples.batch(torch.tensor([4])).dtype == torch.int64 and samples.user is None
 
 
 def test_imdb_leaves_the_unlabelled_reviews_away(tmp_path: Path) -> None:
     folder = tmp_path / "imdb" / "plain_text"
-    for split, texts, labels in (("train", ["bad", "good"], [0, 1]), ("test", ["so<br />so"], [0]), ("unsupervised", ["?"], [-1])):
+    for split, texts, labels in (
+        ("train", ["bad", "good"], [0, 1]),
+        ("test", ["so<br />so"], [0]),
+        ("unsupervised", ["?"], [-1]),
+    ):
         write_table(folder / f"{split}-00000-of-00001.parquet", {"text": texts, "label": labels})
     samples = load("imdb", tmp_path)
     assert samples.x.shape == (3, 256) and samples.y.tolist() == [0, 1, 0] and samples.classes == 2
@@ -45,9 +56,19 @@ def test_imdb_leaves_the_unlabelled_reviews_away(tmp_path: Path) -> None:
 
 
 def test_text_of_your_own_with_words_as_labels_and_users(tmp_path: Path) -> None:
-    columns = {"review": ["one two three", "four"] * 5, "stars": ["low", "high"] * 5, "author": ["zoe", "adam"] * 5}
+    columns = {
+        "review": ["one two three", "four"] * 5,
+        "stars": ["low", "high"] * 5,
+        "author": ["zoe", "adam"] * 5,
+    }
     write_table(tmp_path / "mine" / "train.parquet", columns)
-    options: dict[str, Any] = {"folder": "mine", "text": "review", "label": "stars", "user": "author", "length": 2}
+    options: dict[str, Any] = {
+        "folder": "mine",
+        "text": "review",
+        "label": "stars",
+        "user": "author",
+        "length": 2,
+    }
     head, tail = load("text", tmp_path, **options), load("text", tmp_path, **options, keep="tail")
     assert head.train_rows == 8 and head.class_names == ("high", "low")  # no test split: a fifth is set aside
     for row in range(10):
@@ -102,7 +123,10 @@ def test_the_real_ag_news(real: Callable[[str], Path]) -> None:
 def test_the_real_imdb(real: Callable[[str], Path]) -> None:
     samples = load("imdb", real("imdb"))
     assert samples.x.shape == (15000, 256) and samples.train_rows == 10000
-    assert samples.y[:10000].tolist() == [0] * 5000 + [1] * 5000 and samples.y[10000:].tolist() == [0] * 2500 + [1] * 2500
+    assert (
+        samples.y[:10000].tolist() == [0] * 5000 + [1] * 5000
+        and samples.y[10000:].tolist() == [0] * 2500 + [1] * 2500
+    )
     assert samples.x[0, :7].tolist() == hashes("airport 77 starts as a brand new", 7)
     assert (samples.x == hash_word("br")).sum() < 5  # tags are no words
 
@@ -110,7 +134,10 @@ def test_the_real_imdb(real: Callable[[str], Path]) -> None:
 def test_a_test_split_without_labels_is_replaced_by_another(tmp_path: Path) -> None:
     for split, labels in (("train", [0, 1, 0, 1, 0]), ("validation", [1, 0]), ("test", [-1, -1, -1])):
         write_table(tmp_path / "glue" / f"{split}.parquet", {"text": ["a b"] * len(labels), "label": labels})
-    with pytest.raises(DataError, match="test.parquet: row 0 has label -1 .*; set data.options.test_split to a split with labels"):
+    with pytest.raises(
+        DataError,
+        match="test.parquet: row 0 has label -1 .*; set data.options.test_split to a split with labels",
+    ):
         load("text", tmp_path, folder="glue")
     samples = load("text", tmp_path, folder="glue", test_split="validation")
     assert samples.y.tolist() == [0, 1, 0, 1, 0, 1, 0] and samples.train_rows == 5

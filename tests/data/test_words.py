@@ -32,10 +32,19 @@ def test_words_of_a_text(text: str, wanted: list[str]) -> None:
 
 
 def test_the_hash_is_the_documented_one_and_the_same_in_every_process() -> None:
-    assert hash_word("holdfast") == 1 + int.from_bytes(blake2b(b"holdfast", digest_size=8).digest(), "little") % (2**31 - 1)
+    assert hash_word("holdfast") == 1 + int.from_bytes(
+        blake2b(b"holdfast", digest_size=8).digest(), "little"
+    ) % (2**31 - 1)
     assert (hash_word("the"), hash_word("café")) == (1226901888, 89234367)
-    command = [sys.executable, "-c", "from holdfast.data.hashed_words import hash_word; print(hash_word('the'), hash_word('café'))"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["1226901888", "89234367"]
+    command = [
+        sys.executable,
+        "-c",
+        "from holdfast.data.hashed_words import hash_word; print(hash_word('the'), hash_word('café'))",
+    ]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [
+        "1226901888",
+        "89234367",
+    ]
 
 
 def test_hashes_are_positive_int32_and_spread() -> None:
@@ -47,7 +56,12 @@ def test_hashes_are_positive_int32_and_spread() -> None:
 
 def test_rows_are_padded_and_cut() -> None:
     a, b, c = (hash_word(word) for word in "abc")
-    assert Words(3).rows(["a b", "a b c a", "", "!?"]).tolist() == [[a, b, 0], [a, b, c], [0, 0, 0], [0, 0, 0]]
+    assert Words(3).rows(["a b", "a b c a", "", "!?"]).tolist() == [
+        [a, b, 0],
+        [a, b, c],
+        [0, 0, 0],
+        [0, 0, 0],
+    ]
     assert Words(2, "tail").rows(["a", "a b c"]).tolist() == [[a, 0], [b, c]]
     assert Words(4).rows([]).shape == (0, 4)
 

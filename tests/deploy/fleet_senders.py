@@ -1,4 +1,5 @@
-"""Nodes at the proxy without a SuperNode: signed requests with Flower's own client, and a tiny SuperLink behind it."""
+"""Nodes at the proxy without a SuperNode: signed requests with Flower's own client, and a tiny SuperLink
+behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
+from flwr.proto.fleet_pb2 import (
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict
@@ -46,7 +52,9 @@ def number_of(client: int) -> int:
 def register(project: Project, *clients: int) -> None:
     """As `up` does it."""
     known = {fingerprint_of((project.node(c) / "key.pub").read_text()): str(number_of(c)) for c in clients}
-    write_json(project.server / "registered.json", {**(read_json(project.server / "registered.json") or {}), **known})
+    write_json(
+        project.server / "registered.json", {**(read_json(project.server / "registered.json") or {}), **known}
+    )
 
 
 class Sender:
@@ -59,7 +67,9 @@ class Sender:
         self.signer = NodeAuthHttpInterceptor(private, private.public_key())
         self.context = ssl.create_default_context(cafile=project.server / "ca.pem")
         authority = (project.server / "ca.pem").read_bytes()
-        self.client = FleetHttpClient.from_server_address(address, False, authority, [self.signer]) if address else None
+        self.client = (
+            FleetHttpClient.from_server_address(address, False, authority, [self.signer]) if address else None
+        )
 
     def headers(self) -> dict[str, str]:
         request = httpx.Request("POST", "https://x/")
@@ -69,7 +79,14 @@ class Sender:
         return {**kept, "content-type": "application/protobuf", "accept": "application/protobuf"}
 
     def post(self, path: str, body: bytes, **more: Any) -> httpx.Response:
-        return httpx.post(f"https://{self.address}{path}", content=body, headers=self.headers(), verify=self.context, timeout=20, **more)
+        return httpx.post(
+            f"https://{self.address}{path}",
+            content=body,
+            headers=self.headers(),
+            verify=self.context,
+            timeout=20,
+            **more,
+        )
 
     def pull(self) -> PullMessagesResponse:
         assert self.client is not None
@@ -77,24 +94,39 @@ class Sender:
 
     def reply(self, objects: int = 5, **changed: Any) -> PushMessagesRequest:
         """A reply to the last letter, as Flower announces it; `changed` is of its metadata."""
-        root = ObjectTree(object_id=object_id("reply"), children=[ObjectTree(object_id=object_id(i)) for i in range(objects - 1)])
+        root = ObjectTree(
+            object_id=object_id("reply"),
+            children=[ObjectTree(object_id=object_id(i)) for i in range(objects - 1)],
+        )
         about: dict[str, Any] = {
-            "run_id": RUN, "message_id": root.object_id, "src_node_id": self.number, "dst_node_id": 1, "reply_to_message_id": self.letter,
-            "ttl": 60.0, "message_type": "train", "created_at": time.time(), "dst_task_id": 70,
-        }  # fmt: skip
+            "run_id": RUN,
+            "message_id": root.object_id,
+            "src_node_id": self.number,
+            "dst_node_id": 1,
+            "reply_to_message_id": self.letter,
+            "ttl": 60.0,
+            "message_type": "train",
+            "created_at": time.time(),
+            "dst_task_id": 70,
+        }
         message = Message(metadata=Metadata(**{**about, **changed}), content=RecordDict())
         node = Node(node_id=self.number)
-        return PushMessagesRequest(node=node, messages_list=[message], message_object_trees=[root], clientapp_runtime_list=[1.0])
+        return PushMessagesRequest(
+            node=node, messages_list=[message], message_object_trees=[root], clientapp_runtime_list=[1.0]
+        )
 
 
 def letter_response(client_number: int) -> bytes:
     client = client_number - number_of(0)
-    about = Metadata(run_id=RUN, message_id=object_id(f"letter {client}"), src_node_id=1, dst_node_id=client_number)
+    about = Metadata(
+        run_id=RUN, message_id=object_id(f"letter {client}"), src_node_id=1, dst_node_id=client_number
+    )
     return PullMessagesResponse(messages_list=[Message(metadata=about)]).SerializeToString()
 
 
 class TinyLink:
-    """A SuperLink that takes everything and remembers it; `large` bytes are its answer to whoever pulls an object."""
+    """A SuperLink that takes everything and remembers it; `large` bytes are its answer to whoever pulls an
+    object."""
 
     def __init__(self, project: Project):
         self.seen: list[tuple[str, bytes]] = []
@@ -136,14 +168,29 @@ class TinyLink:
 
 
 @contextmanager
-def proxy_process(project: Project, upstream: str, **settings: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def proxy_process(
+    project: Project, upstream: str, **settings: object
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The real one; gives its address."""
     server, port = project.server, int(str(settings.pop("port", free_port())))
-    options = {"host": "127.0.0.1", "port": port, "upstream": upstream, "authority": server / "ca.pem",
-               "certificate": server / "server.pem",
-               "key": server / "server.key", "registered": server / "registered.json", "refusals": server / "refusals.jsonl",
-               "round": project.run / "head.json", **settings}  # fmt: skip
-    command = [sys.executable, "-m", "holdfast.deploy.proxy", *(f"--{name}={value}" for name, value in options.items())]
+    options = {
+        "host": "127.0.0.1",
+        "port": port,
+        "upstream": upstream,
+        "authority": server / "ca.pem",
+        "certificate": server / "server.pem",
+        "key": server / "server.key",
+        "registered": server / "registered.json",
+        "refusals": server / "refusals.jsonl",
+        "round": project.run / "head.json",
+        **settings,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.deploy.proxy",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
     project.logs.mkdir(exist_ok=True)
     processes = Processes(server / "flower", project.logs)
     with open(project.logs / "proxy.log", "ab") as log:

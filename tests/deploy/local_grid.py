@@ -27,7 +27,9 @@ Tamper = Callable[[Message, Message], Message | None]
 def travel(message: Message) -> Message:
     """Through Flower's serialisation, as over a socket."""
     name = message.object_id
-    out: Message = inflate_object_from_contents(name, {i: o.deflate() for i, o in get_all_nested_objects(message).items()})
+    out: Message = inflate_object_from_contents(
+        name, {i: o.deflate() for i, o in get_all_nested_objects(message).items()}
+    )
     out.metadata.__dict__["_message_id"] = name
     return out
 
@@ -38,7 +40,8 @@ def be_server(attempt: int = 1) -> None:
 
 
 class LocalRuntime:
-    """As much of Flower's runtime interface as the server uses to fetch replies: announcements, and objects by their digest."""
+    """As much of Flower's runtime interface as the server uses to fetch replies: announcements, and objects
+    by their digest."""
 
     def __init__(self) -> None:
         self.announced: dict[str, Message] = {}
@@ -53,30 +56,52 @@ class LocalRuntime:
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802, Flower's name
         found = [self.announced.pop(letter) for letter in request.message_ids if letter in self.announced]
-        return PullAppMessagesResponse(messages_list=[message_to_proto(remove_content_from_message(reply)) for reply in found])
+        return PullAppMessagesResponse(
+            messages_list=[message_to_proto(remove_content_from_message(reply)) for reply in found]
+        )
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
         self.asked.append(request.object_id)
         content = self.objects.get(request.object_id)
-        return PullObjectResponse(object_found=content is not None, object_available=bool(content), object_content=content or b"")
+        return PullObjectResponse(
+            object_found=content is not None, object_available=bool(content), object_content=content or b""
+        )
 
     def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
         return ConfirmMessageReceivedResponse()
 
 
 class LocalGrid(Grid):
-    """Node 1000 + i is client i. `tamper` may change a reply, given the request, or swallow it (None); it is the client itself that does
-    so and signs the outcome, unless `signs` is false: then it is somebody on the way."""
+    """Node 1000 + i is client i. `tamper` may change a reply, given the request, or swallow it (None); it is
+    the client itself that does so and signs the outcome, unless `signs` is false: then it is somebody on the
+    way."""
 
     signs = True
 
-    def __init__(self, home: Path, settings: dict[str, Any], clients: int = 3, attempt: int = 1, tamper: Tamper | None = None):
+    def __init__(
+        self,
+        home: Path,
+        settings: dict[str, Any],
+        clients: int = 3,
+        attempt: int = 1,
+        tamper: Tamper | None = None,
+    ):
         be_server(attempt)
         self.tamper = tamper
         self.asked: list[Message] = []
-        self._runtime_client, self._run, self.node = LocalRuntime(), SimpleNamespace(run_id=attempt), Node(node_id=1)
+        self._runtime_client, self._run, self.node = (
+            LocalRuntime(),
+            SimpleNamespace(run_id=attempt),
+            Node(node_id=1),
+        )
         self.nodes = {
-            1000 + i: Context(attempt, 1000 + i, {"client-id": i, "state-dir": str(home / f"node{i}")}, RecordDict(), settings)
+            1000 + i: Context(
+                attempt,
+                1000 + i,
+                {"client-id": i, "state-dir": str(home / f"node{i}")},
+                RecordDict(),
+                settings,
+            )
             for i in range(clients)
         }
 
@@ -88,7 +113,9 @@ class LocalGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
@@ -112,9 +139,16 @@ class LocalGrid(Grid):
         return str(message.metadata.message_id)
 
     def _sign(self, message: Message, reply: Message | None) -> None:
-        """A client that lies signs what it says, where it has a key; without an envelope there is nothing to sign."""
+        """A client that lies signs what it says, where it has a key; without an envelope there is nothing to
+        sign."""
         signer = NodeSigner.of(self.nodes[message.metadata.dst_node_id].node_config)
-        if signer is not None and reply is not None and reply.has_content() and "header" in message.content and "post" in reply.content:
+        if (
+            signer is not None
+            and reply is not None
+            and reply.has_content()
+            and "header" in message.content
+            and "post" in reply.content
+        ):
             header = message.content["header"]
             about = {name: header[name] for name in ("run", "round", "step", "task")}
             signer.sign(reply.content, Subject(**about, client=signer.client))  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
-"""Attacks of a node with a valid key on a federation of real processes. The proxy refuses most of this; here the attacker stands behind it,
-on the SuperLink's own port, and still reaches nobody. Threats and tests are listed in docs/federation.md."""
+"""Attacks of a node with a valid key on a federation of real processes. The proxy refuses most of this; here
+the attacker stands behind it, on the SuperLink's own port, and still reaches nobody. Threats and tests are
+listed in docs/federation.md."""
 
 from __future__ import annotations
 
@@ -40,15 +41,22 @@ class Attacker:
 
     def __init__(self, up: Up, project: Project, client: int):
         known = json.loads((project.server / "registered.json").read_text())
-        self.nodes = {c: int(known[fingerprint_of((project.node(c) / "key.pub").read_text())]) for c in range(3)}
-        self.node, self.run = Node(node_id=self.nodes[client]), int(up.processes.flwr("list", "link")["runs"][0]["run-id"])
+        self.nodes = {
+            c: int(known[fingerprint_of((project.node(c) / "key.pub").read_text())]) for c in range(3)
+        }
+        self.node, self.run = (
+            Node(node_id=self.nodes[client]),
+            int(up.processes.flwr("list", "link")["runs"][0]["run-id"]),
+        )
         key, self.where = load_private(project.node(client) / "key"), f"127.0.0.1:{up.port}"
         self.authority = (project.server / "ca.pem").read_bytes()
         self.signs = NodeAuthHttpInterceptor(key, key.public_key())
 
     @contextmanager
     def connected(self) -> Iterator[FleetHttpClient]:
-        with FleetHttpClient.from_server_address(self.where, False, self.authority, interceptors=[self.signs]) as client:
+        with FleetHttpClient.from_server_address(
+            self.where, False, self.authority, interceptors=[self.signs]
+        ) as client:
             yield client
 
     def send(self, content: RecordDict, source: int, target: int, kind: str = "train") -> bool:
@@ -57,20 +65,26 @@ class Attacker:
         message = Message(metadata=about, content=content)  # type: ignore[call-overload]
         message.metadata.__dict__["_message_id"] = message.object_id
         sent = PushMessagesRequest(
-            node=self.node, messages_list=[message_to_proto(remove_content_from_message(message))],
+            node=self.node,
+            messages_list=[message_to_proto(remove_content_from_message(message))],
             message_object_trees=[get_object_tree(message)],
-        )  # fmt: skip
+        )
         with self.connected() as fleet:
             said = fleet.PushMessages(sent)
             for name, part in get_all_nested_objects(message).items():
                 if name in said.objects_to_push:
-                    piece = {"object_id": name, "object_content": part.deflate(), "session_id": said.session_id}
+                    piece = {
+                        "object_id": name,
+                        "object_content": part.deflate(),
+                        "session_id": said.session_id,
+                    }
                     fleet.PushObject(PushObjectRequest(node=self.node, run_id=self.run, **piece))
         return bool(said.objects_to_push)
 
 
 def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path: Path) -> None:
-    """Messages to the server in the names of others, as many as there are strikes; and orders to another node, in the server's name."""
+    """Messages to the server in the names of others, as many as there are strikes; and orders to another
+    node, in the server's name."""
     project = found(tmp_path, clients=3, rounds=3, quorum=1.0, wait=PATIENT, strikes=1)
     taken: list[bool] = []
 
@@ -81,12 +95,28 @@ def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path:
                 for number in range(3):
                     junk = RecordDict({"post": ConfigRecord({"nonce": f"{number}"})})
                     taken.append(attacker.send(junk, source=1, target=1, kind="train"))
-                order = {"run": "x", "task": "train", "round": 2, "step": 0, "rehearsal": False, "committed": 1, "threads": 1, "world": "w"}
-                forged = RecordDict({"header": ConfigRecord({**order, "pick": [-1]}), "post": ConfigRecord({"nonce": "0" * 32})})
+                order = {
+                    "run": "x",
+                    "task": "train",
+                    "round": 2,
+                    "step": 0,
+                    "rehearsal": False,
+                    "committed": 1,
+                    "threads": 1,
+                    "world": "w",
+                }
+                forged = RecordDict(
+                    {
+                        "header": ConfigRecord({**order, "pick": [-1]}),
+                        "post": ConfigRecord({"nonce": "0" * 32}),
+                    }
+                )
                 taken.append(attacker.send(forged, source=1, target=attacker.nodes[victim]))
 
     play(project, disturb=attack)
-    assert len(taken) == 8 and all(taken), "the SuperLink itself takes all of it: else this test shows nothing"
+    assert len(taken) == 8 and all(taken), (
+        "the SuperLink itself takes all of it: else this test shows nothing"
+    )
     ledger = project.ledger()
     assert ledger.of("strike", "ban", "missing") == []
     assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 2]] * 3
@@ -119,7 +149,9 @@ lie(change)
 """
 
 
-def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is_struck(tmp_path: Path) -> None:
+def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is_struck(
+    tmp_path: Path,
+) -> None:
     """2 MB that name one chunk 2,000 times: 4 GB. The sender's signature is on it."""
     project = found(tmp_path, clients=3, rounds=2, strikes=2, quorum=1.0, wait=PATIENT)
     up, most = Up(project, lambda line: None), [0]
@@ -129,7 +161,11 @@ def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is
     def tell() -> None:
         for pid in up.processes.alive():
             if b"flwr-serverapp" in _read(f"/proc/{pid}/cmdline"):
-                peak = [line for line in _read(f"/proc/{pid}/status").decode().splitlines() if line.startswith("VmHWM")]
+                peak = [
+                    line
+                    for line in _read(f"/proc/{pid}/status").decode().splitlines()
+                    if line.startswith("VmHWM")
+                ]
                 most[0] = max([most[0], *(int(line.split()[1]) for line in peak)])
         watched()
 
@@ -137,7 +173,9 @@ def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is
     with up:
         up.play(timeout=PATIENT)
     strikes = [(entry.client, entry.what["reason"]) for entry in project.ledger().of("strike")]
-    assert [client for client, _ in strikes] == [1, 1] and all("its task allows" in reason for _, reason in strikes), strikes
+    assert [client for client, _ in strikes] == [1, 1] and all(
+        "its task allows" in reason for _, reason in strikes
+    ), strikes
     assert [entry.client for entry in project.ledger().of("ban")] == [1]
     assert [entry.what["ids"] for entry in project.ledger().of("round")] == [[0, 2]] * 2
     assert 0 < most[0] < 1_500_000, f"the ServerApp has taken {most[0]} kB"
@@ -148,5 +186,3 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:
         return b""
-
-

@@ -1,5 +1,5 @@
-"""Damaged and hostile messages, frames of the trainer's socket and small files of a node: one line, no other exception, no hang, and no
-memory before what came is known to be as long as it says."""
+"""Damaged and hostile messages, frames of the trainer's socket and small files of a node: one line, no other
+exception, no hang, and no memory before what came is known to be as long as it says."""
 
 from __future__ import annotations
 
@@ -31,14 +31,30 @@ from holdfast.deploy.project import init  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.storage.store import write_tensors  # noqa: E402
 from tests.bad_bytes import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
-from tests.deploy.test_wire import BANK, FIELDS, GOOD, HEADER, SCHEMA, exchange, header, npy, raw, sent, told  # noqa: E402
+from tests.deploy.test_wire import (
+    BANK,
+    FIELDS,
+    GOOD,
+    HEADER,
+    SCHEMA,
+    exchange,
+    header,
+    npy,
+    raw,
+    sent,
+    told,
+)  # noqa: E402
 
 # ---- the wire ----
 
 SETTING = st.one_of(
-    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, 2, 3, 2**40, 0.5, float("nan"), b"\xff", "x" * 3000]),
-    st.text(max_size=4), st.lists(st.integers(-2, 2), max_size=3), st.lists(st.text(max_size=2), min_size=1, max_size=2),
-)  # fmt: skip
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([0, 1, 2, 3, 2**40, 0.5, float("nan"), b"\xff", "x" * 3000]),
+    st.text(max_size=4),
+    st.lists(st.integers(-2, 2), max_size=3),
+    st.lists(st.text(max_size=2), min_size=1, max_size=2),
+)
 
 
 def spoilt_record(draw: st.DrawFn, record: Any) -> Any:
@@ -47,7 +63,11 @@ def spoilt_record(draw: st.DrawFn, record: Any) -> Any:
         return draw(st.sampled_from([MetricRecord({"a": 1}), ArrayRecord({}), ConfigRecord({})]))
     name = draw(st.sampled_from(sorted(record)) if len(record) else st.just("x"))
     arrays = isinstance(record, ArrayRecord)
-    value = raw(draw(altered(record[name].data if arrays and name in record else GOOD))) if arrays else draw(SETTING)
+    value = (
+        raw(draw(altered(record[name].data if arrays and name in record else GOOD)))
+        if arrays
+        else draw(SETTING)
+    )
     kept = {n: v for n, v in record.items() if n != name or draw(st.booleans())}
     where = draw(st.sampled_from([name, name, "other", "\x1b[31m\n" + "y" * 400]))
     return type(record)({**kept, where: value})
@@ -115,11 +135,20 @@ def test_no_array_is_another_exception_than_malformed(examples: int) -> None:
     check()
 
 
-@pytest.mark.parametrize("data", [
-    header(10**12) + b"\0" * 16, header(2**62, 2**62) + b"\0" * 16, header(0, 2**63), header(*[1] * 200) + b"\0" * 4, header(2**70, 0),
-    told("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}"), told("(" * 900),
-    told("{'descr': 'V9999999999', 'fortran_order': 0, 'shape': ()}"),
-], ids=range(8))  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        header(10**12) + b"\0" * 16,
+        header(2**62, 2**62) + b"\0" * 16,
+        header(0, 2**63),
+        header(*[1] * 200) + b"\0" * 4,
+        header(2**70, 0),
+        told("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}"),
+        told("(" * 900),
+        told("{'descr': 'V9999999999', 'fortran_order': 0, 'shape': ()}"),
+    ],
+    ids=range(8),
+)
 def test_an_array_that_claims_what_cannot_be_is_malformed(data: bytes) -> None:
     with limited(mebibytes=4), pytest.raises(Malformed) as error:
         wire._tensor("x", raw(data))
@@ -141,9 +170,17 @@ def test_a_truth_value_of_the_wire_is_true_or_false() -> None:
     assert got.tolist() == [True, False, True] and got.view(torch.uint8).tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("changes", [
-    {"threads": 10**6}, {"round": 2**40, "committed": 2**40 - 1}, {"step": 2**40}, {"task": "x" * 10_000}, {"world": "x" * 10_000},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 10**6},
+        {"round": 2**40, "committed": 2**40 - 1},
+        {"step": 2**40},
+        {"task": "x" * 10_000},
+        {"world": "x" * 10_000},
+    ],
+    ids=str,
+)
 def test_a_header_beyond_what_a_server_asks_is_malformed(changes: dict[str, Any]) -> None:
     """Threads are started, and rounds and steps are parts of the names of files."""
     content = sent(wire.pack_exchange(exchange([[0], [1]]), 0, HEADER))
@@ -172,14 +209,25 @@ INDEX: dict[str, Any] = {
     "about": {"node": {"client-id": 1}, "run": {"config": "x"}, "attempt": "1"},
     "records": {
         "header": {"config": {"run": "x", "pick": [0, -1], "rehearsal": False}},
-        "bank": {"arrays": {"bank": ["float32", [4], "numpy.ndarray", 8], "more": ["float32", [], "numpy.ndarray", 0]}},
+        "bank": {
+            "arrays": {
+                "bank": ["float32", [4], "numpy.ndarray", 8],
+                "more": ["float32", [], "numpy.ndarray", 0],
+            }
+        },
     },
-}  # fmt: skip
+}
 
 
-def frame(index: Any, rest: bytes = b"12345678", long: int | None = None, claimed: int | None = None) -> bytes:
+def frame(
+    index: Any, rest: bytes = b"12345678", long: int | None = None, claimed: int | None = None
+) -> bytes:
     text = index if isinstance(index, bytes) else json.dumps(index).encode()
-    return struct.pack("<QQ", len(text) if long is None else long, len(rest) if claimed is None else claimed) + text + rest
+    return (
+        struct.pack("<QQ", len(text) if long is None else long, len(rest) if claimed is None else claimed)
+        + text
+        + rest
+    )
 
 
 def received(content: bytes) -> tuple[dict[str, Any], RecordDict]:
@@ -207,32 +255,48 @@ def with_arrays(arrays: Any, **more: Any) -> dict[str, Any]:
 
 
 FRAMES = {
-    "nothing": b"", "half a head": b"\0" * 9, "no index": frame(b"", b""), "not UTF-8": frame(b"\xff\xfe"), "deep": frame(DEEP),
-    "a list": frame([]), "a number": frame(7), "no records": frame({"about": {}}), "records of no kind": frame({"about": {}, "records": 3}),
-    "nothing about it": frame({"records": {}}, b""), "about a list": frame({"about": [], "records": {}}, b""),
+    "nothing": b"",
+    "half a head": b"\0" * 9,
+    "no index": frame(b"", b""),
+    "not UTF-8": frame(b"\xff\xfe"),
+    "deep": frame(DEEP),
+    "a list": frame([]),
+    "a number": frame(7),
+    "no records": frame({"about": {}}),
+    "records of no kind": frame({"about": {}, "records": 3}),
+    "nothing about it": frame({"records": {}}, b""),
+    "about a list": frame({"about": [], "records": {}}, b""),
     "a record that is a number": frame({"about": {}, "records": {"a": 3}}, b""),
     "a record of nothing": frame({"about": {}, "records": {"a": {}}}, b""),
     "settings that are a list": frame({"about": {}, "records": {"a": {"config": [1]}}}, b""),
     "settings within settings": frame({"about": {}, "records": {"a": {"config": {"b": {"c": 1}}}}}, b""),
     "settings that are nothing": frame({"about": {}, "records": {"a": {"config": {"b": None}}}}, b""),
     "a mixed list": frame({"about": {}, "records": {"a": {"config": {"b": [1, "x"]}}}}, b""),
-    "arrays that are a list": frame(with_arrays([1])), "an array that is a number": frame(with_arrays({"a": 8})),
+    "arrays that are a list": frame(with_arrays([1])),
+    "an array that is a number": frame(with_arrays({"a": 8})),
     "an array of three words": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray"]})),
     "a size that is a word": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", "8"]})),
     "a size of a half": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", 7.5]})),
     "a size below 0": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", -8]})),
     "true bytes": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", True]}), b"1"),
     "a size beyond the frame": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", 1 << 50]})),
-    "a size within the bound and beyond the frame": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", 1 << 33]})),
+    "a size within the bound and beyond the frame": frame(
+        with_arrays({"a": ["float32", [4], "numpy.ndarray", 1 << 33]})
+    ),
     "a shape that is a number": frame(with_arrays({"a": ["float32", 4, "numpy.ndarray", 8]})),
     "a shape of words": frame(with_arrays({"a": ["float32", ["4"], "numpy.ndarray", 8]})),
     "a dtype that is a number": frame(with_arrays({"a": [7, [4], "numpy.ndarray", 8]})),
-    "more than the arrays": frame(INDEX, b"0" * 9), "less than the arrays": frame(INDEX, b"0" * 7),
-    "a frame of 2**64": struct.pack("<QQ", 2**64 - 1, 2**64 - 1), "an index of 8 GB": frame(b"{}", b"", long=1 << 33),
-    "an index of 60 MB that does not come": frame(b"{}", b"", long=60_000_000), "an index of 0": frame(b"", b"", long=0),
-    "16 GB that do not come": frame(with_arrays({"a": ["float32", [4], "numpy.ndarray", (1 << 34) - 4096]}), b"", claimed=(1 << 34) - 4096),
+    "more than the arrays": frame(INDEX, b"0" * 9),
+    "less than the arrays": frame(INDEX, b"0" * 7),
+    "a frame of 2**64": struct.pack("<QQ", 2**64 - 1, 2**64 - 1),
+    "an index of 8 GB": frame(b"{}", b"", long=1 << 33),
+    "an index of 60 MB that does not come": frame(b"{}", b"", long=60_000_000),
+    "an index of 0": frame(b"", b"", long=0),
+    "16 GB that do not come": frame(
+        with_arrays({"a": ["float32", [4], "numpy.ndarray", (1 << 34) - 4096]}), b"", claimed=(1 << 34) - 4096
+    ),
     "infinity": frame(b'{"about": {"a": 1e999}, "records": {}}', b""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("content", FRAMES.values(), ids=FRAMES)
@@ -260,7 +324,9 @@ def test_no_frame_is_another_exception_than_a_value_error(examples: int) -> None
     check()
 
 
-def test_a_frame_that_is_none_does_not_end_the_trainer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_frame_that_is_none_does_not_end_the_trainer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Each is one line in its log, and the next request is answered."""
     path = Path(f"/tmp/hf-{os.getpid()}-{tmp_path.name[-8:]}.sock")
     threading.Thread(target=trainer.serve, args=(path,), daemon=True).start()
@@ -290,9 +356,20 @@ def _connected(path: Path) -> socket.socket:
 # ---- small files of a server and of a node ----
 
 
-@pytest.mark.parametrize("content", [
-    b'{"a": 3}', b'{"a": "--help"}', b'{"a": "12 34"}', b'{"a": "9999999999999999999999999"}', b"[]", b"\xff", DEEP, b'{"a": "-1"}',
-], ids=range(8))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": 3}',
+        b'{"a": "--help"}',
+        b'{"a": "12 34"}',
+        b'{"a": "9999999999999999999999999"}',
+        b"[]",
+        b"\xff",
+        DEEP,
+        b'{"a": "-1"}',
+    ],
+    ids=range(8),
+)
 def test_a_table_of_registered_nodes_that_is_damaged_is_one_line(tmp_path: Path, content: bytes) -> None:
     """Its values are arguments of Flower's command line."""
     project = init(tmp_path / "ward", 1, port=1)
@@ -340,7 +417,9 @@ def test_a_mark_of_a_node_that_is_no_file_is_one_line(tmp_path: Path, name: str,
     else:
         file.touch()
         os.truncate(file, 1 << 40)
-    read: Any = (lambda: Node._attempts(node, "1")) if name == "attempt" else (lambda: Node._note_data(node, "1"))  # type: ignore[arg-type]
+    read: Any = (
+        (lambda: Node._attempts(node, "1")) if name == "attempt" else (lambda: Node._note_data(node, "1"))
+    )  # type: ignore[arg-type]
     with limited(), pytest.raises(RunError) as error:
         read()
     one_line(error.value, str(file))
@@ -361,5 +440,7 @@ def test_a_model_of_a_node_that_is_damaged_is_not_exported(tmp_path: Path, conte
     assert not (tmp_path / "out.safetensors").exists()
     model.unlink()
     write_tensors(model, {"a": torch.ones(2)})
-    assert "the model that client 0 uses" in export_model(None, tmp_path / "out.safetensors", None, None, node)
+    assert "the model that client 0 uses" in export_model(
+        None, tmp_path / "out.safetensors", None, None, node
+    )
     assert (tmp_path / "out.safetensors").read_bytes() == model.read_bytes()

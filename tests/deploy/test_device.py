@@ -32,12 +32,15 @@ def test_a_node_chooses_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         _ = own(tmp_path, "abacus").device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert own(tmp_path, "auto").device == torch.device("cuda") and own(tmp_path, "cuda:1").device == torch.device("cuda:1")
+    assert own(tmp_path, "auto").device == torch.device("cuda") and own(
+        tmp_path, "cuda:1"
+    ).device == torch.device("cuda:1")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_one_node_on_a_gpu_beside_two_without(tmp_path: Path) -> None:
-    """Its numbers are the simulator's but for rounding; its private state and its model lie on its disk as any other's."""
+    """Its numbers are the simulator's but for rounding; its private state and its model lie on its disk as
+    any other's."""
     config = write_config(tmp_path, "ditto")
     simulate(config, tmp_path / "sim")
     settings = {"config": str(config), "out": str(tmp_path / "fed"), "deadline": 60.0, "join": 60.0}

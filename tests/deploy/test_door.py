@@ -49,14 +49,24 @@ class KeyedGrid(LocalGrid):
 class World:
     """Three clients with keys, and what has been told of them."""
 
-    def __init__(self, folder: Path, rounds: int = 3, method: str = "fedavg", clients: int = 3, **settings: Any):
+    def __init__(
+        self, folder: Path, rounds: int = 3, method: str = "fedavg", clients: int = 3, **settings: Any
+    ):
         self.config, self.out, self.clients = write_config(folder, method, rounds), folder / "fed", clients
         self.config.write_text(self.config.read_text().replace("clients = 3", f"clients = {clients}"))
         self.ledger, self.folder = Ledger(folder / "ledger.jsonl"), folder
-        self.settings = {"config": str(self.config), "out": str(self.out), "deadline": 0.2, "join": 1.0, "ledger": str(self.ledger.path)}
+        self.settings = {
+            "config": str(self.config),
+            "out": str(self.out),
+            "deadline": 0.2,
+            "join": 1.0,
+            "ledger": str(self.ledger.path),
+        }
         self.settings |= settings
         self.server = make_server_key(folder)
-        self.homes = [folder / "homes" / str(client) for client in range(clients + 1)]  # the last is a stranger's
+        self.homes = [
+            folder / "homes" / str(client) for client in range(clients + 1)
+        ]  # the last is a stranger's
         for client, home in enumerate(self.homes):
             home.mkdir(parents=True)
             ssh = make_node_key(home, "node@host")
@@ -65,10 +75,18 @@ class World:
                 self.ledger.append("enrol", client, key=ssh)
         self.keys = {1000 + i: (home / "key.pub").read_bytes() for i, home in enumerate(self.homes)}
 
-    def play(self, tamper: Tamper | None = None, attempt: int = 1, nodes: Iterable[int] | None = None, **settings: Any) -> KeyedGrid:
+    def play(
+        self,
+        tamper: Tamper | None = None,
+        attempt: int = 1,
+        nodes: Iterable[int] | None = None,
+        **settings: Any,
+    ) -> KeyedGrid:
         asked = self.settings | settings
         keys = {1000 + i: self.keys[1000 + i] for i in (range(self.clients) if nodes is None else nodes)}
-        self.grid = KeyedGrid(self.folder / "nodes", asked, clients=self.clients + 1, attempt=attempt, tamper=tamper, keys=keys)
+        self.grid = KeyedGrid(
+            self.folder / "nodes", asked, clients=self.clients + 1, attempt=attempt, tamper=tamper, keys=keys
+        )
         for home, context in zip(self.homes, self.grid.nodes.values(), strict=True):
             context.node_config |= {"key": str(home / "key"), "server-key": str(home / "server.pub")}
         try:
@@ -124,7 +142,8 @@ def test_a_replaced_key_gets_nothing(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
-    """`quorum` 1, and client 1 leaves without an answer: the round goes on at once. When all have left, the run stops and says so."""
+    """`quorum` 1, and client 1 leaves without an answer: the round goes on at once. When all have left, the
+    run stops and says so."""
     world = World(tmp_path, rounds=2, quorum=1.0, wait=600.0)
 
     def leave(message: Message, reply: Message) -> Message | None:
@@ -139,16 +158,23 @@ def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="round 2, evaluate: everybody has left or is banned; enrol somebody"):
         world.play(leave)
-    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] and world.ledger.of("wait", "strike") == []
+    assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] and world.ledger.of(
+        "wait", "strike"
+    ) == []
 
 
 def test_strikes_lead_to_a_ban_that_stays(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2, strikes=2)
     grid = world.play(spoil(1))
-    assert [(e.client, e.round, e.what["reason"]) for e in world.ledger.of("strike")] == [(1, r, "update is not finite") for r in (1, 2)]
+    assert [(e.client, e.round, e.what["reason"]) for e in world.ledger.of("strike")] == [
+        (1, r, "update is not finite") for r in (1, 2)
+    ]
     assert world.who.banned == {1: "2 strikes, the last: update is not finite"}
     last = [message.metadata.dst_node_id for message in grid.asked][-2:]
-    assert sorted(last) == [1000, 1002]  # the evaluation of the round in which it was banned: no model for it any more
+    assert sorted(last) == [
+        1000,
+        1002,
+    ]  # the evaluation of the round in which it was banned: no model for it any more
     world.config.write_text(world.config.read_text().replace("rounds = 2", "rounds = 2\nlr = 0.02"))
     world.out = tmp_path / "next"  # another run of the same federation
     grid = world.play(attempt=2, out=str(world.out))
@@ -160,7 +186,11 @@ def test_the_operator_bans_in_mid_run_and_pardons(tmp_path: Path) -> None:
     swallowed: list[Message] = []
 
     def ban_in_round_two(message: Message, reply: Message) -> Message | None:
-        if message.metadata.message_type == "train" and message.content["header"]["round"] == 2 and not swallowed:
+        if (
+            message.metadata.message_type == "train"
+            and message.content["header"]["round"] == 2
+            and not swallowed
+        ):
             swallowed.append(message)
             Ledger(world.ledger.path).append("ban", 2, reason="asked to leave", by="operator")
         return reply
@@ -188,11 +218,18 @@ def test_a_ban_by_the_method_is_in_the_ledger(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2, method="fedcap")
     world.play(boost)
     bans = world.ledger.of("ban")
-    assert len(bans) == 1 and bans[0].client == 1 and bans[0].what["by"] == "method" and "norm" in bans[0].what["reason"]
+    assert (
+        len(bans) == 1
+        and bans[0].client == 1
+        and bans[0].what["by"] == "method"
+        and "norm" in bans[0].what["reason"]
+    )
     assert world.grid.asked_of(1) < world.grid.asked_of(0)
 
 
-def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_while_it_tells_of_a_ban_tells_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, append = World(tmp_path, rounds=2, method="fedcap"), Ledger.append
 
     class Kill(BaseException):
@@ -224,7 +261,8 @@ def door_of(world: World, nodes: Iterable[int] = (0, 1, 2), strikes: int = 3) ->
 
 
 def test_the_faults_of_a_replayed_round_count_once(tmp_path: Path) -> None:
-    """A server that was stopped finds them again; those of another step or round, or of another client, are new ones."""
+    """A server that was stopped finds them again; those of another step or round, or of another client, are
+    new ones."""
     world = World(tmp_path)
     for _ in range(3):  # each with a door of its own, as every start of the server has
         door_of(world).note(header(), {1: "update is not finite"}, {})
@@ -232,7 +270,11 @@ def test_the_faults_of_a_replayed_round_count_once(tmp_path: Path) -> None:
     door = door_of(world)
     door.note(header(), {1: "update is not finite", 2: "update is not finite"}, {})
     door.note(header(step=1), {1: "update is not finite"}, {})
-    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1), (2, 1), (1, 1)] and world.who.banned == {}
+    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [
+        (1, 1),
+        (2, 1),
+        (1, 1),
+    ] and world.who.banned == {}
     door.note(header(round=2), {1: "update is not finite"}, {})
     assert world.who.banned == {1: "3 strikes, the last: update is not finite"}
 
@@ -252,7 +294,10 @@ def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path)
     ledger.append("ban", 1, reason="asked to leave", by="operator")
     chronicle = Chronicle(ledger, world.out)
     chronicle.begin([experiment])
-    assert experiment.roster.banned == {1: "asked to leave"} and experiment.context().cohort.tolist() == [0, 2]
+    assert experiment.roster.banned == {1: "asked to leave"} and experiment.context().cohort.tolist() == [
+        0,
+        2,
+    ]
     ledger.append("unban", 1, reason="a misunderstanding", by="operator")
     ledger.append("ban", 2, reason="left", by="operator")
     chronicle.follow(experiment)
@@ -267,7 +312,9 @@ def test_who_leaves_after_its_answer_is_not_missing(tmp_path: Path) -> None:
     def lose_one(message: Message, reply: Message) -> Message | None:
         if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
             lost.append(1)
-            world.grid.keys = {1000 + i: world.keys[1000 + i] for i in ((1, 2) if len(lost) == 1 else (0, 1, 2))}
+            world.grid.keys = {
+                1000 + i: world.keys[1000 + i] for i in ((1, 2) if len(lost) == 1 else (0, 1, 2))
+            }
             return None if len(lost) == 1 else reply
         return reply
 
@@ -282,7 +329,10 @@ def test_another_run_counts_its_own_strikes(tmp_path: Path) -> None:
     assert world.who.banned == {}
     world.out = tmp_path / "next"
     world.play(spoil(1), attempt=2, out=str(world.out))
-    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1), (1, 1)] and 1 in world.who.banned
+    assert [(e.client, e.round) for e in world.ledger.of("strike")] == [
+        (1, 1),
+        (1, 1),
+    ] and 1 in world.who.banned
 
 
 def test_without_a_quorum_it_waits_asks_again_and_has_the_same_bits(tmp_path: Path) -> None:
@@ -307,7 +357,11 @@ def test_a_committee_with_a_member_down_votes_without_it(tmp_path: Path) -> None
     asked: list[int] = []
 
     def dead_member(message: Message, reply: Message) -> Message | None:
-        if "header" in message.content and message.content["header"]["task"] == "score" and not message.content["header"]["rehearsal"]:
+        if (
+            "header" in message.content
+            and message.content["header"]["task"] == "score"
+            and not message.content["header"]["rehearsal"]
+        ):
             member = message.metadata.dst_node_id - 1000
             asked.append(member)
             return None if member == asked[0] else reply
@@ -328,18 +382,32 @@ def test_when_patience_is_over_the_run_stops_and_goes_on_later(tmp_path: Path) -
         gone = message.metadata.dst_node_id == 1001 and message.content["header"]["round"] == 2
         return None if gone else reply
 
-    with pytest.raises(RunError, match="round 2, train: 2 of 3 clients answered, fewer than the quorum .client 1: no answer within 0.2 s."):
+    with pytest.raises(
+        RunError,
+        match=(
+            "round 2, train: 2 of 3 clients answered, fewer than the quorum .client 1: no answer within"
+            " 0.2 s."
+        ),
+    ):
         world.play(silent_in_round_two)
     assert [entry.kind for entry in world.ledger.entries[3:]] == ["start", "round"]
     world.play(attempt=2)
     assert_same_runs(tmp_path / "sim", world.out, 2)
-    assert [entry.kind for entry in world.ledger.entries[3:]] == ["start", "round", "resume", "round", "finish"]
+    assert [entry.kind for entry in world.ledger.entries[3:]] == [
+        "start",
+        "round",
+        "resume",
+        "round",
+        "finish",
+    ]
 
 
 # ---- what cannot be attributed, and who never answers
 
 
-def test_replies_that_somebody_changed_on_the_way_are_dropped_and_nobody_is_struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_that_somebody_changed_on_the_way_are_dropped_and_nobody_is_struck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six forged replies once had two honest clients banned for good."""
     monkeypatch.setattr(LocalGrid, "signs", False)
     world = World(tmp_path, rounds=2, strikes=1)
@@ -351,18 +419,25 @@ def test_replies_that_somebody_changed_on_the_way_are_dropped_and_nobody_is_stru
 
 
 def test_a_node_does_nothing_that_the_server_has_not_signed(tmp_path: Path) -> None:
-    """An order of somebody else, who has the node's id: nothing is trained, no state is written, no privacy is spent."""
+    """An order of somebody else, who has the node's id: nothing is trained, no state is written, no privacy
+    is spent."""
     world = World(tmp_path, rounds=1)
     attacker = make_server_key(tmp_path / "homes" / "3")
     for home in world.homes:
         (home / "server.pub").write_text(attacker)  # to these nodes it is the server who is the stranger
-    with pytest.raises(RunError, match="no client answered .client 0: error 2: .*did not sign for this client"):
+    with pytest.raises(
+        RunError, match="no client answered .client 0: error 2: .*did not sign for this client"
+    ):
         world.play()
-    assert not list((tmp_path / "nodes").rglob("*.safetensors")) and not list((tmp_path / "nodes").rglob("orders.json"))
+    assert not list((tmp_path / "nodes").rglob("*.safetensors")) and not list(
+        (tmp_path / "nodes").rglob("orders.json")
+    )
     assert world.ledger.of("strike", "ban", "round") == []
 
 
-def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, read = World(tmp_path, rounds=1), wire.read_fields
 
     class Killed(BaseException):
@@ -383,25 +458,46 @@ def test_whose_reply_was_being_read_when_the_server_died_is_in_the_ledger(tmp_pa
     monkeypatch.undo()
     world.play(attempt=2)
     (suspect,) = world.ledger.of("suspect")
-    assert (suspect.client, suspect.round, suspect.what["task"]) == (1, 1, "train") and not (tmp_path / "reading.json").exists()
+    assert (suspect.client, suspect.round, suspect.what["task"]) == (1, 1, "train") and not (
+        tmp_path / "reading.json"
+    ).exists()
     assert len(world.ledger.of("round")) == 1 and world.ledger.of("strike") == []
 
 
 def test_who_never_answers_is_paused_and_named_and_asked_again(tmp_path: Path) -> None:
-    """Two exchanges a round: after three misses it is not asked in the rest of round 2 and in round 3. In round 4 it answers."""
+    """Two exchanges a round: after three misses it is not asked in the rest of round 2 and in round 3. In
+    round 4 it answers."""
     world = World(tmp_path, rounds=5)
 
     def mute(message: Message, reply: Message) -> Message | None:
-        return None if message.metadata.dst_node_id == 1001 and message.content["header"]["round"] < 4 else reply
+        return (
+            None if message.metadata.dst_node_id == 1001 and message.content["header"]["round"] < 4 else reply
+        )
 
     grid = world.play(mute)
-    asked = [(m.content["header"]["round"], m.metadata.message_type) for m in grid.asked if m.metadata.dst_node_id == 1001]
-    assert asked == [(1, "train"), (1, "evaluate"), (2, "train"), (4, "train"), (4, "evaluate"), (5, "train"), (5, "evaluate")]
+    asked = [
+        (m.content["header"]["round"], m.metadata.message_type)
+        for m in grid.asked
+        if m.metadata.dst_node_id == 1001
+    ]
+    assert asked == [
+        (1, "train"),
+        (1, "evaluate"),
+        (2, "train"),
+        (4, "train"),
+        (4, "evaluate"),
+        (5, "train"),
+        (5, "evaluate"),
+    ]
     (pause,) = world.ledger.of("pause")
     assert (pause.client, pause.round, pause.what["until"]) == (1, 2, 4)
-    missing = [(entry.round, entry.what["task"], entry.what["clients"]["1"]) for entry in world.ledger.of("missing")]
-    assert missing[2:] == [(2, "train", "no answer within 0.2 s"), *((r, t, "paused until round 4") for r, t in
-                           ((2, "evaluate"), (3, "train"), (3, "evaluate")))]  # fmt: skip
+    missing = [
+        (entry.round, entry.what["task"], entry.what["clients"]["1"]) for entry in world.ledger.of("missing")
+    ]
+    assert missing[2:] == [
+        (2, "train", "no answer within 0.2 s"),
+        *((r, t, "paused until round 4") for r, t in ((2, "evaluate"), (3, "train"), (3, "evaluate"))),
+    ]
     assert [entry.what["took_part"] for entry in world.ledger.of("round")] == [[0, 2]] * 3 + [[0, 1, 2]] * 2
     second = world.ledger.of("round")[1].number  # as `status` names it then, and after the end
     assert paused(world.ledger.entries[: second + 1]) == {1: 4} and paused(world.ledger.entries) == {}
@@ -434,5 +530,9 @@ def test_where_others_are_gone_the_paused_are_asked_too(tmp_path: Path) -> None:
 
     grid = world.play(mute_then_gone)
     assert [entry.what["until"] for entry in world.ledger.of("pause")] == [4] and world.ledger.of("finish")
-    asked = [(m.content["header"]["round"], m.metadata.message_type) for m in grid.asked if m.metadata.dst_node_id == 1001]
+    asked = [
+        (m.content["header"]["round"], m.metadata.message_type)
+        for m in grid.asked
+        if m.metadata.dst_node_id == 1001
+    ]
     assert asked[-1] == (3, "evaluate")

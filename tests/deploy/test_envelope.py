@@ -26,14 +26,28 @@ NONCE = "0" * 32
 def signer(tmp_path: Path) -> NodeSigner:
     make_node_key(tmp_path, "client-3")
     (tmp_path / "server.pub").write_text(make_server_key(tmp_path))
-    settings = {"client-id": 3, "key": tmp_path / "key", "server-key": tmp_path / "server.pub", "state-dir": tmp_path / "state"}
+    settings = {
+        "client-id": 3,
+        "key": tmp_path / "key",
+        "server-key": tmp_path / "server.pub",
+        "state-dir": tmp_path / "state",
+    }
     made = NodeSigner.of(settings)
     assert made is not None
     return made
 
 
-def order(folder: Path, client: int = 3, nonce: str = NONCE, seconds: float = 60.0, head: str = "", key: str = "orders.key") -> RecordDict:
-    content = RecordDict({"header": ConfigRecord({"round": 1}), "bank": ArrayRecord({"bank": Array(np.zeros(4))})})
+def order(
+    folder: Path,
+    client: int = 3,
+    nonce: str = NONCE,
+    seconds: float = 60.0,
+    head: str = "",
+    key: str = "orders.key",
+) -> RecordDict:
+    content = RecordDict(
+        {"header": ConfigRecord({"round": 1}), "bank": ArrayRecord({"bank": Array(np.zeros(4))})}
+    )
     sign_order(content, load_private(folder / key), client, nonce, seconds, head)
     return content
 
@@ -66,7 +80,9 @@ def no_signature(content: RecordDict) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_record, add_record, later, no_envelope, no_signature])
-def test_an_order_that_was_changed_is_rejected(signer: NodeSigner, tmp_path: Path, spoil: Callable[[RecordDict], None]) -> None:
+def test_an_order_that_was_changed_is_rejected(
+    signer: NodeSigner, tmp_path: Path, spoil: Callable[[RecordDict], None]
+) -> None:
     content = order(tmp_path)
     spoil(content)
     with pytest.raises(Unsigned, match="rejected"):
@@ -74,7 +90,9 @@ def test_an_order_that_was_changed_is_rejected(signer: NodeSigner, tmp_path: Pat
     assert not (tmp_path / "state" / "orders.json").exists()
 
 
-def test_orders_for_another_client_by_another_key_or_long_past_are_rejected(signer: NodeSigner, tmp_path: Path) -> None:
+def test_orders_for_another_client_by_another_key_or_long_past_are_rejected(
+    signer: NodeSigner, tmp_path: Path
+) -> None:
     for content in (order(tmp_path, client=2), order(tmp_path, key="key")):
         with pytest.raises(Unsigned, match="did not sign for this client"):
             signer.check(content)
@@ -82,7 +100,9 @@ def test_orders_for_another_client_by_another_key_or_long_past_are_rejected(sign
         signer.check(order(tmp_path, seconds=-31))
 
 
-def test_nonces_of_expired_orders_are_forgotten(signer: NodeSigner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonces_of_expired_orders_are_forgotten(
+    signer: NodeSigner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signer.check(order(tmp_path, seconds=10))
     now = time.time()
     monkeypatch.setattr(envelope.time, "time", lambda: now + 100)  # type: ignore[attr-defined]
@@ -94,7 +114,9 @@ def head(entries: int, name: str = "a") -> str:
     return json.dumps({"entries": entries, "head": name * 64, "at": "", "signature": ""})
 
 
-def test_the_longest_ledger_that_was_shown_is_kept(signer: NodeSigner, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longest_ledger_that_was_shown_is_kept(
+    signer: NodeSigner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "state" / "ledger.head"
     for number, entries in enumerate((5, 7)):
         signer.check(order(tmp_path, nonce=f"{number:032}", head=head(entries)))
@@ -108,7 +130,12 @@ def test_the_longest_ledger_that_was_shown_is_kept(signer: NodeSigner, tmp_path:
 
 
 def test_without_the_servers_key_nothing_is_done(signer: NodeSigner, tmp_path: Path) -> None:
-    settings = {"client-id": 3, "key": tmp_path / "key", "server-key": tmp_path / "none.pub", "state-dir": tmp_path / "state"}
+    settings = {
+        "client-id": 3,
+        "key": tmp_path / "key",
+        "server-key": tmp_path / "none.pub",
+        "state-dir": tmp_path / "state",
+    }
     with pytest.raises(RunError, match="none.pub is missing.*enrol"):
         NodeSigner.of(settings)
     assert NodeSigner.of({"client-id": 3, "state-dir": tmp_path}) is None  # a trial without keys

@@ -1,4 +1,5 @@
-"""Server and clients as Flower runs them, in one process: the simulator's bits, and what happens when clients fail or cheat."""
+"""Server and clients as Flower runs them, in one process: the simulator's bits, and what happens when clients
+fail or cheat."""
 
 from __future__ import annotations
 
@@ -39,12 +40,35 @@ from holdfast.methods.base import ClientRule, Method  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import Store, read_tensors  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
-from tests.deploy.worlds import assert_same_runs, node_states, private_rows, same_bits, simulate, write_config  # noqa: E402
+from tests.deploy.worlds import (
+    assert_same_runs,
+    node_states,
+    private_rows,
+    same_bits,
+    simulate,
+    write_config,
+)  # noqa: E402
 from tests.helpers import methods_in_turn  # noqa: E402
 
-METHODS = [name for name in methods_in_turn() if isinstance(name, str) or name.values[0] in (
-    "fedrep", "fedbabu", "apfl", "pfedme", "clustered-fl", "fedamp", "fedfomo", "cd2-pfed", "fedproto", "fedpac", "gpfl",
-)]  # fmt: skip
+METHODS = [
+    name
+    for name in methods_in_turn()
+    if isinstance(name, str)
+    or name.values[0]
+    in (
+        "fedrep",
+        "fedbabu",
+        "apfl",
+        "pfedme",
+        "clustered-fl",
+        "fedamp",
+        "fedfomo",
+        "cd2-pfed",
+        "fedproto",
+        "fedpac",
+        "gpfl",
+    )
+]
 
 
 def settings(config: Path, out: Path) -> dict[str, Any]:
@@ -81,10 +105,15 @@ class Tape:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also under partial participation and lost replies, with validation data, all metrics and evaluation of clients outside the cohort."""
+def test_every_exchange_has_the_simulators_bits(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under partial participation and lost replies, with validation data, all metrics and evaluation of
+    clients outside the cohort."""
     split = "split = { train = 0.6, validation = 0.2, test = 0.2 }"
-    train = 'participation = 0.67\ndropout = 0.2\n[evaluate]\nmetrics = ["macro_f1", "balanced_accuracy", "auc"]'
+    train = (
+        'participation = 0.67\ndropout = 0.2\n[evaluate]\nmetrics = ["macro_f1", "balanced_accuracy", "auc"]'
+    )
     config = write_config(tmp_path, method, rounds=3, train=train, data=split)
     here, there = Tape(), Tape()
     simulate(config, tmp_path / "sim", engine=here.simulator)
@@ -96,12 +125,16 @@ def test_every_exchange_has_the_simulators_bits(method: str, tmp_path: Path, mon
         assert (round, asked.task, asked.step) == (round_there, asked_there.task, asked_there.step)
         assert torch.equal(asked.bank, asked_there.bank) and torch.equal(up.ids, up_there.ids)
         assert same_bits(dict(up.fields), dict(up_there.fields)), (round, asked.task)
-    assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=4 if method in ("c-pfl", "fedbabu") else 3)  # which tune after the last
+    assert_same_runs(
+        tmp_path / "sim", tmp_path / "fed", rounds=4 if method in ("c-pfl", "fedbabu") else 3
+    )  # which tune after the last
 
 
 def test_a_committee_of_real_clients(tmp_path: Path) -> None:
     """One of three clients scores the models of the others; then all tune."""
-    config = write_config(tmp_path, "c-pfl", rounds=2, data="split = { train = 0.6, validation = 0.2, test = 0.2 }")
+    config = write_config(
+        tmp_path, "c-pfl", rounds=2, data="split = { train = 0.6, validation = 0.2, test = 0.2 }"
+    )
     simulate(config, tmp_path / "sim")
     federate(config, tmp_path / "fed")
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=3)
@@ -139,9 +172,16 @@ def test_a_method_that_shares_its_backbone_only(tmp_path: Path, forget: None) ->
     class Backbone(Method):
         """Shares the backbone, keeps the head."""
 
-    Backbone.Client, Backbone.Server, Backbone.models, Backbone.deploys = Client, Averaging, ("personal",), "personal"
+    Backbone.Client, Backbone.Server, Backbone.models, Backbone.deploys = (
+        Client,
+        Averaging,
+        ("personal",),
+        "personal",
+    )
     register("method", "test-backbone")(Backbone)
-    config = write_config(tmp_path, "test-backbone", model='name = "cnn-bn"', train="local_steps = 2", data="held_out = 1")
+    config = write_config(
+        tmp_path, "test-backbone", model='name = "cnn-bn"', train="local_steps = 2", data="held_out = 1"
+    )
     simulate(config, tmp_path / "sim")
     federate(config, tmp_path / "fed")
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
@@ -177,8 +217,8 @@ class Kill(BaseException):
 
 @pytest.mark.parametrize("last", [4, 6, 9, 10, 13])
 def test_a_server_that_was_killed_goes_on_with_the_same_bits(last: int, tmp_path: Path) -> None:
-    """After so many messages: 3 that ask who is there, then 3 that train and 3 that evaluate, in each of two rounds. Ditto, because a
-    private model that was trained twice in a replayed round would show."""
+    """After so many messages: 3 that ask who is there, then 3 that train and 3 that evaluate, in each of two
+    rounds. Ditto, because a private model that was trained twice in a replayed round would show."""
     config = write_config(tmp_path, "ditto", rounds=2)
     simulate(config, tmp_path / "sim")
     left = last
@@ -199,14 +239,24 @@ def test_a_server_that_was_killed_goes_on_with_the_same_bits(last: int, tmp_path
 
 
 def test_a_step_that_is_asked_again_starts_where_it_started_before(tmp_path: Path) -> None:
-    """The node has answered and kept its new private model, but the answer was lost: the second one has the same bits. The next step
-    goes on from there."""
+    """The node has answered and kept its new private model, but the answer was lost: the second one has the
+    same bits. The next step goes on from there."""
     config = federated(write_config(tmp_path, "ditto"))
     experiment = Experiment(config, tmp_path / "server")
-    node = Node(config, 0, tmp_path / "node", fingerprint(config, experiment.federation.digest, experiment.initial), threads=1)
+    node = Node(
+        config,
+        0,
+        tmp_path / "node",
+        fingerprint(config, experiment.federation.digest, experiment.initial),
+        threads=1,
+    )
     node.enter(1)
     asked = broadcast("train", experiment.initial, torch.tensor([0]))
-    kept = [read_tensors(node._file((1, step))) for step in (0, 0, 1) if node.perform(replace(asked, step=step), 0, "first")]
+    kept = [
+        read_tensors(node._file((1, step)))
+        for step in (0, 0, 1)
+        if node.perform(replace(asked, step=step), 0, "first")
+    ]
     assert same_bits(kept[0], kept[1]) and not same_bits(kept[1], kept[2])
 
 
@@ -214,7 +264,13 @@ def test_what_a_killed_trainer_was_writing_is_removed(tmp_path: Path) -> None:
     """By the next request; what a living process writes stays."""
     config = federated(write_config(tmp_path, "ditto"))
     experiment = Experiment(config, tmp_path / "server")
-    node = Node(config, 0, tmp_path / "node", fingerprint(config, experiment.federation.digest, experiment.initial), threads=1)
+    node = Node(
+        config,
+        0,
+        tmp_path / "node",
+        fingerprint(config, experiment.federation.digest, experiment.initial),
+        threads=1,
+    )
     program = "import os, sys; from pathlib import Path; from holdfast.core.files import write_beside; "
     program += "write_beside(Path(sys.argv[1]), b'half'); os.kill(os.getpid(), 9)"
     (tmp_path / "node").mkdir()
@@ -266,7 +322,9 @@ def test_a_late_letter_of_a_server_that_was_replaced_undoes_nothing(tmp_path: Pa
     late: list[str] = []
 
     def deliver_late(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "train" and len(late) < len(letters):  # each right after the new server's letter
+        if request.metadata.message_type == "train" and len(late) < len(
+            letters
+        ):  # each right after the new server's letter
             letter = letters[len(late)]
             with pytest.raises(RunError, match="a server that was started again since"):
                 app(letter, first.nodes[letter.metadata.dst_node_id])
@@ -285,7 +343,9 @@ def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
         federate(write_config(tmp_path, "fedavg", rounds=2), tmp_path / "fed")
 
 
-@pytest.mark.parametrize(("module", "unwanted"), [("holdfast.sweeps.session", "flwr"), ("holdfast.deploy.client_app", "torch")])
+@pytest.mark.parametrize(
+    ("module", "unwanted"), [("holdfast.sweeps.session", "flwr"), ("holdfast.deploy.client_app", "torch")]
+)
 def test_what_is_not_needed_is_not_imported(module: str, unwanted: str) -> None:
     """The simulator does without Flower, and a client that is only asked who it is without torch."""
     code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
@@ -299,7 +359,9 @@ def part_of(out: Path, round: int) -> dict[str, Any]:
     return Store(out).parts(round)[round - 1]
 
 
-def in_training(client: int, change: Callable[[Message], Message | None], round: int = 1) -> Callable[[Message, Message], Message | None]:
+def in_training(
+    client: int, change: Callable[[Message], Message | None], round: int = 1
+) -> Callable[[Message, Message], Message | None]:
     def tamper(request: Message, reply: Message) -> Message | None:
         mine = request.metadata.dst_node_id == 1000 + client and request.metadata.message_type == "train"
         return change(reply) if mine and request.content["header"]["round"] == round else reply
@@ -318,7 +380,11 @@ def test_a_silent_client_is_a_missing_row(tmp_path: Path) -> None:
 
 def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> None:
     config = write_config(tmp_path, "fedavg", rounds=1)
-    silent = lambda request, reply: None if (request.metadata.dst_node_id, request.metadata.message_type) == (1001, "evaluate") else reply  # noqa: E731
+
+    def silent(request: Any, reply: Any) -> Any:
+        asked = request.metadata.dst_node_id, request.metadata.message_type
+        return None if asked == (1001, "evaluate") else reply
+
     federate(config, tmp_path / "fed", tamper=silent)
     assert Run(tmp_path / "fed").clients()["client"].tolist() == [0, 2]
 
@@ -326,12 +392,19 @@ def test_a_client_that_is_not_evaluated_is_missing_there_too(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("update", float("nan"), "update is not finite"), ("count", -1.0, "count is below 0"), ("update", 1e9, "update is longer than 100"),
-        ("count", 10.5, "count is no whole number"), ("loss", -1.0, "loss is below 0"), ("loss", float("inf"), "loss is not finite"),
-        ("update", None, "update has shape"), ("extra", 0.0, "expected buffers, count, loss, update"),
+        ("update", float("nan"), "update is not finite"),
+        ("count", -1.0, "count is below 0"),
+        ("update", 1e9, "update is longer than 100"),
+        ("count", 10.5, "count is no whole number"),
+        ("loss", -1.0, "loss is below 0"),
+        ("loss", float("inf"), "loss is not finite"),
+        ("update", None, "update has shape"),
+        ("extra", 0.0, "expected buffers, count, loss, update"),
     ],
-)  # fmt: skip
-def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None, reason: str, tmp_path: Path) -> None:
+)
+def test_a_bad_reply_is_refused_with_its_reason(
+    field: str, value: float | None, reason: str, tmp_path: Path
+) -> None:
     def spoil(reply: Message) -> Message:
         arrays = reply.content["fields"]
         old = torch.from_numpy(arrays[field].numpy().copy()) if field in arrays else torch.zeros(3)
@@ -346,23 +419,37 @@ def test_a_bad_reply_is_refused_with_its_reason(field: str, value: float | None,
     assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("train", "refused"), [("", {"2": "update is longer than 1000"}), ("norm_cap = 1e12", {})])
+@pytest.mark.parametrize(
+    ("train", "refused"), [("", {"2": "update is longer than 1000"}), ("norm_cap = 1e12", {})]
+)
 def test_a_federation_has_a_cap_unless_it_is_set(train: str, refused: dict[str, str], tmp_path: Path) -> None:
     def stretch(reply: Message) -> Message:
         arrays = reply.content["fields"]
-        arrays["update"] = wire._array(torch.full_like(torch.from_numpy(arrays["update"].numpy().copy()), 1e6))
+        arrays["update"] = wire._array(
+            torch.full_like(torch.from_numpy(arrays["update"].numpy().copy()), 1e6)
+        )
         return reply
 
-    federate(write_config(tmp_path, "fedavg", rounds=1, train=train), tmp_path / "fed", tamper=in_training(2, stretch))
+    federate(
+        write_config(tmp_path, "fedavg", rounds=1, train=train),
+        tmp_path / "fed",
+        tamper=in_training(2, stretch),
+    )
     assert part_of(tmp_path / "fed", 1)["refused"] == refused
 
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [("total", float("nan"), "is not finite"), ("total", 1e9, "is above {most}"),
-     ("global/auc", 7.0, "is above 1"), ("global/auc", float("nan"), "is not finite"),
-     ("global/correct", 1e6, "is no number of samples"), ("global/correct", 0.5, "is no number of samples"),
-     ("global/loss", float("nan"), "is no loss"), ("global/loss", -1.0, "is no loss")],
+    [
+        ("total", float("nan"), "is not finite"),
+        ("total", 1e9, "is above {most}"),
+        ("global/auc", 7.0, "is above 1"),
+        ("global/auc", float("nan"), "is not finite"),
+        ("global/correct", 1e6, "is no number of samples"),
+        ("global/correct", 0.5, "is no number of samples"),
+        ("global/loss", float("nan"), "is no loss"),
+        ("global/loss", -1.0, "is no loss"),
+    ],
 )
 def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, tmp_path: Path) -> None:
     def lie(request: Message, reply: Message) -> Message:
@@ -375,19 +462,25 @@ def test_a_lying_measurement_is_refused(field: str, value: float, reason: str, t
     federate(config, tmp_path / "fed", tamper=lie)
     part = part_of(tmp_path / "fed", 1)
     most = int(build_federation(make_config(read_config(config)).data, Key(3).fold("data")).test.counts.max())
-    assert part["refused"] == {"0": f"test/{field} {reason}".format(most=most)} and part["metrics"]["accuracy"] is not None
+    assert (
+        part["refused"] == {"0": f"test/{field} {reason}".format(most=most)}
+        and part["metrics"]["accuracy"] is not None
+    )
     assert part["metrics"]["auc/clients"] == 2
 
 
 @pytest.mark.parametrize("value", [float("inf"), 1e308])
 def test_a_measured_loss_without_end_is_left_out_of_the_rounds_mean(value: float, tmp_path: Path) -> None:
-    """It may be honest (a logit of -inf), so it is no fault, but one client must not blank what all have measured."""
+    """It may be honest (a logit of -inf), so it is no fault, but one client must not blank what all have
+    measured."""
     config, out = write_config(tmp_path, "fedavg", rounds=1), tmp_path / "fed"
     liars = {1001}
 
     def lie(request: Message, reply: Message) -> Message:
         if request.metadata.message_type == "evaluate" and request.metadata.dst_node_id in liars:
-            reply.content["fields"]["test/global/loss"] = wire._array(torch.tensor(value, dtype=torch.float64))
+            reply.content["fields"]["test/global/loss"] = wire._array(
+                torch.tensor(value, dtype=torch.float64)
+            )
         return reply
 
     federate(config, out, tamper=lie)
@@ -403,7 +496,10 @@ def test_a_measured_loss_without_end_is_left_out_of_the_rounds_mean(value: float
 
 def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> None:
     schema = {"count": Field("count", low=0), "held": Field("count", (2,), low=0)}
-    up = Uplink(torch.tensor([4, 7]), {"count": torch.tensor([3.0, 3.0]), "held": torch.tensor([[1.0, 2.0], [2.5, 0.5]])})
+    up = Uplink(
+        torch.tensor([4, 7]),
+        {"count": torch.tensor([3.0, 3.0]), "held": torch.tensor([[1.0, 2.0], [2.5, 0.5]])},
+    )
     found = _screened(up, schema, {1: "silent"}, "train", None)
     assert found.ids.tolist() == [4] and found.refused == {1: "silent", 7: "held is no whole number"}
     assert len(_screened(nobody(schema, torch.float32), schema, {}, "train", None)) == 0
@@ -436,14 +532,17 @@ def test_when_nobody_answers_the_run_stops_and_can_go_on(tmp_path: Path) -> None
     config = write_config(tmp_path, "fedavg", rounds=2)
     simulate(config, tmp_path / "sim")
     silent = lambda request, reply: reply if request.metadata.message_type == "query" else None  # noqa: E731
-    with pytest.raises(RunError, match=r"round 1, train: no client answered \(client 0: no answer within 0.2 s\)"):
+    with pytest.raises(
+        RunError, match=r"round 1, train: no client answered \(client 0: no answer within 0.2 s\)"
+    ):
         federate(config, tmp_path / "fed", tamper=silent)
     federate(config, tmp_path / "fed", attempt=2)
     assert_same_runs(tmp_path / "sim", tmp_path / "fed", rounds=2)
 
 
 def test_a_newcomer_that_makes_no_request_stops_nothing(tmp_path: Path) -> None:
-    """The only client that is asked for a request never answers: the others go on, and it is simply not measured."""
+    """The only client that is asked for a request never answers: the others go on, and it is simply not
+    measured."""
     config = write_config(tmp_path, "fedcap", data="held_out = 1")
     (late,) = build_federation(make_config(read_config(config)).data, Key(3).fold("data")).held_out
     silent = lambda request, reply: None if request.metadata.dst_node_id == 1000 + late else reply  # noqa: E731
@@ -465,7 +564,9 @@ def test_a_client_with_another_config_says_so(tmp_path: Path) -> None:
 
 def test_nodes_that_cannot_be_clients_are_left_out(tmp_path: Path) -> None:
     config = write_config(tmp_path, "fedavg", rounds=1)
-    grid = LocalGrid(tmp_path / "nodes", settings(config, tmp_path / "fed"), clients=5)  # 3 and 4 are no clients
+    grid = LocalGrid(
+        tmp_path / "nodes", settings(config, tmp_path / "fed"), clients=5
+    )  # 3 and 4 are no clients
     grid.nodes[1004].node_config["client-id"] = 1  # and this one is not the first to be client 1
     del grid.nodes[1000].node_config["client-id"]
     serve(grid, {**settings(config, tmp_path / "fed"), "join": 0.5})
@@ -484,7 +585,9 @@ def test_without_clients_the_run_does_not_start(tmp_path: Path) -> None:
 def test_a_federation_must_know_how_many_clients_to_wait_for(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[data]\npartition = "by-user"\n')
-    with pytest.raises(ConfigError, match="data.clients: a federation has to know how many clients to wait for"):
+    with pytest.raises(
+        ConfigError, match="data.clients: a federation has to know how many clients to wait for"
+    ):
         federated(config)
     config.write_text('[data]\npartition = "iid"\n')
     assert expected(federated(config)) == 20

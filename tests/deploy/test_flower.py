@@ -1,4 +1,5 @@
-"""Flower's programs with more patience: settings and functions of Flower's own, which a new Flower may move, so each is looked at there."""
+"""Flower's programs with more patience: settings and functions of Flower's own, which a new Flower may move,
+so each is looked at there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.corestate import CoreState
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -41,7 +46,7 @@ import sqlite3
 connection = sqlite3.connect(":memory:")
 _set_sqlite_pragmas(connection, None)
 print(connection.execute("PRAGMA busy_timeout").fetchone()[0], connection.execute("PRAGMA foreign_keys").fetchone()[0])
-"""
+"""  # noqa: E501
 
 CONNECTIONS = """
 import sys, uvicorn
@@ -56,12 +61,19 @@ class Server(uvicorn.Server):
 sys.modules["uvicorn.main"].Server = Server
 uvicorn.run(app, port=1)
 print(uvicorn.Config(app).timeout_keep_alive, uvicorn.Config(app, timeout_keep_alive=300).timeout_keep_alive, *seen)
-"""
+"""  # noqa: E501
 
 
 def said(code: str) -> list[str]:
-    """In a process of its own: Flower reads some settings when it is imported, and the others are for the whole process."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    """In a process of its own: Flower reads some settings when it is imported, and the others are for the
+    whole process."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -83,7 +95,11 @@ def store(kind: str, folder: Path) -> CoreState:
         made = (objects,)
     else:
         states = SqlLinkState if kind == "sql" else InMemoryLinkState
-        made = (database, NoOpFederationManager(), objects) if kind == "sql" else (NoOpFederationManager(), objects)  # type: ignore[assignment]
+        made = (
+            (database, NoOpFederationManager(), objects)
+            if kind == "sql"
+            else (NoOpFederationManager(), objects)
+        )  # type: ignore[assignment]
     patient = type("Patient", (states,), {})  # the change is this test's alone
     accept_twice(patient)
     state: CoreState = patient(*made)
@@ -105,7 +121,9 @@ def test_what_is_there_already_may_be_sent_again(kind: str, tmp_path: Path) -> N
     assert state.store_object(1, session, first, contents[first]), "while the rest is still to come"
     for name in others:
         assert state.store_object(1, session, name, contents[name])
-    assert state.store_object(1, session, others[-1], contents[others[-1]]), "after the last, when the session has ended"
+    assert state.store_object(1, session, others[-1], contents[others[-1]]), (
+        "after the last, when the session has ended"
+    )
     assert {name: state.get_object(1, name) for name in contents} == contents
 
 
@@ -117,9 +135,13 @@ def test_nothing_else_is_let_in(kind: str, tmp_path: Path) -> None:
     session = state.start_session(1)
     state.preregister_object_tree(get_object_tree(letter), session)
     first = next(iter(contents))
-    assert not state.store_object(1, session, first, b"something else"), "its content is not what its name says"
+    assert not state.store_object(1, session, first, b"something else"), (
+        "its content is not what its name says"
+    )
     assert not state.store_object(1, session, other.object_id, other.deflate()), "nobody announced it"
-    assert not state.store_object(1, "no such session", first, contents[first]), "announced, but not by this sender, and not there yet"
+    assert not state.store_object(1, "no such session", first, contents[first]), (
+        "announced, but not by this sender, and not there yet"
+    )
     assert state.store_object(1, session, first, contents[first])
     assert not state.store_object(1, session, first, b"something else")
 
@@ -130,7 +152,7 @@ from flwr.supernode import cli
 cli.flower_supernode = lambda: threading.Thread(target=time.sleep, args=(100,)).start()  # as its uvicorn, which nobody stops
 from holdfast.deploy import flower
 flower.supernode()
-"""
+"""  # noqa: E501
 
 HEARTBEAT = """
 import time
@@ -147,12 +169,21 @@ time.sleep(100)
 
 @pytest.mark.parametrize("code", [RETURNS, HEARTBEAT], ids=["connection", "heartbeat"])
 def test_a_supernode_that_is_lost_ends(code: str) -> None:
-    """Its connection is over, or its heartbeat has died alone: else the process would stay, and nobody would start it again."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    """Its connection is over, or its heartbeat has died alone: else the process would stay, and nobody would
+    start it again."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == LOST and "so the node ends" in done.stderr, done.stderr
 
 
-def test_a_tls_error_ends_nothing_once_the_server_was_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tls_error_ends_nothing_once_the_server_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOLDFAST_ALIVE", str(tmp_path / "node1"))
     invoker = retry_for_ever(make_simple_http_retry_invoker)()
     invoker.jitter, left, away = lambda _: 0.0, [], []  # type: ignore[var-annotated]
@@ -184,7 +215,7 @@ for kind in (TaskType.CLIENT_APP, TaskType.SERVER_APP):
     SubprocessExecutor().launch(ExecutionSpec(kind, "127.0.0.1:1", "ab" * 32, False, "ca.pem", False, None, False, 7))
 for _ in range(2):
     os.wait()
-"""
+"""  # noqa: E501
 
 APP = """#!{python}
 import argparse, sys
@@ -206,14 +237,20 @@ def test_a_token_is_not_in_the_process_list(tmp_path: Path) -> None:
         app.chmod(0o700)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PATH", "")])
     root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", LAUNCH], cwd=root, env={**os.environ, "PATH": path}, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", LAUNCH], cwd=root, env={**os.environ, "PATH": path}, check=True, timeout=120
+    )
     end = time.monotonic() + 60
     written = [app.with_name(app.name + ".txt") for app in apps]
     while not all(file.exists() and file.read_text() for file in written) and time.monotonic() < end:
         time.sleep(0.05)
     for file in written:
         arguments, token = file.read_text().split(" got ")
-        assert token.strip() == "ab" * 32 and "ab" * 32 not in arguments and "--root-certificates ca.pem" in arguments
+        assert (
+            token.strip() == "ab" * 32
+            and "ab" * 32 not in arguments
+            and "--root-certificates ca.pem" in arguments
+        )
 
 
 ENDED = """
@@ -226,13 +263,16 @@ for app in ("flwr-clientapp", "flwr-serverapp"):
 while not all(os.path.exists(os.path.join({folder!r}, app + ".pid")) for app in ("flwr-clientapp", "flwr-serverapp")):
     pass
 os.kill(os.getpid(), signal.SIGKILL)
-"""
+"""  # noqa: E501
 
 
 def test_a_client_app_ends_with_the_superexec_that_started_it(tmp_path: Path) -> None:
     """A ServerApp goes on: it only needs the SuperLink."""
     for name in ("flwr-clientapp", "flwr-serverapp"):
-        script = f"#!/bin/sh\necho $$ > {tmp_path}/{name}.writing\nmv {tmp_path}/{name}.writing {tmp_path}/{name}.pid\nexec sleep 60\n"
+        script = (
+            f"#!/bin/sh\necho $$ > {tmp_path}/{name}.writing\nmv {tmp_path}/{name}.writing"
+            f" {tmp_path}/{name}.pid\nexec sleep 60\n"
+        )
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o700)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PATH", "")])
@@ -243,7 +283,9 @@ def test_a_client_app_ends_with_the_superexec_that_started_it(tmp_path: Path) ->
         timeout=120,
     )
     assert killed.returncode == -signal.SIGKILL
-    client, server = (int((tmp_path / f"{name}.pid").read_text()) for name in ("flwr-clientapp", "flwr-serverapp"))
+    client, server = (
+        int((tmp_path / f"{name}.pid").read_text()) for name in ("flwr-clientapp", "flwr-serverapp")
+    )
     try:
         end = time.monotonic() + 30
         while sleeps(client) and time.monotonic() < end:
@@ -262,7 +304,9 @@ def sleeps(pid: int) -> bool:
 
 
 def parts(whole: ObjectTree) -> dict[str, set[str]]:
-    return {node.object_id: {child.object_id for child in node.children} for node in iterate_object_tree(whole)}
+    return {
+        node.object_id: {child.object_id for child in node.children} for node in iterate_object_tree(whole)
+    }
 
 
 def tree(name: str, *children: ObjectTree) -> ObjectTree:
@@ -271,18 +315,27 @@ def tree(name: str, *children: ObjectTree) -> ObjectTree:
 
 @pytest.mark.parametrize("pushed", [False, True])
 def test_a_lie_about_the_servers_objects_does_not_stop_the_server(pushed: bool, tmp_path: Path) -> None:
-    """A node announces a record that the server is about to send, which is the same in every round, with a child that it does not have;
-    with or without its content. Flower then refuses the server's order, and the run ends. What a node announces after the server is
-    refused: it could take the parts of an order away that other nodes have not pulled yet."""
+    """A node announces a record that the server is about to send, which is the same in every round, with a
+    child that it does not have; with or without its content. Flower then refuses the server's order, and the
+    run ends. What a node announces after the server is refused: it could take the parts of an order away that
+    other nodes have not pulled yet."""
     stores = type("Store", (SqlObjectStore,), {})  # the change is this test's alone
     server = SimpleNamespace(push_messages=lambda tree: objects.preregister(1, tree))
     let_the_server_correct(stores, server)
     objects = stores(str(tmp_path / "state.db"))
     objects.initialize()
-    order = RecordDict({"bank": ArrayRecord({"bank": Array(np.zeros(3))}), "extra": ArrayRecord({}), "header": ConfigRecord({"round": 1})})
+    order = RecordDict(
+        {
+            "bank": ArrayRecord({"bank": Array(np.zeros(3))}),
+            "extra": ArrayRecord({}),
+            "header": ConfigRecord({"round": 1}),
+        }
+    )
     record, bank, other = order["extra"], order["bank"], "1" * 64
     content = {name: part.deflate() for name, part in get_all_nested_objects(order).items()}
-    objects.preregister(1, tree("2" * 64, tree(record.object_id, tree(other)), tree(bank.object_id)))  # two lies
+    objects.preregister(
+        1, tree("2" * 64, tree(record.object_id, tree(other)), tree(bank.object_id))
+    )  # two lies
     if pushed:
         objects.put(record.object_id, content[record.object_id])
     missing = server.push_messages(get_object_tree(order))

@@ -1,4 +1,5 @@
-"""A node of a real federation that takes part and, before each of its replies, sends messages that are no replies, and in others' names."""
+"""A node of a real federation that takes part and, before each of its replies, sends messages that are no
+replies, and in others' names."""
 
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ def forge(self, request):
                 file.write(said + '\\\\n')
     return announce(self, request)
 FleetHttpClient.PushMessages = forge
-""".replace("\\\\n", "\\n")
+""".replace("\\\\n", "\\n")  # noqa: E501
 
 
 def test_forged_messages_reach_nobody_and_are_held_against_their_sender(tmp_path: Path) -> None:
-    """`strikes` 0: the forger is never banned, so that its own replies count and the run is the simulator's, bit by bit."""
+    """`strikes` 0: the forger is never banned, so that its own replies count and the run is the simulator's,
+    bit by bit."""
     project = found(tmp_path, clients=3, rounds=2, strikes=0, quorum=1.0, wait=PATIENT)
     up = Up(project, lambda line: None)
     up.processes.extra["node1"] = corrupt(project, 1, FORGER)
@@ -55,8 +57,12 @@ def test_forged_messages_reach_nobody_and_are_held_against_their_sender(tmp_path
     answers = (project.path / "cheat1" / "forged").read_text().splitlines()
     assert len(answers) >= 16 and all("403" in line for line in answers)
     ledger = project.ledger()
-    struck = {(entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")}
-    assert {(1, 1, "name", "proxy"), (1, 1, "order", "proxy")} <= struck and {client for client, *_ in struck} == {1}
+    struck = {
+        (entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")
+    }
+    assert {(1, 1, "name", "proxy"), (1, 1, "order", "proxy")} <= struck and {
+        client for client, *_ in struck
+    } == {1}
     assert len(struck) == len(ledger.of("strike"))  # each once
     assert Enrolment.of(ledger.entries).banned == {} and ledger.of("missing") == []
     assert [entry.what["took_part"] for entry in ledger.of("round")] == [[0, 1, 2], [0, 1, 2]]

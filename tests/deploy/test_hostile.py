@@ -1,5 +1,6 @@
-"""What a federation of real processes has to live with: nodes that send too much, too little, too late or twice; nobody
-left to ask; clients that come, go and change their keys; a committee without one of its members."""
+"""What a federation of real processes has to live with: nodes that send too much, too little, too late or
+twice; nobody left to ask; clients that come, go and change their keys; a committee without one of its
+members."""
 
 from __future__ import annotations
 
@@ -35,15 +36,17 @@ pytestmark = pytest.mark.slow
 
 
 def corrupt(project: Project, client: int, code: str) -> dict[str, str]:
-    """A sitecustomize for all processes of one node, with which `code` may replace what it likes; gives their environment. `here` is a
-    folder of its own, and `lie(change)` has change(reply, request) replace what the ClientApp sends."""
+    """A sitecustomize for all processes of one node, with which `code` may replace what it likes; gives their
+    environment. `here` is a folder of its own, and `lie(change)` has change(reply, request) replace what the
+    ClientApp sends."""
     folder = project.path / f"cheat{client}"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        f"import os, pathlib\nimport numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app import Array, ConfigRecord\n"
-        f"here, server = pathlib.Path({str(folder)!r}), pathlib.Path({str(project.server)!r})\nhonest = post.answer\n"
-        "def lie(change):\n    post.answer = lambda content, message: change(honest(content, message), message)\n"
-        "def asked(message):\n    return message.content['header']['task'], message.content['header']['round']\n" + code
+        "import os, pathlib\nimport numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app"
+        f" import Array, ConfigRecord\nhere, server = pathlib.Path({str(folder)!r}),"
+        f" pathlib.Path({str(project.server)!r})\nhonest = post.answer\ndef lie(change):\n    post.answer ="
+        " lambda content, message: change(honest(content, message), message)\ndef asked(message):\n   "
+        " return message.content['header']['task'], message.content['header']['round']\n" + code
     )
     path = Processes(project.server / "flower", project.logs).environment()["PYTHONPATH"]
     return {"PYTHONPATH": os.pathsep.join([str(folder), path])}
@@ -115,12 +118,22 @@ def change(reply, request):
 
 
 def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
-    """Too much, far too much, an old round, everything twice, a reply that is announced and never comes, and all replies in another
-    node's name. `quorum` is such that a round has to wait for all who answer at all, however slow the machine is."""
-    project = found(tmp_path, clients=8, rounds=2, strikes=1, deadline=60.0, quorum=0.6, wait=PATIENT, quota=30_000_000)
+    """Too much, far too much, an old round, everything twice, a reply that is announced and never comes, and
+    all replies in another node's name. `quorum` is such that a round has to wait for all who answer at all,
+    however slow the machine is."""
+    project = found(
+        tmp_path, clients=8, rounds=2, strikes=1, deadline=60.0, quorum=0.6, wait=PATIENT, quota=30_000_000
+    )
     rewrite(project, "[engine]", "[evaluate]\nevery = 2\n[engine]")
     up = Up(project, lambda line: None)
-    lies = {2: HUGE.format(numbers=300_000), 3: FLOOD.format(numbers=10_000_000), 4: OLD, 5: TWICE, 6: HALF, 7: IMPOSTOR}
+    lies = {
+        2: HUGE.format(numbers=300_000),
+        3: FLOOD.format(numbers=10_000_000),
+        4: OLD,
+        5: TWICE,
+        6: HALF,
+        7: IMPOSTOR,
+    }
     for client, code in lies.items():
         up.processes.extra[f"node{client}"] = corrupt(project, client, code + "lie(change)\n")
     with up:
@@ -129,25 +142,40 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     ledger = project.ledger()
     reasons = {entry.client: entry.what["reason"] for entry in ledger.of("strike")}
     assert reasons.keys() == {2, 7} and "sent a message in the name of node" in reasons[7]
-    assert "bytes, which its task allows" in reasons[2] and Enrolment.of(ledger.entries).banned.keys() == {2, 7}
-    trains = {entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"}
+    assert "bytes, which its task allows" in reasons[2] and Enrolment.of(ledger.entries).banned.keys() == {
+        2,
+        7,
+    }
+    trains = {
+        entry.round: entry.what["clients"] for entry in ledger.of("missing") if entry.what["task"] == "train"
+    }
     for round in trains:
-        trains[round].pop("7", None)  # whether it is banned before it is asked or only after is a matter of seconds
-    halves = "its answer was announced and did not come within 60 s"  # of 3 the quota is spent before its envelope is sent
-    assert trains[1] == {"3": halves, "6": halves} and trains[2] == {"4": "a reply that cannot be attributed: wrong nonce"}
+        trains[round].pop(
+            "7", None
+        )  # whether it is banned before it is asked or only after is a matter of seconds
+    # of 3 the quota is spent before its envelope is sent
+    halves = "its answer was announced and did not come within 60 s"
+    assert trains[1] == {"3": halves, "6": halves} and trains[2] == {
+        "4": "a reply that cannot be attributed: wrong nonce"
+    }
     assert [entry.what["ids"] for entry in ledger.of("round")] == [[0, 1, 4, 5], [0, 1, 3, 5, 6]]
     assert (project.path / "cheat5" / "twice").exists() and (project.path / "cheat7" / "disguised").exists()
     assert "federation.quota" in (project.logs / "proxy.log").read_text()
 
     def lost(request: Message, reply: Message) -> Message | None:
-        client, round = request.metadata.dst_node_id - 1000, request.content["header"]["round"] if "header" in request.content else 0
+        client, round = (
+            request.metadata.dst_node_id - 1000,
+            request.content["header"]["round"] if "header" in request.content else 0,
+        )
         gone = {2: (1, 2), 3: (1,), 4: (2,), 6: (1,), 7: (1, 2)}.get(client, ())
         return None if request.metadata.message_type == "train" and round in gone else reply
 
     assert torch.equal(model_of(project.run), model_of(in_process(project, tmp_path / "fed", 8, lost)))
 
 
-def in_process(project: Project, out: Path, clients: int, tamper: Tamper | None = None, homes: bool = False) -> Path:
+def in_process(
+    project: Project, out: Path, clients: int, tamper: Tamper | None = None, homes: bool = False
+) -> Path:
     """The same experiment on a grid without processes."""
     settings = {"config": str(project.experiment), "out": str(out), "deadline": 1.0, "join": 60.0}
     grid = LocalGrid(out.parent / f"{out.name}-nodes", settings, clients=clients, tamper=tamper)
@@ -220,7 +248,10 @@ def until(what: Callable[[], Any], *watched: Command) -> None:
 
 def operator(*args: object) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "federation", *map(str, args)], capture_output=True, text=True, timeout=PATIENT
+        [sys.executable, "-m", "holdfast.cli", "federation", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -229,18 +260,24 @@ def operator(*args: object) -> str:
 def settle(project: Project, **settings: float) -> None:
     lines = (project.path / "federation.toml").read_text().splitlines()
     kept = [line for line in lines if line.partition(" =")[0] not in settings]
-    (project.path / "federation.toml").write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in settings.items())]) + "\n")
+    (project.path / "federation.toml").write_text(
+        "\n".join([*kept, *(f"{key} = {value}" for key, value in settings.items())]) + "\n"
+    )
 
 
 def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None:
-    """The run waits, says so, and ends by its own patience. Later it goes on, a trainer is killed, and nothing of it can be seen in the
-    model."""
+    """The run waits, says so, and ends by its own patience. Later it goes on, a trainer is killed, and
+    nothing of it can be seen in the model."""
     (tmp_path / "experiment.toml").write_text(DECLARED)
     project = init(tmp_path / "ward", 2, port=free_port(), experiment=tmp_path / "experiment.toml")
     settle(project, quorum=1.0, wait=10.0)
     for client in range(2):
         (project.node(client) / "mine.py").write_text(OWN.replace("CLIENT", str(client)))
-        text = (project.node(client) / "node.toml").read_text().replace('function = ""', 'function = "mine.py:load"')
+        text = (
+            (project.node(client) / "node.toml")
+            .read_text()
+            .replace('function = ""', 'function = "mine.py:load"')
+        )
         (project.node(client) / "node.toml").write_text(text)
         assert "42 train, 6 validation, 12 test" in operator("check-node", project.node(client))
     on_nodes = [Processes(project.node(client) / "flower", project.logs) for client in range(2)]
@@ -249,7 +286,9 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
         return len(project.ledger().of("round"))
 
     def begin(command: str) -> tuple[Command, list[Command]]:
-        return Command(tmp_path, command, project.path, "--server-only"), [Command(tmp_path, "node", project.node(c)) for c in range(2)]
+        return Command(tmp_path, command, project.path, "--server-only"), [
+            Command(tmp_path, "node", project.node(c)) for c in range(2)
+        ]
 
     up, nodes = begin("up")
     try:
@@ -258,8 +297,14 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
         nodes[1].process.kill()
         assert up.end() == 2
         last = up.text.splitlines()[-1]
-        assert "waiting up to 10 s for more clients" in up.text and last.startswith("error: the run stopped (round"), up.text
-        assert "10 s of waiting are over" in last and "holdfast federation resume" in last and "Traceback" not in up.text
+        assert "waiting up to 10 s for more clients" in up.text and last.startswith(
+            "error: the run stopped (round"
+        ), up.text
+        assert (
+            "10 s of waiting are over" in last
+            and "holdfast federation resume" in last
+            and "Traceback" not in up.text
+        )
         assert nodes[0].end() == 130 and nodes[1].end() == -signal.SIGKILL
         until(lambda: not any(processes.alive() for processes in on_nodes))
         assert not Processes(project.server / "flower", project.logs).alive()
@@ -268,7 +313,11 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
         done = committed()
         up, nodes = begin("resume")
         until(lambda: committed() > done, up, *nodes)
-        trainers = [pid for pid in on_nodes[0].alive() if b"holdfast.deploy.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        trainers = [
+            pid
+            for pid in on_nodes[0].alive()
+            if b"holdfast.deploy.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         assert trainers
         for pid in trainers:
             os.kill(pid, signal.SIGKILL)
@@ -293,14 +342,16 @@ def test_all_nodes_gone_then_back_with_data_of_their_own(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
-    """Client 3 comes later, 1 leaves and comes back, 2 gets a new key, 0 clips and noises what it sends. `quorum` 1: a round waits for
-    everybody who is in the federation at that time."""
+    """Client 3 comes later, 1 leaves and comes back, 2 gets a new key, 0 clips and noises what it sends.
+    `quorum` 1: a round waits for everybody who is in the federation at that time."""
     project = found(tmp_path, clients=4, rounds=6, quorum=1.0, wait=PATIENT)
     with open(project.node(0) / "node.toml", "a") as file:
         file.write("\n[privacy]\nclip = 1.0\nnoise = 0.01\n")
     old = (project.node(2) / "key.pub").read_text()
     operator("leave", project.path, 3)
-    told: list[str] = []  # what the commands write, here without a new Python for each: a busy machine would play all rounds meanwhile
+    told: list[
+        str
+    ] = []  # what the commands write, here without a new Python for each: a busy machine would play all rounds meanwhile  # noqa: E501
 
     def in_mid_run(up: Up, line: str) -> None:
         if line.startswith("round ") and "took part" in line and len(told) < 2:
@@ -311,13 +362,21 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
                 enrol(project, client)
 
     _, said = play(project, disturb=in_mid_run)
-    assert {"client 1 has left", "client 3 has a new key", "client 2 has a new key", "client 1 has a new key"} <= set(said)
+    assert {
+        "client 1 has left",
+        "client 3 has a new key",
+        "client 2 has a new key",
+        "client 1 has a new key",
+    } <= set(said)
     ledger = project.ledger()
     took_part = {entry.number: entry.what["took_part"] for entry in ledger.of("round")}
     (left,) = [entry.number for entry in ledger.of("leave") if entry.client == 1]
     (back,) = [entry.number for entry in ledger.of("rotate") if entry.client == 1]
     assert took_part[min(took_part)] == [0, 1, 2] and took_part[max(took_part)] == [0, 1, 2, 3]
-    assert all(1 not in clients for clients in [took_part[number] for number in took_part if left < number < back][1:])  # one was going on
+    assert all(
+        1 not in clients
+        for clients in [took_part[number] for number in took_part if left < number < back][1:]
+    )  # one was going on
     who = Enrolment.of(ledger.entries)
     assert who.client_of(old) is None and who.banned == {} and ledger.of("strike") == []
     registered = read_json(project.server / "registered.json") or {}
@@ -346,14 +405,17 @@ def change(reply, request):
         time.sleep(600)
     return reply
 lie(change)
-"""
+"""  # noqa: E501
 
 
 def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
-    """C-PFL: while it scores, a member's node goes down. The others' votes decide, and nobody is banned for it."""
+    """C-PFL: while it scores, a member's node goes down. The others' votes decide, and nobody is banned for
+    it."""
     project = found(tmp_path, clients=4, rounds=1, method="c-pfl", quorum=0.5, wait=PATIENT)
     rewrite(project, "[model]", "split = { train = 0.6, validation = 0.2, test = 0.2 }\n[model]")
-    members = Store(simulated(project, tmp_path / "sim")).arrays(1)["verdict/tables/committee/members"].tolist()
+    members = (
+        Store(simulated(project, tmp_path / "sim")).arrays(1)["verdict/tables/committee/members"].tolist()
+    )
     assert len(members) == 2
     down, up = members[0], Up(project, lambda line: None)
     up.processes.extra[f"node{down}"] = corrupt(project, down, MEMBER_GOES_DOWN)
@@ -364,4 +426,6 @@ def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
     assert silent and all(str(down) in entry.what["clients"] for entry in silent)
     votes = Store(project.run).arrays(1)["verdict/tables/committee/votes"]
     assert torch.isfinite(votes).sum() > 0
-    assert Enrolment.of(project.ledger().entries).banned == {} and Run(project.run).final["accuracy"] is not None
+    assert (
+        Enrolment.of(project.ledger().entries).banned == {} and Run(project.run).final["accuracy"] is not None
+    )

@@ -77,7 +77,9 @@ def test_a_torn_last_line_is_cut_off_and_a_shorter_file_is_not_forgiven(tmp_path
         ledger.refresh()
 
 
-def test_a_line_is_on_the_disk_before_anybody_goes_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_the_disk_before_anybody_goes_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the file's name, when it is new."""
     path, fsync, synced = tmp_path / "l.jsonl", os.fsync, []
 
@@ -93,7 +95,9 @@ def test_a_line_is_on_the_disk_before_anybody_goes_by_it(tmp_path: Path, monkeyp
     assert synced[0][0] == str(tmp_path)
 
 
-def test_a_full_disk_is_said_and_leaves_the_ledger_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_leaves_the_ledger_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger, write = Ledger(tmp_path / "l.jsonl"), os.pwrite
     ledger.append("start")
     monkeypatch.setattr(os, "pwrite", lambda file, line, place: write(file, line[:10], place))
@@ -130,7 +134,12 @@ def test_a_client_is_its_key_and_a_new_key_is_no_new_start(tmp_path: Path) -> No
     ledger.append("enrol", client=1, key=other)
     ledger.append("strike", client=0, round=2, reason="NaN")
     who = Enrolment.of(ledger.entries)
-    assert who.client_of(old_pem) == 0 and who.client_of(new) is None and who.client_of(b"nonsense") is None and who.welcome == {0, 1}
+    assert (
+        who.client_of(old_pem) == 0
+        and who.client_of(new) is None
+        and who.client_of(b"nonsense") is None
+        and who.welcome == {0, 1}
+    )
     ledger.append("rotate", client=0, key=new)
     ledger.append("ban", client=0, round=3, reason="norm", by="method")
     ledger.append("ban", client=0, round=4, reason="again", by="operator")

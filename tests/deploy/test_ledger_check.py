@@ -1,4 +1,5 @@
-"""What the ledger proves: run, signed head and written-down heads against it; kills in between; what an operator does about a loss."""
+"""What the ledger proves: run, signed head and written-down heads against it; kills in between; what an
+operator does about a loss."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Ask = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation's folder after a run of two rounds in which client 1 was banned, still without a result: it could go on."""
+    """A federation's folder after a run of two rounds in which client 1 was banned, still without a result:
+    it could go on."""
     project = init(tmp_path_factory.mktemp("played") / "ward", 3, port=free_port(), node_keys=False)
     world = World(project.server, rounds=2, strikes=1)
     world.play(spoil(1))
@@ -48,7 +50,11 @@ def project(played: Path, tmp_path: Path) -> Project:
 
 def look(project: Project, head: str | None = None) -> dict[str, str]:
     """What is wrong."""
-    return {check.what: check.said for check in LedgerCheck(project.ledger_file, project.run).examine(head) if not check.good}
+    return {
+        check.what: check.said
+        for check in LedgerCheck(project.ledger_file, project.run).examine(head)
+        if not check.good
+    }
 
 
 def rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -105,8 +111,13 @@ def test_a_ledger_that_is_not_the_runs_is_refused_everywhere(
         assert code == 1 and "BAD" in out and "lines are gone" in out, (command, out)
     for args in (("status", ward), ("up", ward), ("resume", ward), ("ban", ward, 0), ("enrol", ward, 2)):
         code, out, err = ask(*args)
-        assert code == 2 and len(err.splitlines()) == 1 and "lines are gone" in err and "accept-ledger" in err, (args, err)
-    assert not (project.server / "superlink.db").exists() and not (project.server / "flower" / "config.toml").exists()
+        assert (
+            code == 2 and len(err.splitlines()) == 1 and "lines are gone" in err and "accept-ledger" in err
+        ), (args, err)
+    assert (
+        not (project.server / "superlink.db").exists()
+        and not (project.server / "flower" / "config.toml").exists()
+    )
 
 
 def test_a_run_and_a_ledger_prove_each_other(project: Project) -> None:
@@ -115,7 +126,10 @@ def test_a_run_and_a_ledger_prove_each_other(project: Project) -> None:
     assert head.keys() == {"round", "state", "ledger"} and ledger.had(**head["ledger"])
     state = project.run / head["state"]
     last = ledger.of("round")[-1]
-    assert last.round == head["round"] == 2 and last.what["model"] == hashlib.sha256(state.read_bytes()).hexdigest()
+    assert (
+        last.round == head["round"] == 2
+        and last.what["model"] == hashlib.sha256(state.read_bytes()).hexdigest()
+    )
     assert all(len(entry.what["model"]) == 64 for entry in ledger.of("round"))
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
@@ -127,24 +141,43 @@ def test_a_run_and_a_ledger_prove_each_other(project: Project) -> None:
 
 def test_a_run_that_is_older_than_the_ledger_is_refused(project: Project) -> None:
     head = json.loads((project.run / "head.json").read_text())
-    (project.run / "head.json").write_text(json.dumps({**head, "round": 1, "state": "state/000001.safetensors"}))
+    (project.run / "head.json").write_text(
+        json.dumps({**head, "round": 1, "state": "state/000001.safetensors"})
+    )
     (project.run / "state/000002.safetensors").rename(project.run / "state/000001.safetensors")
     assert "is older than the ledger: it ends with round 1" in look(project)["run"]
 
 
 def test_a_simulated_run_has_nothing_more_in_its_head(tmp_path: Path) -> None:
     simulate(write_config(tmp_path, "fedavg", rounds=1), tmp_path / "sim")
-    assert (tmp_path / "sim/head.json").read_bytes() == b'{\n "round": 1,\n "state": "state/000001.safetensors"\n}\n'
+    assert (
+        tmp_path / "sim/head.json"
+    ).read_bytes() == b'{\n "round": 1,\n "state": "state/000001.safetensors"\n}\n'
 
 
 def test_the_signed_head(project: Project) -> None:
     file = project.server / "ledger.head"
     signed, content = read_signed_head(file), file.read_text()
-    assert signed is not None and signed.is_signed_by(project.server_public.read_text()) and signed.head == project.ledger().head
-    for harm in ({"entries": signed.entries - 1}, {"at": "2020-01-01T00:00:00+00:00"}, {"signature": "00" * 100}):
+    assert (
+        signed is not None
+        and signed.is_signed_by(project.server_public.read_text())
+        and signed.head == project.ledger().head
+    )
+    for harm in (
+        {"entries": signed.entries - 1},
+        {"at": "2020-01-01T00:00:00+00:00"},
+        {"signature": "00" * 100},
+    ):
         file.write_text(json.dumps(json.loads(content) | harm))
         assert look(project) == {"signed head": f"{file}: the signature is not good"}
-    for harm in (b"", b"[]", b"{}", b"\xff", b'{"entries": 1, "head": "x", "at": "", "signature": ""}', b" " * 100_000):
+    for harm in (
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"entries": 1, "head": "x", "at": "", "signature": ""}',
+        b" " * 100_000,
+    ):
         file.write_bytes(harm)
         assert "is damaged" in look(project)["signed head"] and len(look(project)) == 1
     file.write_text(content)
@@ -159,18 +192,28 @@ def test_the_signed_head(project: Project) -> None:
 def test_a_head_that_somebody_wrote_down(project: Project, ask: Ask, tmp_path: Path) -> None:
     ledger, ward = project.ledger(), project.path
     noted = shutil.copy(project.server / "ledger.head", tmp_path / "noted")
-    assert ask("verify", ward, "--head", ledger.head)[0] == ask("verify", ward, "--head", ledger.heads[3][:16])[0] == 0
+    assert (
+        ask("verify", ward, "--head", ledger.head)[0]
+        == ask("verify", ward, "--head", ledger.heads[3][:16])[0]
+        == 0
+    )
     code, out, _ = ask("verify", ward, "--head", noted, "--json")
-    assert code == 0 and json.loads(out)[-1]["said"].startswith(f"it was the head after {len(ledger.entries)} of {len(ledger.entries)}")
+    assert code == 0 and json.loads(out)[-1]["said"].startswith(
+        f"it was the head after {len(ledger.entries)} of {len(ledger.entries)}"
+    )
     assert ask("verify", ward, "--head", "0" * 64)[0] == ask("verify", ward, "--head", "ab" * 32)[0] == 1
     assert "neither a head" in look(project, "nowhere")["given head"]
     # Whoever has the server's key rewrites everything, and only the head that is elsewhere tells.
     without_bans(project)
     head = json.loads((project.run / "head.json").read_text())
     entries = head["ledger"]["entries"] - 2  # the strike and the ban
-    (project.run / "head.json").write_text(json.dumps({**head, "ledger": {"entries": entries, "head": project.ledger().heads[entries]}}))
+    (project.run / "head.json").write_text(
+        json.dumps({**head, "ledger": {"entries": entries, "head": project.ledger().heads[entries]}})
+    )
     project.ledger().sign(anew=True)
-    assert look(project) == {} and look(project, str(noted)).keys() == look(project, ledger.head).keys() == {"given head"}
+    assert look(project) == {} and look(project, str(noted)).keys() == look(project, ledger.head).keys() == {
+        "given head"
+    }
     other = init(tmp_path / "other", 1, port=free_port())
     assert "not signed by the key" in look(project, str(other.server / "ledger.head"))["given head"]
 
@@ -182,16 +225,27 @@ class Kill(BaseException):
 _POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "before the commit": (Store, "seal", lambda store, round: round == 1),
     "between commit and ledger": (Store, "tidy", lambda store, round: round == 1),
-    "before the line of the round": (Ledger, "append", lambda ledger, kind, *args, **what: (kind, args[1:2]) == ("round", (1,))),
+    "before the line of the round": (
+        Ledger,
+        "append",
+        lambda ledger, kind, *args, **what: (kind, args[1:2]) == ("round", (1,)),
+    ),
     "between ledger and signed head": (Ledger, "sign", lambda ledger: bool(ledger.of("round"))),
-    "before the signed head is there": (ledger_module, "write_atomically", lambda path, content: b'"entries": 6' in content),
+    "before the signed head is there": (
+        ledger_module,
+        "write_atomically",
+        lambda path, content: b'"entries": 6' in content,
+    ),
     "before the finish is signed": (Ledger, "sign", lambda ledger: bool(ledger.of("finish"))),
 }
 
 
 @pytest.mark.parametrize("point", _POINTS)
-def test_a_kill_between_commit_ledger_and_signed_head_is_no_tampering(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left is accepted, and the next start goes on: every round is told once, with its digest, and signed."""
+def test_a_kill_between_commit_ledger_and_signed_head_is_no_tampering(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was left is accepted, and the next start goes on: every round is told once, with its digest, and
+    signed."""
     world = World(tmp_path, rounds=2)
     ledger = ready_ledger(world.ledger.path, world.out)
     owner, name, now = _POINTS[point]
@@ -229,7 +283,10 @@ def test_the_server_app_itself_refuses_to_go_on(tmp_path: Path) -> None:
 
 def test_an_older_federation_gets_a_key_and_a_signed_head(project: Project, played: Path) -> None:
     """A ledger without `server-key`, rounds without digests, a head file that does not name the ledger."""
-    rewrite(project.ledger_file, lambda line: line["kind"] != "server-key" and line["what"].pop("model", True) is not None)
+    rewrite(
+        project.ledger_file,
+        lambda line: line["kind"] != "server-key" and line["what"].pop("model", True) is not None,
+    )
     for name in ("ledger.head", "orders.key", "orders.pub"):
         (project.server / name).unlink()
     head = json.loads((project.run / "head.json").read_text())
@@ -245,9 +302,13 @@ def test_an_older_federation_gets_a_key_and_a_signed_head(project: Project, play
     assert "tells of 0 rounds of this run" in look(project)["run"]
 
 
-@pytest.mark.parametrize("harm", [without_bans, without_bans_and_signature, empty, missing, older, "damaged", "key", "model", "run"])
+@pytest.mark.parametrize(
+    "harm",
+    [without_bans, without_bans_and_signature, empty, missing, older, "damaged", "key", "model", "run"],
+)
 def test_the_operator_can_accept_a_loss(harm: Any, project: Project, ask: Ask, roomy: None) -> None:
-    """It is written down for good, the federation is not stuck, and whoever has the old head still sees the difference."""
+    """It is written down for good, the federation is not stuck, and whoever has the old head still sees the
+    difference."""
     ward, old = project.path, project.ledger().head
     code, _, err = ask("accept-ledger", ward, "--reason", "x")
     assert code == 2 and "there is nothing to accept" in err
@@ -260,7 +321,9 @@ def test_the_operator_can_accept_a_loss(harm: Any, project: Project, ask: Ask, r
         (project.run / "state/000002.safetensors").write_bytes(b"other")
     elif harm == "run":
         head = json.loads((project.run / "head.json").read_text())
-        (project.run / "head.json").write_text(json.dumps({**head, "round": 1, "state": "state/000001.safetensors"}))
+        (project.run / "head.json").write_text(
+            json.dumps({**head, "round": 1, "state": "state/000001.safetensors"})
+        )
         (project.run / "state/000002.safetensors").rename(project.run / "state/000001.safetensors")
     else:
         harm(project)
@@ -275,7 +338,9 @@ def test_the_operator_can_accept_a_loss(harm: Any, project: Project, ask: Ask, r
     if harm == "damaged":
         (damaged,) = project.server.glob("ledger-damaged-*.jsonl")
         assert b"rubbish" in damaged.read_bytes()
-    assert project.ledger().told(LedgerCheck(project.ledger_file, project.run).run) <= (Store(project.run).round() or 0)
+    assert project.ledger().told(LedgerCheck(project.ledger_file, project.run).run) <= (
+        Store(project.run).round() or 0
+    )
     with pytest.raises(ConfigError, match="nothing to accept"):
         accept_ledger(project.ledger_file, project.run, "again")
 
@@ -284,7 +349,9 @@ def test_who_takes_lines_out_cannot_accept_that_himself(project: Project) -> Non
     """Without the key: a forged `reset` is not signed, and what was signed before is not its chain's."""
     head = json.loads((project.run / "head.json").read_text())
     without_bans(project)
-    project.ledger().append("reset", None, 2, reason="nothing", by="operator", lost=[head["ledger"]], run="fed")
+    project.ledger().append(
+        "reset", None, 2, reason="nothing", by="operator", lost=[head["ledger"]], run="fed"
+    )
     assert look(project).keys() == {"run", "signed head"}
     with pytest.raises(RunError, match="are gone or changed"):
         project.ledger().sign()
@@ -303,7 +370,9 @@ def test_a_loss_goes_on_to_the_end(tmp_path: Path) -> None:
         ledger.append("enrol", client, key=key)
     world.ledger = Ledger(ledger.path)
     world.play(attempt=2)
-    assert [entry.round for entry in world.ledger.of("round")] == [1, 2] and len(world.ledger.of("finish")) == 1
+    assert [entry.round for entry in world.ledger.of("round")] == [1, 2] and len(
+        world.ledger.of("finish")
+    ) == 1
     assert all(check.good for check in LedgerCheck(ledger.path, world.out).examine())
 
 

@@ -1,4 +1,5 @@
-"""The second world for real: SuperLink, SuperNodes and the apps as processes on this machine give the simulator's bits."""
+"""The second world for real: SuperLink, SuperNodes and the apps as processes on this machine give the
+simulator's bits."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def simulated(trial: Trial, config: Path, folder: Path) -> tuple[Path, dict[int,
 
     def moved(experiment: object) -> None:
         keep_states(out, folder / f"{trial.name}-sim-states")
-        head = read_json(out / "head.json")  # a state file alone may be of a round that is ready but not yet committed
+        head = read_json(
+            out / "head.json"
+        )  # a state file alone may be of a round that is ready but not yet committed
         if head is not None:  # round 0 is first made ready, too
             private.setdefault(head["round"], private_rows(out))
 
@@ -97,33 +100,50 @@ def simulated(trial: Trial, config: Path, folder: Path) -> tuple[Path, dict[int,
 
 
 def assert_worlds_agree(federation: Loopback, trial: Trial, folder: Path) -> None:
-    """All figures, verdicts and clients' figures of every round; all that server and clients keep, after every round: bit by bit."""
-    config = write_config(folder, trial.method, trial.rounds, trial.name, federation.clients, **trial.sections)
+    """All figures, verdicts and clients' figures of every round; all that server and clients keep, after
+    every round: bit by bit."""
+    config = write_config(
+        folder, trial.method, trial.rounds, trial.name, federation.clients, **trial.sections
+    )
     sim, private = simulated(trial, config, folder)
-    fed, kept, disks = folder / f"{trial.name}-fed", folder / f"{trial.name}-fed-states", folder / f"{trial.name}-nodes"
+    fed, kept, disks = (
+        folder / f"{trial.name}-fed",
+        folder / f"{trial.name}-fed-states",
+        folder / f"{trial.name}-nodes",
+    )
 
     def keep() -> None:
         keep_states(fed, kept)
         keep_node_states(federation.home, fed, disks)
 
     with keeping(keep):
-        outcome = federation.run(config, fed, timeout=PATIENT, everybody=True)  # a busy machine may lose a message: it is sent again
+        outcome = federation.run(
+            config, fed, timeout=PATIENT, everybody=True
+        )  # a busy machine may lose a message: it is sent again
     assert outcome.result["final"]["accuracy"] > 0.2
     last = trial.rounds + trial.after
     assert_same_runs(sim, fed, last)
     for round in range(1, last + 1):
-        servers = [read_tensors(states / f"{round:06d}.safetensors") for states in (folder / f"{trial.name}-sim-states", kept)]
+        servers = [
+            read_tensors(states / f"{round:06d}.safetensors")
+            for states in (folder / f"{trial.name}-sim-states", kept)
+        ]
         for server in servers:
             server.pop("rows/index", None)  # where the simulator keeps its clients' rows; nodes have disks
-        assert "server/model" in servers[0] and same_bits(servers[0], servers[1]), f"{trial.name}: the server's state of round {round}"
+        assert "server/model" in servers[0] and same_bits(servers[0], servers[1]), (
+            f"{trial.name}: the server's state of round {round}"
+        )
         states = node_states(disks, round)
         assert states.keys() == private[round].keys() and bool(states) == trial.private
         for client, state in states.items():
-            assert same_bits(state, private[round][client]), f"{trial.name}: the state of client {client} in round {round}"
+            assert same_bits(state, private[round][client]), (
+                f"{trial.name}: the state of client {client} in round {round}"
+            )
 
 
 def test_two_nodes_have_the_simulators_bits(tmp_path: Path) -> None:
-    """The shortest real federation: FedAvg, one round; nodes without a trainer, who do all their work in the ClientApp."""
+    """The shortest real federation: FedAvg, one round; nodes without a trainer, who do all their work in the
+    ClientApp."""
     with Loopback(tmp_path / "flower", clients=2, resident=False) as federation:
         assert_worlds_agree(federation, Trial("fedavg", "fedavg", rounds=1), tmp_path)
         assert federation.alive()
@@ -143,7 +163,10 @@ def test_every_method_has_the_simulators_bits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_fails_says_why_and_leaves_no_process(tmp_path: Path) -> None:
     config = write_config(tmp_path, "fedavg", top='attack = "no-such-attack"')
-    with pytest.raises(RunError, match="unknown attack 'no-such-attack'"), Loopback(tmp_path / "flower", clients=1) as federation:
+    with (
+        pytest.raises(RunError, match="unknown attack 'no-such-attack'"),
+        Loopback(tmp_path / "flower", clients=1) as federation,
+    ):
         federation.run(config, tmp_path / "fed", timeout=PATIENT)
     assert not federation.alive()
 
@@ -159,8 +182,12 @@ def test_a_killed_launcher_takes_its_federation_with_it(tmp_path: Path) -> None:
         return [pid for pid, environment in _environments() if mark in environment.split(b"\0")]
 
     try:
-        end = time.monotonic() + 300  # generous: on a busy machine eight Pythons that import Flower take over a minute
-        while len(alive()) < 6 and time.monotonic() < end:  # SuperLink, 3 SuperNodes, and some of what these start
+        end = (
+            time.monotonic() + 300
+        )  # generous: on a busy machine eight Pythons that import Flower take over a minute
+        while (
+            len(alive()) < 6 and time.monotonic() < end
+        ):  # SuperLink, 3 SuperNodes, and some of what these start
             time.sleep(0.2)
         assert len(alive()) >= 6
     finally:

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from typer.testing import CliRunner  # noqa: E402
 
-from holdfast.cli import federation  # noqa: E402
+from holdfast.cli.federation import federation  # noqa: E402
 from holdfast.core.errors import ConfigError  # noqa: E402
 from holdfast.core.toml import to_toml  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
@@ -32,7 +32,9 @@ name = "fedavg"
 def home(tmp_path: Path) -> Path:
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     (tmp_path / "node.toml").write_text('client = 1\nfunction = "mine.py:load"\n')
-    (tmp_path / "mine.py").write_text("import numpy as np\ndef load(): return np.ones((8, 2)), np.array([0, 1] * 4)\n")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef load(): return np.ones((8, 2)), np.array([0, 1] * 4)\n"
+    )
     public = make_node_key(tmp_path, "client-1")
     for name in ("ca.pem", "server.pub"):
         (tmp_path / name).write_text(public)
@@ -45,13 +47,19 @@ def said(home: Path) -> dict[str, tuple[bool, str]]:
 
 def test_a_node_that_is_ready(home: Path) -> None:
     checks = said(home)
-    assert list(checks) == ["key", "experiment", "device", "data"] and all(good for good, _ in checks.values())
-    assert checks["data"][1].startswith("its own: 6 train, 0 validation, 2 test, of shape [2]; for training no ")
+    assert list(checks) == ["key", "experiment", "device", "data"] and all(
+        good for good, _ in checks.values()
+    )
+    assert checks["data"][1].startswith(
+        "its own: 6 train, 0 validation, 2 test, of shape [2]; for training no "
+    )
     assert CliRunner().invoke(federation, ["check-node", str(home)], standalone_mode=False).return_value == 0
 
 
 def test_what_is_wrong_is_said_in_its_place(home: Path) -> None:
-    (home / "mine.py").write_text("import numpy as np\ndef load(): return np.ones((8, 3)), np.array([0, 1] * 4)\n")
+    (home / "mine.py").write_text(
+        "import numpy as np\ndef load(): return np.ones((8, 3)), np.array([0, 1] * 4)\n"
+    )
     (home / "key").chmod(0o644)
     checks = said(home)
     assert not checks["key"][0] and "chmod 600" in checks["key"][1]
@@ -68,9 +76,14 @@ def test_the_nodes_privacy_as_a_number(home: Path) -> None:
         CliRunner().invoke(federation, ["privacy", str(home)], standalone_mode=False, catch_exceptions=False)
     (home / "node.toml").write_text((home / "node.toml").read_text() + "[privacy]\nnoise = 8.0\n")
     Account(home / "state").write([(4.0, 3)])
-    shown = CliRunner().invoke(federation, ["privacy", str(home)], standalone_mode=False, catch_exceptions=False)
+    shown = CliRunner().invoke(
+        federation, ["privacy", str(home)], standalone_mode=False, catch_exceptions=False
+    )
     assert float(shown.stdout) == pytest.approx(epsilon_of([(4.0, 3)], 1e-5), rel=1e-5)
-    assert said(home)["privacy"] == (True, f"clip 1, noise 8; 3 participations so far, epsilon {float(shown.stdout):.4g} at delta 1e-05")
+    assert said(home)["privacy"] == (
+        True,
+        f"clip 1, noise 8; 3 participations so far, epsilon {float(shown.stdout):.4g} at delta 1e-05",
+    )
 
 
 def test_a_method_that_sends_more_than_updates_is_seen_before_round_1(home: Path) -> None:

@@ -17,17 +17,29 @@ from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import open_project  # noqa: E402
 
 
-def test_a_key_that_is_made_on_the_node(ask: Callable[..., tuple[int, str, str]], tmp_path: Path, roomy: None) -> None:
-    """No private key is ever on the server: the node makes it, the server enrols the public half, and the folder goes to the node."""
+def test_a_key_that_is_made_on_the_node(
+    ask: Callable[..., tuple[int, str, str]], tmp_path: Path, roomy: None
+) -> None:
+    """No private key is ever on the server: the node makes it, the server enrols the public half, and the
+    folder goes to the node."""
     ward, home = tmp_path / "ward", tmp_path / "node"
     assert ask("init", ward, "--clients", 2, "--port", free_port(), "--no-node-keys")[0] == 0
-    assert list(ward.glob("nodes/*")) == [] and Enrolment.of(open_project(ward).ledger().entries).welcome == set()
+    assert (
+        list(ward.glob("nodes/*")) == []
+        and Enrolment.of(open_project(ward).ledger().entries).welcome == set()
+    )
     code, out, _ = ask("doctor", ward)
     assert code == 1 and "0 are enrolled: `holdfast federation enrol" in out
     for client in range(2):
         code, out, err = ask("key", home / str(client), "--client", client)
-        assert code == 0 and out.split() == (home / str(client) / "key.pub").read_text().split() and "stays here" in err
-        assert (home / str(client) / "key").stat().st_mode & 0o777 == 0o600 and (home / str(client)).stat().st_mode & 0o777 == 0o700
+        assert (
+            code == 0
+            and out.split() == (home / str(client) / "key.pub").read_text().split()
+            and "stays here" in err
+        )
+        assert (home / str(client) / "key").stat().st_mode & 0o777 == 0o600 and (
+            home / str(client)
+        ).stat().st_mode & 0o777 == 0o700
         code, out, _ = ask("enrol", ward, client, "--key", home / str(client) / "key.pub")
         assert code == 0 and "with its own key" in out
         files = {file.name for file in (ward / "nodes" / str(client)).iterdir()}
@@ -38,7 +50,11 @@ def test_a_key_that_is_made_on_the_node(ask: Callable[..., tuple[int, str, str]]
     code, out, _ = ask("doctor", ward)
     assert code == 0 and "of 2 of them the private key is on the node only" in out, out
     pem = tmp_path / "small.pub"
-    small = ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    small = (
+        ec.generate_private_key(ec.SECP256R1())
+        .public_key()
+        .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
     pem.write_bytes(small)
     entries = len(open_project(ward).ledger().entries)
     for args, said in {
@@ -57,7 +73,10 @@ def test_a_key_that_is_made_on_the_node(ask: Callable[..., tuple[int, str, str]]
     (home / "0" / "key.pub").unlink()
     assert "there is no key; `holdfast federation key" in ask("check-node", home / "0")[1]
     ask("key", home / "0", "--client", 0)
-    assert ask("check-node", home / "0")[0] == 0 and ask("enrol", ward, 0, "--key", home / "0" / "key.pub")[0] == 0
+    assert (
+        ask("check-node", home / "0")[0] == 0
+        and ask("enrol", ward, 0, "--key", home / "0" / "key.pub")[0] == 0
+    )
     assert open_project(ward).ledger().entries[-1].kind == "rotate"
     (home / "0" / "key.pub").write_bytes((home / "1" / "key.pub").read_bytes())
     assert "key.pub is not the public half of key" in ask("check-node", home / "0")[1]
@@ -70,9 +89,16 @@ def test_the_most_samples_that_a_client_may_claim_must_be_stated(
     text = '[data]\nname = "declared"\nclients = 2\noptions = {{ shape = [2], classes = 2{} }}\n'
     file.write_text(text.format(""))
     code, _, err = ask("init", ward, "--clients", 2, "--experiment", file)
-    assert code == 2 and "data.options.most: say in the experiment how many samples a client has at most" in err and not ward.exists()
+    assert (
+        code == 2
+        and "data.options.most: say in the experiment how many samples a client has at most" in err
+        and not ward.exists()
+    )
     file.write_text(text.format(", most = 500"))
-    assert ask("init", ward, "--clients", 2, "--experiment", file, "--port", free_port())[0] == 0 and ask("doctor", ward)[0] == 0
+    assert (
+        ask("init", ward, "--clients", 2, "--experiment", file, "--port", free_port())[0] == 0
+        and ask("doctor", ward)[0] == 0
+    )
     for copy in ward.rglob("experiment.toml"):
         copy.write_text(text.format(""))
     assert "BAD  config       data.options.most: say" in ask("doctor", ward)[1]

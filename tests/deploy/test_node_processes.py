@@ -1,5 +1,5 @@
-"""What may happen to a node of a real federation on its own machine: its connection breaks, it freezes, another user of the machine poses
-as its client, the disk is full."""
+"""What may happen to a node of a real federation on its own machine: its connection breaks, it freezes,
+another user of the machine poses as its client, the disk is full."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def closing_listener(port: int) -> Iterator[None]:
 
 
 def test_a_break_of_the_connection_loses_no_node(tmp_path: Path) -> None:
-    """25 seconds in which something else is at the server's port, and 25 in which the proxy is frozen. `quorum` 1: each round waits for
-    every node."""
+    """25 seconds in which something else is at the server's port, and 25 in which the proxy is frozen.
+    `quorum` 1: each round waits for every node."""
     project = found(tmp_path, clients=2, rounds=3, method="ditto", quorum=1.0, wait=300.0)
 
     def replace_proxy(up: Up) -> None:
@@ -89,15 +89,20 @@ def test_a_break_of_the_connection_loses_no_node(tmp_path: Path) -> None:
 
     _, said = play(project, disturb=after_each_round(replace_proxy, freeze_proxy))
     assert_same_model(project, tmp_path)
-    assert not [line for line in said if re.match(r"node\d .*started again", line)], "both have waited, so no request was lost"
+    assert not [line for line in said if re.match(r"node\d .*started again", line)], (
+        "both have waited, so no request was lost"
+    )
     lines = [line for line in said if "the server" in line]
-    assert any(re.fullmatch(r"node\d(, node\d)? cannot reach the server and will retry", line) for line in lines), said
+    assert any(
+        re.fullmatch(r"node\d(, node\d)? cannot reach the server and will retry", line) for line in lines
+    ), said
     assert any(re.fullmatch(r"node\d(, node\d)? can reach the server again", line) for line in lines), said
 
 
 @pytest.mark.long
 def test_a_frozen_node_is_started_again(tmp_path: Path) -> None:
-    """A SuperNode, then a trainer: stopped in the midst of a round, which a process that ended would be noticed by and these are not."""
+    """A SuperNode, then a trainer: stopped in the midst of a round, which a process that ended would be
+    noticed by and these are not."""
     project = found(tmp_path, clients=2, rounds=3, quorum=1.0, wait=PATIENT, deadline=60.0)
 
     def freeze(name: str) -> Callable[[Up], None]:
@@ -150,12 +155,13 @@ while time.monotonic() < end:
                 seen.setdefault(f"{scheme} {name}", []).append(said)
     time.sleep(0.1)
 print(json.dumps(seen))
-"""
+"""  # noqa: E501
 
 
 def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
-    """While a real run plays, somebody without the secret asks the SuperNodes for tasks, as a SuperExec does, and for models, as a
-    ClientApp does; and somebody reads the process list. On 127.0.0.1 all users of a machine are equal, so the test needs no other."""
+    """While a real run plays, somebody without the secret asks the SuperNodes for tasks, as a SuperExec does,
+    and for models, as a ClientApp does; and somebody reads the process list. On 127.0.0.1 all users of a
+    machine are equal, so the test needs no other."""
     project = found(tmp_path, clients=2, rounds=2, quorum=1.0, wait=PATIENT)
     strangers: list[subprocess.Popen[str]] = []
     listed: set[bytes] = set()
@@ -165,7 +171,9 @@ def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
         ports = [_port_of(up.processes.started[f"node{client}"].pid) for client in range(2)]
         command = [sys.executable, "-W", "ignore", "-c", STRANGER, json.dumps(ports), "15"]
         environment = {**up.processes.environment(), "HOME": "/nonexistent", "FLWR_HOME": "/nonexistent"}
-        strangers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd="/"))
+        strangers.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd="/")
+        )
         threading.Thread(target=read_process_list, args=(up,), daemon=True).start()
 
     def read_process_list(up: Up) -> None:
@@ -180,17 +188,37 @@ def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
     done.set()
     seen = json.loads(strangers[0].communicate(timeout=120)[0])
     assert strangers[0].returncode == 0 and len(seen["https acquire"]) > 10
-    assert {said for name, answers in seen.items() for said in answers if name.startswith("https")} <= {401, "no connection"}, seen
-    assert {said for name, answers in seen.items() for said in answers if name.startswith("http ")} == {"no connection"}, seen
+    assert {said for name, answers in seen.items() for said in answers if name.startswith("https")} <= {
+        401,
+        "no connection",
+    }, seen
+    assert {said for name, answers in seen.items() for said in answers if name.startswith("http ")} == {
+        "no connection"
+    }, seen
     assert 401 in seen["https acquire"] and 401 in seen["https messages"]
     assert_same_model(project, tmp_path, 2)
     assert any(b"flwr-clientapp" in line for line in listed)
-    secrets = [path.read_bytes() for path in (*project.path.glob("nodes/*/runtime/*.secret"), project.server / "superexec.secret")]
+    secrets = [
+        path.read_bytes()
+        for path in (*project.path.glob("nodes/*/runtime/*.secret"), project.server / "superexec.secret")
+    ]
     assert len(secrets) == 3 and len(set(secrets)) == 3
     for line in listed:
-        assert not re.search(rb"[0-9a-f]{64}", line) and b"--token\0" not in line and not any(secret in line for secret in secrets), line
-    for folder in (project.logs, project.server / "run", *(project.node(0) / name for name in ("state", "runtime"))):
-        assert not [path for path in (folder, *folder.rglob("*")) if path.lstat().st_mode & 0o077 and path.suffix != ".pem"]
+        assert (
+            not re.search(rb"[0-9a-f]{64}", line)
+            and b"--token\0" not in line
+            and not any(secret in line for secret in secrets)
+        ), line
+    for folder in (
+        project.logs,
+        project.server / "run",
+        *(project.node(0) / name for name in ("state", "runtime")),
+    ):
+        assert not [
+            path
+            for path in (folder, *folder.rglob("*"))
+            if path.lstat().st_mode & 0o077 and path.suffix != ".pem"
+        ]
 
 
 def _port_of(pid: int) -> int:
@@ -202,7 +230,9 @@ def _port_of(pid: int) -> int:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(folder)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(folder)], capture_output=True
+    )
     if made.returncode != 0:
         pytest.skip("no small disk can be mounted here")
     try:
@@ -211,7 +241,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
+    small_disk: Path, tmp_path: Path
+) -> None:
     project = found(small_disk, clients=2, rounds=2, quorum=1.0, wait=120.0)
     filler = small_disk / "filler"
 
@@ -227,7 +259,9 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(small_disk
     with pytest.raises(RunError) as stopped:
         play(project, disturb=after_each_round(fill))
     assert f"the disk that carries {project.server} is full" in str(stopped.value)
-    assert f"then `holdfast federation resume {project.path}` goes on" in str(stopped.value) and "\n" not in str(stopped.value)
+    assert f"then `holdfast federation resume {project.path}` goes on" in str(
+        stopped.value
+    ) and "\n" not in str(stopped.value)
     filler.unlink()
     up, _ = play(project)
     assert up.processes.alive() == []

@@ -1,4 +1,5 @@
-"""Data that only the nodes have: the bits of a federation that is dealt the same rows, and everything that is not as declared."""
+"""Data that only the nodes have: the bits of a federation that is dealt the same rows, and everything that is
+not as declared."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from tests.data.folders import encode, write_table  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import same_bits, simulate, write_config  # noqa: E402
 
-SCHEMA = "shape = [1, 8, 8], classes = 10, samples = \"bytes\", mean = [0.3054], std = [0.3753], most = 2000"
+SCHEMA = 'shape = [1, 8, 8], classes = 10, samples = "bytes", mean = [0.3054], std = [0.3753], most = 2000'
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +42,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def declared(**options: Any) -> Declared:
-    source: Declared = build("source", {"name": "declared", "shape": [2], "classes": 3, "most": 100, **options}, "data.options")
+    source: Declared = build(
+        "source", {"name": "declared", "shape": [2], "classes": 3, "most": 100, **options}, "data.options"
+    )
     source.check()
     return source
 
 
-def write_declared(folder: Path, method: str = "fedavg", rounds: int = 2, schema: str = SCHEMA, **sections: str) -> Path:
+def write_declared(
+    folder: Path, method: str = "fedavg", rounds: int = 2, schema: str = SCHEMA, **sections: str
+) -> Path:
     folder.mkdir(exist_ok=True)
     data = f'name = "declared"\noptions = {{ {schema} }}\n' + sections.pop("data", "")
     return write_config(folder, method, rounds, data=data, **sections)
@@ -61,7 +66,9 @@ def write_homes(folder: Path, dealt: Path) -> list[Path]:
         for split, table in (("train", federation.train), ("test", federation.test)):
             rows, labels = table.client(client)
             pictures = [encode(image[0].numpy()) for image in samples.x[rows]]
-            write_table(home / "mine" / f"{split}.parquet", {"image": pictures, "label": labels.tolist()}, rows=64)
+            write_table(
+                home / "mine" / f"{split}.parquet", {"image": pictures, "label": labels.tolist()}, rows=64
+            )
         (home / "node.toml").write_text(f'client = {client}\ndata = "mine"\n')
         homes.append(home)
     return homes
@@ -80,7 +87,11 @@ def federate(config: Path, out: Path, homes: list[Path], **options: Any) -> Loca
 def test_the_bits_of_clients_that_deal_themselves_the_same_rows(method: str, tmp_path: Path) -> None:
     dealt = write_config(tmp_path, method)
     simulate(dealt, tmp_path / "sim")
-    federate(write_declared(tmp_path / "declared", method), tmp_path / "fed", write_homes(tmp_path / "homes", dealt))
+    federate(
+        write_declared(tmp_path / "declared", method),
+        tmp_path / "fed",
+        write_homes(tmp_path / "homes", dealt),
+    )
     runs = [Store(tmp_path / name) for name in ("sim", "fed")]
     for round in (1, 2):
         mine, theirs = (run.parts(2)[round - 1]["metrics"] for run in runs)
@@ -98,7 +109,12 @@ def test_the_servers_world_holds_no_samples_and_the_digest_only_the_schema(tmp_p
         return fingerprint(config, experiment.federation.digest, experiment.initial)
 
     names = ", ".join(f'"{digit}"' for digit in "0123456789")
-    worlds = [world(SCHEMA), world(SCHEMA + f", class_names = [{names}]"), world(SCHEMA.replace("0.3054", "0.3")), world(SCHEMA)]
+    worlds = [
+        world(SCHEMA),
+        world(SCHEMA + f", class_names = [{names}]"),
+        world(SCHEMA.replace("0.3054", "0.3")),
+        world(SCHEMA),
+    ]
     assert worlds[0] == worlds[3] and len(set(worlds)) == 3
 
 
@@ -130,7 +146,10 @@ def test_a_count_outside_the_declared_range_is_refused(tmp_path: Path) -> None:
     homes = write_homes(tmp_path / "homes", write_config(tmp_path, "fedavg"))
     config = write_declared(tmp_path / "declared", rounds=1, schema=SCHEMA + ", least = 2")
     federate(config, tmp_path / "fed", homes, tamper=lie)
-    assert Store(tmp_path / "fed").parts(1)[0]["refused"] == {"0": "count is above 2000", "2": "count is below 2"}
+    assert Store(tmp_path / "fed").parts(1)[0]["refused"] == {
+        "0": "count is above 2000",
+        "2": "count is below 2",
+    }
 
 
 def test_where_data_is_dealt_nobody_has_more_than_the_largest_share(tmp_path: Path) -> None:
@@ -140,7 +159,9 @@ def test_where_data_is_dealt_nobody_has_more_than_the_largest_share(tmp_path: Pa
         return reply
 
     config = write_config(tmp_path, "fedavg", rounds=1)
-    most = int(build_federation(make_config(read_config(config)).data, Key(3).fold("data")).train.counts.max())
+    most = int(
+        build_federation(make_config(read_config(config)).data, Key(3).fold("data")).train.counts.max()
+    )
     settings = {"config": str(config), "out": str(tmp_path / "fed"), "deadline": 0.2, "join": 5.0}
     serve(LocalGrid(tmp_path / "nodes", settings, tamper=lie), settings)
     assert Store(tmp_path / "fed").parts(1)[0]["refused"] == {"1": f"count is above {most}"}
@@ -151,7 +172,9 @@ def test_a_simulation_needs_samples(tmp_path: Path) -> None:
         simulate(write_declared(tmp_path / "declared"), tmp_path / "sim")
     assert not (tmp_path / "sim").exists()
     with pytest.raises(ConfigError, match="no common test split"):
-        federated(write_declared(tmp_path / "declared", data='pool = "train"', train='[evaluate]\ntest = "global"'))
+        federated(
+            write_declared(tmp_path / "declared", data='pool = "train"', train='[evaluate]\ntest = "global"')
+        )
 
 
 def test_data_that_changes_in_mid_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,15 +220,33 @@ def test_lists_and_words(tmp_path: Path) -> None:
         ({"x": [[1.0, 2.0, 3.0]], "label": [0]}, {}, r"has shape \[3\] in 'x', declared is \[2\]"),
         ({"x": [[1.0, float("nan")]], "label": [0]}, {}, "row 0 has a missing or infinite number"),
         ({"x": [[1.0, 2.0]], "label": [3]}, {}, r"label 3 in 'label', expected whole numbers 0..2"),
-        ({"x": [[1.0, 2.0]], "label": ["a"]}, {}, "labels are words; say which number each has, in data.options.class_names"),
-        ({"x": [[1.0, 2.0]], "label": ["d"]}, {"class_names": ["a", "b", "c"]}, "label 'd' in 'label', which is no class of it"),
+        (
+            {"x": [[1.0, 2.0]], "label": ["a"]},
+            {},
+            "labels are words; say which number each has, in data.options.class_names",
+        ),
+        (
+            {"x": [[1.0, 2.0]], "label": ["d"]},
+            {"class_names": ["a", "b", "c"]},
+            "label 'd' in 'label', which is no class of it",
+        ),
         ({"x": [[1.0, 2.0]]}, {}, "no column 'label'"),
         ({"y": [[1.0, 2.0]], "label": [0]}, {}, "no column 'x'"),
-        ({"v": ["a"], "w": [1], "label": [0]}, {"columns": ["v", "w"]}, "column 'v' holds string, not numbers"),
-        ({"v": [None], "w": [1.0], "label": [0]}, {"columns": ["v", "w"]}, "row 0 has a missing or infinite number"),
+        (
+            {"v": ["a"], "w": [1], "label": [0]},
+            {"columns": ["v", "w"]},
+            "column 'v' holds string, not numbers",
+        ),
+        (
+            {"v": [None], "w": [1.0], "label": [0]},
+            {"columns": ["v", "w"]},
+            "row 0 has a missing or infinite number",
+        ),
     ],
 )
-def test_what_is_not_as_declared_is_one_line(columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_as_declared_is_one_line(
+    columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     write_table(tmp_path / "a.parquet", columns)
     with pytest.raises(DataError, match=message) as error:
         from_folder(tmp_path, declared(**options))
@@ -242,7 +283,11 @@ def fails(): raise ValueError("the database is away")
 def test_a_users_function(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     found = from_function(f"{tmp_path}/mine.py:good", declared(std=[2.0]))
-    assert found.x.tolist() == [[0, 1], [2, 3], [4, 5]] and found.x.dtype == torch.float32 and found.std == (2.0,)
+    assert (
+        found.x.tolist() == [[0, 1], [2, 3], [4, 5]]
+        and found.x.dtype == torch.float32
+        and found.std == (2.0,)
+    )
     assert from_function(f"{tmp_path}/mine.py:tensors", declared()).y.tolist() == [2, 2]
     assert from_function(f"{tmp_path}/mine.py:split", declared()).train_rows == 2
 
@@ -250,13 +295,19 @@ def test_a_users_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("shape", r"samples have shape \[4\], declared is \[2\]"), ("labels", r"labels are 0..3, declared are 0..2"),
-        ("negative", r"labels are -1..1, declared are 0..2"), ("infinite", "sample 1 has a number that is not finite"),
-        ("bytes_", r"samples are uint8, declared are numbers \(float32\)"), ("empty", "there are no samples"),
-        ("one", r"gave a ndarray, expected \(x, y\) or Samples"), ("floats", "y must be a whole number for each sample"),
-        ("named", "another label map"), ("fails", "failed: ValueError: the database is away"), ("missing", "has no function 'missing'"),
+        ("shape", r"samples have shape \[4\], declared is \[2\]"),
+        ("labels", r"labels are 0..3, declared are 0..2"),
+        ("negative", r"labels are -1..1, declared are 0..2"),
+        ("infinite", "sample 1 has a number that is not finite"),
+        ("bytes_", r"samples are uint8, declared are numbers \(float32\)"),
+        ("empty", "there are no samples"),
+        ("one", r"gave a ndarray, expected \(x, y\) or Samples"),
+        ("floats", "y must be a whole number for each sample"),
+        ("named", "another label map"),
+        ("fails", "failed: ValueError: the database is away"),
+        ("missing", "has no function 'missing'"),
     ],
-)  # fmt: skip
+)
 def test_a_function_that_gives_something_else(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     with pytest.raises(DataError, match=message):
@@ -264,15 +315,28 @@ def test_a_function_that_gives_something_else(name: str, message: str, tmp_path:
 
 
 def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import numpy as np\ndef load(): return np.ones((40, 2)), np.arange(40) % 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef load(): return np.ones((40, 2)), np.arange(40) % 3\n"
+    )
     schema, key = declared(), Key(3).fold("data")
     config = write_declared(tmp_path / "c", schema="shape = [2], classes = 3, most = 100")
     world = Experiment(federated(config), tmp_path / "run").federation
     split = Split(train=0.5, validation=0.25, test=0.25)
-    first, second = (holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, schema, key) for _ in range(2))
-    assert first.train.counts.tolist() == [0, 20, 0] and first.validation.counts.tolist() == first.test.counts.tolist() == [0, 10, 0]
-    assert sorted(np.concatenate([t.row for t in (first.train, first.validation, first.test)])) == list(range(40))
-    assert torch.equal(first.train.row, second.train.row) and not torch.equal(first.train.row, torch.arange(20))
+    first, second = (
+        holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, schema, key)
+        for _ in range(2)
+    )
+    assert first.train.counts.tolist() == [
+        0,
+        20,
+        0,
+    ] and first.validation.counts.tolist() == first.test.counts.tolist() == [0, 10, 0]
+    assert sorted(np.concatenate([t.row for t in (first.train, first.validation, first.test)])) == list(
+        range(40)
+    )
+    assert torch.equal(first.train.row, second.train.row) and not torch.equal(
+        first.train.row, torch.arange(20)
+    )
     with pytest.raises(DataError, match="client 1 has 20 training samples, declared are 1 to 19"):
         holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, declared(most=19), key)
     much = Split(train=0.25, validation=0.25, test=0.5)
@@ -283,12 +347,22 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": []}, "data.options.shape: needs the sides"), ({"classes": 0}, "say how many classes"),
-        ({"class_names": ["a"]}, "needs 3"), ({"samples": "bytes"}, "an image is"), ({"samples": "words", "shape": [2, 2]}, "a text is"),
-        ({"columns": ["a"]}, "1 columns do not"), ({"least": 5, "most": 2}, "5 is more than most"),
-        ({"most": 0}, "data.options.most: say in the experiment how many samples a client has at most; it bounds the weight"),
+        ({"shape": []}, "data.options.shape: needs the sides"),
+        ({"classes": 0}, "say how many classes"),
+        ({"class_names": ["a"]}, "needs 3"),
+        ({"samples": "bytes"}, "an image is"),
+        ({"samples": "words", "shape": [2, 2]}, "a text is"),
+        ({"columns": ["a"]}, "1 columns do not"),
+        ({"least": 5, "most": 2}, "5 is more than most"),
+        (
+            {"most": 0},
+            (
+                "data.options.most: say in the experiment how many samples a client has at most; it bounds"
+                " the weight"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_schema_that_makes_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         declared(**options)

@@ -1,4 +1,5 @@
-"""Parts of a user's own in a federation: server and nodes each run the file that lies in their own folder, and must have the same one."""
+"""Parts of a user's own in a federation: server and nodes each run the file that lies in their own folder,
+and must have the same one."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_a_project_has_its_plugins_copied_to_every_node(plugin: Path, tmp_path: 
     experiment = write_config(tmp_path, "mine")
     with pytest.raises(ConfigError, match="unknown method 'mine'"):
         init(tmp_path / "none", 3, experiment=experiment)
-    project = open_project(init(tmp_path / "ward", 3, port=free_port(), experiment=experiment, plugins=[plugin]).path)
+    project = open_project(
+        init(tmp_path / "ward", 3, port=free_port(), experiment=experiment, plugins=[plugin]).path
+    )
     assert project.plugins == [project.path / "mine.py"]
     for client in range(3):
         assert open_node(project.node(client)).plugins == ("mine.py",)
@@ -54,7 +57,13 @@ def test_a_project_has_its_plugins_copied_to_every_node(plugin: Path, tmp_path: 
 
 def test_server_and_nodes_load_what_their_own_settings_name(plugin: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, "mine")
-    settings = {"config": str(config), "out": str(tmp_path / "fed"), "deadline": 20.0, "join": 20.0, "plugins": str(plugin)}
+    settings = {
+        "config": str(config),
+        "out": str(tmp_path / "fed"),
+        "deadline": 20.0,
+        "join": 20.0,
+        "plugins": str(plugin),
+    }
     grid = LocalGrid(tmp_path / "nodes", settings)
     for client, context in enumerate(grid.nodes.values()):
         home = tmp_path / f"home{client}"

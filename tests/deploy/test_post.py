@@ -1,4 +1,5 @@
-"""Letters are matched by our own table: what a reply says of itself is not believed, and what cannot be attributed is nobody's fault."""
+"""Letters are matched by our own table: what a reply says of itself is not believed, and what cannot be
+attributed is nobody's fault."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ class Nodes:
 
 
 def letters(nodes: Iterable[int], deadline: float = 0.1) -> dict[int, Letter]:
-    return {node: Letter(RecordDict(), lambda content: read_client(content, 10), LIMITS, deadline) for node in nodes}
+    return {
+        node: Letter(RecordDict(), lambda content: read_client(content, 10), LIMITS, deadline)
+        for node in nodes
+    }
 
 
 def ask(behaviours: dict[int, Behaviour], runtime: Runtime = LocalRuntime, deadline: float = 0.1) -> Any:
@@ -88,7 +92,11 @@ def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
                 self.objects[reply.content["client"].object_id] = b""
 
     mail = ask({1: lambda m: answer(pack_client(6), m), 2: honest}, Half, deadline=0.3)
-    assert mail.answers == {2: 7} and mail.missing == {1: "its answer was announced and did not come within 0.3 s"} and mail.late == {1}
+    assert (
+        mail.answers == {2: 7}
+        and mail.missing == {1: "its answer was announced and did not come within 0.3 s"}
+        and mail.late == {1}
+    )
 
 
 def test_the_sender_that_a_reply_names_is_not_believed() -> None:
@@ -111,18 +119,27 @@ def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[s
 
     mail = ask({1: forge})
     why = "wrong nonce" if nonce is not None else "it has no envelope"
-    assert not mail.answers and not mail.malformed and mail.missing == {1: f"a reply that cannot be attributed: {why}"}
+    assert (
+        not mail.answers
+        and not mail.malformed
+        and mail.missing == {1: f"a reply that cannot be attributed: {why}"}
+    )
 
 
 def test_a_message_that_replies_to_another_letter_or_to_none_is_nobodys() -> None:
-    """The SuperLink hands messages that reply to nothing to every pull: two of them were enough to have an honest client struck."""
+    """The SuperLink hands messages that reply to nothing to every pull: two of them were enough to have an
+    honest client struck."""
 
     class Loose(LocalRuntime):
         def PullMessages(self, request: Any) -> Any:  # noqa: N802
             said = super().PullMessages(request)
             for target in ("", "0" * 64):
                 stray = said.messages_list.add()
-                stray.metadata.reply_to_message_id, stray.metadata.message_id, stray.metadata.src_node_id = target, "f" * 64, 2
+                stray.metadata.reply_to_message_id, stray.metadata.message_id, stray.metadata.src_node_id = (
+                    target,
+                    "f" * 64,
+                    2,
+                )
             return said
 
     mail = ask({1: honest, 2: silent}, Loose)
@@ -151,7 +168,9 @@ def failing(error: Exception) -> Runtime:
 
 
 def status(code: int) -> httpx.HTTPStatusError:
-    return httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+    return httpx.HTTPStatusError(
+        "no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code)
+    )
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("down"), status(403)])
@@ -172,7 +191,9 @@ def test_a_superlink_that_stumbles_over_one_reply_does_not_stop_the_run() -> Non
             return {letter for letter, reply in self.announced.items() if reply.metadata.src_node_id == 2}
 
     mail = ask({1: honest, 2: honest, 3: honest}, Stumbling)
-    assert set(mail.answers) == {1, 3} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
+    assert (
+        set(mail.answers) == {1, 3} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
+    )
 
 
 def test_what_a_node_says_of_its_failure_is_one_line_without_commands_to_a_terminal() -> None:
@@ -202,13 +223,21 @@ def public(key: ec.EllipticCurvePrivateKey) -> str:
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
-def ask_signed(behaviour: Behaviour, mark: Path | None = None, read: Callable[[RecordDict], Any] | None = None) -> tuple[Any, Post]:
+def ask_signed(
+    behaviour: Behaviour, mark: Path | None = None, read: Callable[[RecordDict], Any] | None = None
+) -> tuple[Any, Post]:
     post = Post(Nodes({1: behaviour}), poll=0.01, key=SERVER, mark=mark)  # type: ignore[arg-type]
-    letter = Letter(RecordDict(), read or (lambda content: read_client(content, 10)), LIMITS, 0.1, ABOUT, public(CLIENT))
+    letter = Letter(
+        RecordDict(), read or (lambda content: read_client(content, 10)), LIMITS, 0.1, ABOUT, public(CLIENT)
+    )
     return post.ask("train", {1: letter}), post
 
 
-def signing(key: ec.EllipticCurvePrivateKey, subject: Subject = ABOUT, spoil: Callable[[Message], None] = lambda reply: None) -> Behaviour:
+def signing(
+    key: ec.EllipticCurvePrivateKey,
+    subject: Subject = ABOUT,
+    spoil: Callable[[Message], None] = lambda reply: None,
+) -> Behaviour:
     """Signs, and then somebody on the way may spoil it."""
 
     def reply(message: Message) -> Message:
@@ -231,12 +260,19 @@ def one_more(reply: Message) -> None:
 @pytest.mark.parametrize(
     "behaviour",
     [
-        honest, signing(OTHER), signing(CLIENT, spoil=other_content), signing(CLIENT, spoil=one_more),
-        *(signing(CLIENT, Subject(**{**vars(ABOUT), name: value}))  # type: ignore[arg-type]
-          for name, value in [("run", "old"), ("round", 2), ("step", 1), ("task", "score"), ("client", 6)]),
+        honest,
+        signing(OTHER),
+        signing(CLIENT, spoil=other_content),
+        signing(CLIENT, spoil=one_more),
+        *(
+            signing(CLIENT, Subject(**{**vars(ABOUT), name: value}))  # type: ignore[arg-type]
+            for name, value in [("run", "old"), ("round", 2), ("step", 1), ("task", "score"), ("client", 6)]
+        ),
     ],
-)  # fmt: skip
-def test_a_reply_that_the_client_has_not_signed_for_this_is_dropped_and_nobody_is_blamed(behaviour: Behaviour) -> None:
+)
+def test_a_reply_that_the_client_has_not_signed_for_this_is_dropped_and_nobody_is_blamed(
+    behaviour: Behaviour,
+) -> None:
     """Unsigned, with another key, with other content, for another run, round, step, task or client."""
     mail, post = ask_signed(behaviour)
     assert mail.missing == {1: "a reply that cannot be attributed: it is not signed with the client's key"}
@@ -257,7 +293,11 @@ def test_a_signed_reply_is_read_and_its_faults_are_the_senders() -> None:
 def test_whose_reply_is_being_read_stands_in_a_file_for_as_long(tmp_path: Path) -> None:
     """A process that is killed for lack of memory says nothing any more."""
     seen: list[Any] = []
-    mail, _ = ask_signed(signing(CLIENT), tmp_path / "reading.json", lambda content: seen.append(read_json(tmp_path / "reading.json")))
+    mail, _ = ask_signed(
+        signing(CLIENT),
+        tmp_path / "reading.json",
+        lambda content: seen.append(read_json(tmp_path / "reading.json")),
+    )
     assert mail.answers == {1: None} and seen == [vars(ABOUT)] and not (tmp_path / "reading.json").exists()
 
 
@@ -269,5 +309,5 @@ def test_a_reply_that_comes_while_another_is_read_is_not_late() -> None:
             time.sleep(0.05)
             return super().PullObject(request)
 
-    mail = ask({node: (lambda m: answer(pack_client(7), m)) for node in range(1, 9)}, Slow, deadline=0.3)
+    mail = ask({node: lambda m: answer(pack_client(7), m) for node in range(1, 9)}, Slow, deadline=0.3)
     assert mail.answers == dict.fromkeys(range(1, 9), 7) and not mail.late

@@ -19,13 +19,25 @@ from flwr.app import Message  # noqa: E402
 
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
 from holdfast.core.types import UNDEFINED, Field  # noqa: E402
-from holdfast.deploy.privacy import Account, Guard, PrivacySettings, epsilon_of, noised, secure_normal  # noqa: E402
+from holdfast.deploy.privacy import (
+    Account,
+    Guard,
+    PrivacySettings,
+    epsilon_of,
+    noised,
+    secure_normal,
+)  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import write_config  # noqa: E402
 
-UPDATE = {"update": Field("update", (4,)), "buffers": Field("buffer", (0,)), "count": Field("count", low=0), "loss": Field("scalar")}
+UPDATE = {
+    "update": Field("update", (4,)),
+    "buffers": Field("buffer", (0,)),
+    "count": Field("count", low=0),
+    "loss": Field("scalar"),
+}
 
 
 def guard(state: Path, cap: float = 1000.0, **settings: Any) -> Guard:
@@ -34,12 +46,19 @@ def guard(state: Path, cap: float = 1000.0, **settings: Any) -> Guard:
 
 def reply() -> dict[str, torch.Tensor]:
     update = torch.tensor([[3.0, 0.0, 4.0, 0.0]])
-    return {"update": update, "buffers": torch.zeros(1, 0), "count": torch.tensor([77.0]), "loss": torch.tensor([0.5])}
+    return {
+        "update": update,
+        "buffers": torch.zeros(1, 0),
+        "count": torch.tensor([77.0]),
+        "loss": torch.tensor([0.5]),
+    }
 
 
 def test_a_long_update_is_shortened_as_a_whole_and_a_short_one_is_not() -> None:
     long = noised({"a": torch.tensor([[3.0]]), "b": torch.tensor([[0.0, 4.0]])}, clip=1.0, noise=0.0)
-    assert torch.allclose(long["a"], torch.tensor([[0.6]])) and torch.allclose(long["b"], torch.tensor([[0.0, 0.8]]))
+    assert torch.allclose(long["a"], torch.tensor([[0.6]])) and torch.allclose(
+        long["b"], torch.tensor([[0.0, 0.8]])
+    )
     short = noised({"a": torch.tensor([[0.3, 0.4]])}, clip=1.0, noise=0.0)
     assert torch.equal(short["a"], torch.tensor([[0.3, 0.4]])) and short["a"].dtype == torch.float32
     assert torch.equal(noised({"a": torch.zeros(1, 3)}, 1.0, 0.0)["a"], torch.zeros(1, 3))
@@ -64,12 +83,13 @@ def test_noise_is_gaussian_of_the_right_size_and_never_the_same() -> None:
 
 
 def test_epsilon_is_the_librarys_and_agrees_with_the_formula() -> None:
-    """Renyi differential privacy of a Gaussian: alpha / (2 sigma^2), times the releases; then the conversion of Balle et al., 2020."""
+    """Renyi differential privacy of a Gaussian: alpha / (2 sigma^2), times the releases; then the conversion
+    of Balle et al., 2020."""
     sigma, times, delta = 2.0, 7, 1e-5
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
     best = min(
         times * a / (2 * sigma**2) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders
-    )  # fmt: skip
+    )
     assert epsilon_of([(sigma, times)], delta) == pytest.approx(best, rel=1e-9)
     assert epsilon_of([(sigma, 3), (sigma, 4)], delta) == pytest.approx(best, rel=1e-9)
     from opacus.accountants import RDPAccountant
@@ -82,20 +102,30 @@ def test_epsilon_is_the_librarys_and_agrees_with_the_formula() -> None:
 
 
 def test_two_clients_data_are_two_clips_apart(tmp_path: Path) -> None:
-    """Noise 1 with clip C against a distance of 2 C is a multiplier of one half: anything else would flatter."""
+    """Noise 1 with clip C against a distance of 2 C is a multiplier of one half: anything else would
+    flatter."""
     guard(tmp_path, noise=1.0).protect(reply(), UPDATE, "train")
     assert Account(tmp_path).releases == [(0.5, 1)]
     assert Account(tmp_path).standing(1e-5)["epsilon/client"] == epsilon_of([(0.5, 1)], 1e-5) > 9
 
 
-def test_the_account_lives_on_the_disk_and_every_release_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_account_lives_on_the_disk_and_every_release_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(3):  # another process each time
         sent = guard(tmp_path, noise=8.0).protect(reply(), UPDATE, "train")
     guard(tmp_path, noise=16.0).protect(reply(), UPDATE, "train")
     assert json.loads((tmp_path / "privacy.json").read_text()) == {"releases": [[4.0, 3], [8.0, 1]]}
     spent = Account(tmp_path).standing(1e-5)
-    assert spent["participations"] == 4 and spent["epsilon/participation"] == epsilon_of([(8.0, 1)], 1e-5) < spent["epsilon/client"]
-    assert sent["count"].item() == 1 and sent["loss"].item() == 0 and not torch.equal(sent["update"], reply()["update"])
+    assert (
+        spent["participations"] == 4
+        and spent["epsilon/participation"] == epsilon_of([(8.0, 1)], 1e-5) < spent["epsilon/client"]
+    )
+    assert (
+        sent["count"].item() == 1
+        and sent["loss"].item() == 0
+        and not torch.equal(sent["update"], reply()["update"])
+    )
     assert f"participation 4, epsilon {spent['epsilon/participation']:.4g} alone" in capsys.readouterr().err
 
 
@@ -107,7 +137,9 @@ def test_two_replies_at_once_both_count(tmp_path: Path, monkeypatch: pytest.Monk
         write(self, releases)
 
     monkeypatch.setattr(Account, "write", slowly)
-    both = [Thread(target=lambda: guard(tmp_path, noise=8.0).protect(reply(), UPDATE, "train")) for _ in range(2)]
+    both = [
+        Thread(target=lambda: guard(tmp_path, noise=8.0).protect(reply(), UPDATE, "train")) for _ in range(2)
+    ]
     for thread in both:
         thread.start()
     for thread in both:
@@ -115,9 +147,13 @@ def test_two_replies_at_once_both_count(tmp_path: Path, monkeypatch: pytest.Monk
     assert Account(tmp_path).releases == [(4.0, 2)]
 
 
-def test_what_noise_does_not_protect_is_withheld_refused_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_noise_does_not_protect_is_withheld_refused_or_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     features = {**UPDATE, "prototypes": Field("feature", (2, 2))}
-    with pytest.raises(ConfigError, match="'prototypes' would leave, which noise on updates does not protect"):
+    with pytest.raises(
+        ConfigError, match="'prototypes' would leave, which noise on updates does not protect"
+    ):
         guard(tmp_path).check(features, "train")
     with pytest.raises(ConfigError, match="'buffers' would leave"):
         guard(tmp_path).check({**UPDATE, "buffers": Field("buffer", (3,))}, "train")
@@ -125,11 +161,17 @@ def test_what_noise_does_not_protect_is_withheld_refused_or_named(tmp_path: Path
     sent = guard(tmp_path, others="send").protect(both, features, "train")
     assert torch.equal(sent["prototypes"], both["prototypes"]) and sent["count"].item() == 77
     assert "not protected: count, loss, prototypes" in capsys.readouterr().err
-    measured = {"test/total": Field("count", low=0), "test/global/loss": Field("score"), "test/global/auc": Field("score", low=UNDEFINED)}
+    measured = {
+        "test/total": Field("count", low=0),
+        "test/global/loss": Field("score"),
+        "test/global/auc": Field("score", low=UNDEFINED),
+    }
     told = guard(tmp_path).protect({name: torch.tensor([9.0]) for name in measured}, measured, "evaluate")
     assert [told[name].item() for name in measured] == [0, 0, UNDEFINED]
     assert guard(tmp_path, count=50).protect(reply(), UPDATE, "train")["count"].item() == 50
-    assert Account(tmp_path).standing(1e-5)["participations"] == 2  # an evaluation that says nothing costs nothing
+    assert (
+        Account(tmp_path).standing(1e-5)["participations"] == 2
+    )  # an evaluation that says nothing costs nothing
 
 
 def test_a_budget_ends_it_before_anything_is_sent(tmp_path: Path) -> None:
@@ -142,7 +184,10 @@ def test_a_budget_ends_it_before_anything_is_sent(tmp_path: Path) -> None:
 
 
 def test_noise_that_the_server_would_refuse_is_said_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"about 1001 long and would be refused as a fault; raise train.norm_cap \(now 1000\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"about 1001 long and would be refused as a fault; raise train.norm_cap \(now 1000\)",
+    ):
         guard(tmp_path, noise=1.0).check({"update": Field("update", (1_000_000,))}, "train")
 
 
@@ -175,7 +220,7 @@ def test_a_round_that_is_played_again_counts_again(tmp_path: Path) -> None:
         return answer
 
     config, homes = write_config(tmp_path, "fedavg", rounds=2, train="lr = 0.1"), tmp_path / "nodes"
-    privacy = "clip = 5.0\nnoise = 0.01\nothers = \"send\""
+    privacy = 'clip = 5.0\nnoise = 0.01\nothers = "send"'
     with pytest.raises(Kill):
         federate(config, tmp_path / "fed", homes, privacy, tamper=stop)
     assert spent(homes) == [2, 2, 2]
@@ -189,10 +234,16 @@ def test_withholding_everything_else_leaves_a_federation_that_works(tmp_path: Pa
     config = write_config(tmp_path, "fedavg", rounds=1)
     federate(config, tmp_path / "fed", tmp_path / "nodes", "noise = 0.5")
     part = Store(tmp_path / "fed").parts(1)[0]
-    assert part["refused"] == {} and part["metrics"]["accuracy"] is None and part["metrics"]["loss/train"] == 0
-    assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1, 2] and spent(tmp_path / "nodes") == [1, 1, 1]
+    assert (
+        part["refused"] == {} and part["metrics"]["accuracy"] is None and part["metrics"]["loss/train"] == 0
+    )
+    assert Store(tmp_path / "fed").arrays(1)["verdict/ids"].tolist() == [0, 1, 2] and spent(
+        tmp_path / "nodes"
+    ) == [1, 1, 1]
 
 
 def test_a_method_that_sends_more_is_refused_by_the_node(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="privacy: 'prototypes' would leave"):
-        federate(write_config(tmp_path, "fedproto", rounds=1), tmp_path / "fed", tmp_path / "nodes", "noise = 0.5")
+        federate(
+            write_config(tmp_path, "fedproto", rounds=1), tmp_path / "fed", tmp_path / "nodes", "noise = 0.5"
+        )

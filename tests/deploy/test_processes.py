@@ -32,7 +32,8 @@ def project(tmp_path: Path) -> Project:
 
 
 class SuperLink:
-    """What `flwr supernode` would say. `gone` makes it unreachable; `stop_after` is a stop after so many registrations."""
+    """What `flwr supernode` would say. `gone` makes it unreachable; `stop_after` is a stop after so many
+    registrations."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, str] = {}
@@ -72,7 +73,9 @@ def test_a_stop_in_the_midst_of_registering_is_made_good(project: Project) -> No
     link.stop_after = 99
     up_with(project, link).register()
     noted = read_json(project.server / "registered.json")
-    assert noted is not None and sorted(noted.values()) == ["100", "101", "102"] == sorted(link.nodes.values())
+    assert noted is not None and sorted(noted.values()) == ["100", "101", "102"] == sorted(
+        link.nodes.values()
+    )
 
 
 def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
@@ -87,7 +90,10 @@ def test_a_ban_reaches_a_superlink_that_was_away(project: Project) -> None:
     link.gone = False
     up._tell()
     assert sorted(link.removed) == ["101", "102"] and len(link.nodes) == 4
-    write_json(project.server / "registered.json", {**(read_json(project.server / "registered.json") or {}), "banned": "101"})
+    write_json(
+        project.server / "registered.json",
+        {**(read_json(project.server / "registered.json") or {}), "banned": "101"},
+    )
     up.register()  # unregistered already, and a stop came before the note
     assert (read_json(project.server / "registered.json") or {})["banned"] == ""
 
@@ -99,7 +105,9 @@ def test_only_the_process_that_is_waited_for_matters(tmp_path: Path) -> None:
         listener.listen()
         port = listener.getsockname()[1]
         for name, code in (("node1", 0), ("proxy", 3)):
-            processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({code})"])
+            processes.started[name] = subprocess.Popen(
+                [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
+            )
             processes.started[name].wait()
         processes.wait_for_port(port, "superlink")
         with pytest.raises(RunError, match="proxy stopped with code 3"):
@@ -123,7 +131,9 @@ def test_a_port_that_another_program_has_is_said(project: Project, monkeypatch: 
 
 def test_stopping_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes, before = Processes(tmp_path / "home", tmp_path / "logs"), signal.getsignal(signal.SIGINT)
-    process = processes.started["sleeper"] = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    process = processes.started["sleeper"] = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    )
     monkeypatch.setattr(process, "terminate", lambda: (os.kill(os.getpid(), signal.SIGINT), process.kill()))
     processes.stop()
     assert process.returncode == -signal.SIGKILL and signal.getsignal(signal.SIGINT) is before
@@ -136,13 +146,18 @@ def test_a_node_runs_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def sleeper(processes: Processes) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env=processes.environment())
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], env=processes.environment()
+    )
     processes.started["superlink"] = process
     return process
 
 
-def test_of_two_ups_in_the_same_instant_one_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second comes when the first has looked for processes and started none yet; it must not end those of the first."""
+def test_of_two_ups_in_the_same_instant_one_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes when the first has looked for processes and started none yet; it must not end those of
+    the first."""
     first, second, third = (Up(project, lambda line: None, nodes=False) for _ in range(3))
 
     def start(self: Up) -> None:
@@ -161,14 +176,18 @@ def test_of_two_ups_in_the_same_instant_one_is_told(project: Project, monkeypatc
     assert third.processes.alive() == []
 
 
-def test_of_two_nodes_in_the_same_instant_one_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_nodes_in_the_same_instant_one_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, started = project.node(1), []
 
     def start(processes: Processes, folder: Path) -> None:
         started.append(processes)
         if len(started) == 1:
             sleeper(processes)
-            monkeypatch.setattr(Processes, "alive", lambda self: [])  # as if the other had looked a moment ago
+            monkeypatch.setattr(
+                Processes, "alive", lambda self: []
+            )  # as if the other had looked a moment ago
             with pytest.raises(RunError, match="client 1 is up already"):
                 keep_node(folder, lambda line: None)
             assert processes.started["superlink"].poll() is None
@@ -194,7 +213,8 @@ def test_of_two_nodes_in_the_same_instant_one_is_told(project: Project, monkeypa
 def test_a_run_that_ended_without_a_word_is_started_once_more(
     runs: list[object], outcome: str, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it stops."""
+    """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it
+    stops."""
     up, left, finished = Up(project, lambda line: None), list(runs), {"final": {}, "protocol": {}}
     project.run.mkdir(parents=True, exist_ok=True)
 
@@ -230,14 +250,20 @@ def test_what_dies_again_and_again_is_not_started_for_ever(
     up.processes.started["superexec"] = dead
     monkeypatch.setattr("holdfast.deploy.up.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(clock[0]))
-    with pytest.raises(RunError, match="superexec has stopped 6 times in a row, with code 1") if started < 20 else nullcontext():
+    with (
+        pytest.raises(RunError, match="superexec has stopped 6 times in a row, with code 1")
+        if started < 20
+        else nullcontext()
+    ):
         for _ in range(20):
             up._mend()
             clock[0] += every
     assert len(starts) == started
 
 
-SHOWS_LIFE = "import pathlib, sys, time\nwhile True:\n    pathlib.Path(sys.argv[1]).touch()\n    time.sleep(0.05)"
+SHOWS_LIFE = (
+    "import pathlib, sys, time\nwhile True:\n    pathlib.Path(sys.argv[1]).touch()\n    time.sleep(0.05)"
+)
 
 
 def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
@@ -245,11 +271,20 @@ def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
     processes = Processes(tmp_path / "home", tmp_path / "logs")
     processes.patience = 1.0
     processes.sign("x").parent.mkdir(parents=True)
-    for name, code in {"hangs": SHOWS_LIFE, "lives": SHOWS_LIFE, "mute": "import time; time.sleep(600)"}.items():
-        processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", code, str(processes.sign(name))])
+    for name, code in {
+        "hangs": SHOWS_LIFE,
+        "lives": SHOWS_LIFE,
+        "mute": "import time; time.sleep(600)",
+    }.items():
+        processes.started[name] = subprocess.Popen(
+            [sys.executable, "-S", "-c", code, str(processes.sign(name))]
+        )
     try:
         end = time.monotonic() + 60
-        while not (processes.sign("hangs").exists() and processes.sign("lives").exists()) and time.monotonic() < end:
+        while (
+            not (processes.sign("hangs").exists() and processes.sign("lives").exists())
+            and time.monotonic() < end
+        ):
             time.sleep(0.01)
         processes.started["hangs"].send_signal(signal.SIGSTOP)
         while processes.started["hangs"].poll() is None and time.monotonic() < end:
@@ -264,7 +299,10 @@ def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
 
 def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
-    contact, signs = ServerContact(said.append), {f"node{client}": tmp_path / f"node{client}" for client in range(3)}
+    contact, signs = (
+        ServerContact(said.append),
+        {f"node{client}": tmp_path / f"node{client}" for client in range(3)},
+    )
     for client in (0, 2):
         away_file(signs[f"node{client}"]).touch()
     contact.tell(signs)
@@ -280,10 +318,22 @@ def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
     assert said[1:] == ["node2 can reach the server again"]
 
 
-@pytest.mark.parametrize(("free", "words"), [(12e6, "the disk that carries .* is full .12 MB are left.; free some space, then `holdfast "
-                                              "federation up .* goes on .what failed: superexec stopped with code 1"),
-                                             (12e9, None)])  # fmt: skip
-def test_a_part_that_stops_on_a_full_disk(free: float, words: str | None, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (
+            12e6,
+            (
+                "the disk that carries .* is full .12 MB are left.; free some space, then `holdfast "
+                "federation up .* goes on .what failed: superexec stopped with code 1"
+            ),
+        ),
+        (12e9, None),
+    ],
+)
+def test_a_part_that_stops_on_a_full_disk(
+    free: float, words: str | None, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first stop names the disk, and not the sixth the part."""
     up, starts = Up(project, lambda line: None), []
     up.processes.started["superexec"] = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
@@ -296,7 +346,9 @@ def test_a_part_that_stops_on_a_full_disk(free: float, words: str | None, projec
     assert starts == ([] if words else [1])
 
 
-def test_a_node_says_what_happened_and_is_started_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_says_what_happened_and_is_started_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its SuperNode is lost, then its disk is full; both are said, and it is tried again."""
     said: list[str] = []
     disk = iter([50e9, 12e6])
@@ -304,12 +356,17 @@ def test_a_node_says_what_happened_and_is_started_again(project: Project, monkey
     def start(processes: Processes, folder: Path, name: str = "node1") -> None:
         if len(said) > 3:
             raise KeyboardInterrupt
-        processes.started[name] = subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({LOST if len(said) == 1 else 1})"])
+        processes.started[name] = subprocess.Popen(
+            [sys.executable, "-S", "-c", f"raise SystemExit({LOST if len(said) == 1 else 1})"]
+        )
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=next(disk)))
     monkeypatch.setattr("holdfast.deploy.node_processes.start_node", start)
     monkeypatch.setattr("holdfast.deploy.node_processes.start_again", start)
-    monkeypatch.setattr("holdfast.deploy.node_processes.time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.01)))
+    monkeypatch.setattr(
+        "holdfast.deploy.node_processes.time",
+        SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.01)),
+    )
     with pytest.raises(KeyboardInterrupt):
         keep_node(project.node(1), said.append)
     assert said[1] == "node1 lost its connection to the server; it is started again in 10 s"
@@ -339,13 +396,16 @@ child.send_signal(signal.SIGSTOP)
 while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":  # else it may still hear that its parent is gone
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
-"""
+"""  # noqa: E501
 
 
 def test_a_frozen_process_of_a_killed_one_is_no_hindrance(tmp_path: Path) -> None:
-    """It was told to stop when its parent was killed, and cannot hear it; the next start must not take it for a federation that is up."""
+    """It was told to stop when its parent was killed, and cannot hear it; the next start must not take it for
+    a federation that is up."""
     arguments = [str(tmp_path / "home"), str(tmp_path / "logs")]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=Path(__file__).parents[2], timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], cwd=Path(__file__).parents[2], timeout=120
+    )
     assert done.returncode == -signal.SIGKILL
     processes = Processes(tmp_path / "home", tmp_path / "logs")
     assert processes.alive()

@@ -43,20 +43,35 @@ def test_a_new_federation_is_ready(project: Project, roomy: None) -> None:
         assert fingerprint_of(keys.public_of(folder / "key")) == who.members[client].fingerprint
     checks = list(examine(project))
     assert len(checks) == 12 and [check for check in checks if not check.good] == []
-    assert all(folder.stat().st_mode & 0o077 == 0 for folder in (project.server, project.node(0)))  # logs and updates are secrets too
+    assert all(
+        folder.stat().st_mode & 0o077 == 0 for folder in (project.server, project.node(0))
+    )  # logs and updates are secrets too
     assert "private" not in project.ledger().path.read_text().lower()
 
 
 def test_the_server_is_good_for_its_names_and_signed_by_the_authority(tmp_path: Path) -> None:
     project = init(tmp_path / "ward", 1, ["fl.example.org", "10.0.0.7"])
     assert project.settings.address == "fl.example.org:8443" and project.settings.listen == "0.0.0.0"
-    assert keys.hosts_of(project.server / "server.pem") == ["localhost", "fl.example.org", "127.0.0.1", "10.0.0.7"]
-    assert keys.expires(project.server / "server.pem") > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=300)
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=project.server / "ca.pem")
+    assert keys.hosts_of(project.server / "server.pem") == [
+        "localhost",
+        "fl.example.org",
+        "127.0.0.1",
+        "10.0.0.7",
+    ]
+    assert keys.expires(project.server / "server.pem") > datetime.datetime.now(
+        datetime.UTC
+    ) + datetime.timedelta(days=300)
+    server, client = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        ssl.create_default_context(cafile=project.server / "ca.pem"),
+    )
     server.load_cert_chain(project.server / "server.pem", project.server / "server.key")
     for name, good in (("10.0.0.7", True), ("localhost", True), ("elsewhere.org", False)):
         ends = [ssl.MemoryBIO() for _ in range(2)]
-        asks, answers = client.wrap_bio(ends[0], ends[1], server_hostname=name), server.wrap_bio(ends[1], ends[0], server_side=True)
+        asks, answers = (
+            client.wrap_bio(ends[0], ends[1], server_hostname=name),
+            server.wrap_bio(ends[1], ends[0], server_side=True),
+        )
         try:
             for step in (asks, answers, asks, answers, asks):
                 try:
@@ -88,7 +103,9 @@ def test_the_doctor_finds_what_is_wrong(project: Project) -> None:
     assert "ca.key can be read by others" in bad["secrets"] and "line 2 does not follow" in bad["ledger"]
 
 
-def test_the_doctor_says_what_is_wrong_with_the_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_what_is_wrong_with_the_machine(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=287e6))
     tomorrow = time.time() + 86400
     os.utime(project.server / "ca.pem", (tomorrow, tomorrow))
@@ -116,7 +133,9 @@ def test_an_expired_certificate_is_said_and_renewed(project: Project) -> None:
         keys.ready_certificates(project.server, [])
 
 
-def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_path: Path, roomy: None) -> None:
+def test_the_operators_commands(
+    ask: Callable[..., tuple[int, str, str]], tmp_path: Path, roomy: None
+) -> None:
     ward: Any = tmp_path / "ward"
     assert ask("init", ward, "--clients", 2, "--port", free_port())[0] == 0 and (ward / "README.md").exists()
     code, out, _ = ask("doctor", ward)
@@ -125,7 +144,11 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
     head = open_project(ward).ledger().head
     assert code == 0 and head in out
     told = {row["client"]: row for row in json.loads(ask("clients", ward, "--json")[1])}
-    assert told[1]["state"] == "banned" and told[1]["why"] == "its disk was stolen" and told[0]["state"] == "welcome"
+    assert (
+        told[1]["state"] == "banned"
+        and told[1]["why"] == "its disk was stolen"
+        and told[0]["state"] == "welcome"
+    )
     assert json.loads(ask("status", ward, "--json")[1])["banned"] == {"1": "its disk was stolen"}
     assert ask("unban", ward, 1)[0] == 0 and ask("enrol", ward, 1)[0] == 0 and ask("leave", ward, 0)[0] == 0
     assert {row["state"] for row in json.loads(ask("clients", ward, "--json")[1])} == {"left", "welcome"}
@@ -151,22 +174,34 @@ def test_the_operators_commands(ask: Callable[..., tuple[int, str, str]], tmp_pa
         assert "federation.address: must be host:port" in ask("status", ward)[2]
 
 
-def test_an_experiment_that_cannot_be_played_leaves_nothing(ask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_an_experiment_that_cannot_be_played_leaves_nothing(
+    ask: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     file = tmp_path / "e.toml"
     file.write_text('attack = "ipm"\n[data]\nclients = 2\n')
     code, _, err = ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)
     assert code == 2 and "played by the simulator only" in err and not (tmp_path / "ward").exists()
     file.write_text("[data]\nclients = 5\n")
-    assert "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]
+    assert (
+        "is for 5 clients, not 2" in ask("init", tmp_path / "ward", "--clients", 2, "--experiment", file)[2]
+    )
 
 
-HOSTILE = "records [/x], \x1b]8;;https://evil.example\x07[link=https://evil.example]click[/link]\x1b[2J \u202e:smile:\ud800"
+HOSTILE = (
+    "records [/x], \x1b]8;;https://evil.example\x07[link=https://evil.example]click[/link]\x1b[2J"
+    " \u202e:smile:\ud800"
+)
 
 
 def test_text_from_outside_is_shown_as_it_is_and_never_obeyed(
-    ask: Callable[..., tuple[int, str, str]], project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: None
+    ask: Callable[..., tuple[int, str, str]],
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    roomy: None,
 ) -> None:
-    """A node names its fields as it likes, and the names end up in strikes, bans and logs: no markup, no link, no terminal sequence."""
+    """A node names its fields as it likes, and the names end up in strikes, bans and logs: no markup, no
+    link, no terminal sequence."""
     ward, ledger = project.path, project.ledger()
     ledger.append("strike", 0, 1, reason=HOSTILE)
     ledger.append("ban", 1, reason=HOSTILE, by="strikes")
@@ -176,12 +211,20 @@ def test_text_from_outside_is_shown_as_it_is_and_never_obeyed(
     (project.logs / "node0.log").write_text(f"\x1b[92mINFO\x1b[0m : {HOSTILE[:-1]}\n")
     monkeypatch.setattr("holdfast.deploy.inspect._disk", lambda project: Check("disk", False, HOSTILE))
     for args, code in {
-        ("clients", ward): 0, ("logs", ward, "node0"): 0, ("doctor", ward): 1, ("status", ward): 0, ("ban", ward, 1): 2,
-        ("leave", ward, 1): 2, ("enrol", ward, 1): 0,
-    }.items():  # fmt: skip
+        ("clients", ward): 0,
+        ("logs", ward, "node0"): 0,
+        ("doctor", ward): 1,
+        ("status", ward): 0,
+        ("ban", ward, 1): 2,
+        ("leave", ward, 1): 2,
+        ("enrol", ward, 1): 0,
+    }.items():
         found, out, err = ask(*args)
         said = out + err
         assert found == code and all(letter.isprintable() for letter in said.replace("\n", "")), (args, said)
         told = "".join(said.split())  # a narrow column is folded
-        assert args[0] == "status" or "[/x],[link=https://evil.example]click[/link]:smile:" in told, (args, said)
+        assert args[0] == "status" or "[/x],[link=https://evil.example]click[/link]:smile:" in told, (
+            args,
+            said,
+        )
     assert ask("logs", ward, "node0")[1].startswith("INFO : records")

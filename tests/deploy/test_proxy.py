@@ -1,4 +1,5 @@
-"""The proxy without sockets: what it forwards, each node's share of a round and of the memory, and what becomes of what it refuses."""
+"""The proxy without sockets: what it forwards, each node's share of a round and of the memory, and what
+becomes of what it refuses."""
 
 from __future__ import annotations
 
@@ -47,22 +48,34 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def make(project: Project, answer: Callable[[httpx.Request], httpx.Response], largest: int = 10**6, **parts: Any) -> Proxy:
+def make(
+    project: Project, answer: Callable[[httpx.Request], httpx.Response], largest: int = 10**6, **parts: Any
+) -> Proxy:
     proxy = Proxy(
-        "https://127.0.0.1:1", ssl.create_default_context(), Keys(project.server / "registered.json"), Rules(largest, 100), **parts
+        "https://127.0.0.1:1",
+        ssl.create_default_context(),
+        Keys(project.server / "registered.json"),
+        Rules(largest, 100),
+        **parts,
     )
 
     def streamed(request: httpx.Request) -> httpx.Response:
         reply = answer(request)
-        return httpx.Response(reply.status_code, headers=reply.headers, stream=httpx.ByteStream(reply.content))
+        return httpx.Response(
+            reply.status_code, headers=reply.headers, stream=httpx.ByteStream(reply.content)
+        )
 
     proxy.client = httpx.AsyncClient(transport=httpx.MockTransport(streamed))
     return proxy
 
 
-def ask(proxy: Proxy, path: str, content: bytes = b"", method: str = "POST", **headers: str) -> httpx.Response:
+def ask(
+    proxy: Proxy, path: str, content: bytes = b"", method: str = "POST", **headers: str
+) -> httpx.Response:
     async def go() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=proxy), base_url="http://door") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=proxy), base_url="http://door"
+        ) as client:
             return await client.request(method, path, content=content, headers=headers)
 
     return asyncio.run(go())
@@ -70,7 +83,9 @@ def ask(proxy: Proxy, path: str, content: bytes = b"", method: str = "POST", **h
 
 def piece(sender: Sender, size: int) -> bytes:
     """A request that pushes an object, of so many bytes."""
-    request = PushObjectRequest(node=Node(node_id=sender.number), run_id=7, object_id=object_id("x"), session_id=SESSION)
+    request = PushObjectRequest(
+        node=Node(node_id=sender.number), run_id=7, object_id=object_id("x"), session_id=SESSION
+    )
     request.object_content = b"x" * (size - len(request.SerializeToString()) - 3)
     body = request.SerializeToString()
     assert len(body) == size
@@ -78,7 +93,9 @@ def piece(sender: Sender, size: int) -> bytes:
 
 
 def beat(sender: Sender) -> bytes:
-    return SendNodeHeartbeatRequest(node=Node(node_id=sender.number), heartbeat_interval=30).SerializeToString()
+    return SendNodeHeartbeatRequest(
+        node=Node(node_id=sender.number), heartbeat_interval=30
+    ).SerializeToString()
 
 
 def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Project) -> None:
@@ -90,9 +107,15 @@ def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Pro
 
     door, sender = make(project, upstream), Sender(project, 0)
     reply = ask(door, HEARTBEAT, beat(sender), **sender.headers(), authorization="mine", connection="x")
-    assert (reply.status_code, reply.content, reply.headers["x-flower"]) == (201, b"pong " + beat(sender), "1")
+    assert (reply.status_code, reply.content, reply.headers["x-flower"]) == (
+        201,
+        b"pong " + beat(sender),
+        "1",
+    )
     assert str(seen[0].url) == f"https://127.0.0.1:1{HEARTBEAT}" and seen[0].content == beat(sender)
-    assert {name: seen[0].headers[name] for name in ("flwr-public-key", "flwr-signature")}.items() <= dict(reply.request.headers).items()
+    assert {name: seen[0].headers[name] for name in ("flwr-public-key", "flwr-signature")}.items() <= dict(
+        reply.request.headers
+    ).items()
     assert "authorization" not in seen[0].headers
     for path in (
         "/v1/control/register",
@@ -103,11 +126,19 @@ def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Pro
         "/v1/fleet/%2e%2e/control/x",
         "/v1//fleet/x",
     ):
-        assert ask(door, path, **sender.headers()).status_code == ask(door, path + "?").status_code == 403, path
-    for wrong in ({}, {**sender.headers(), "flwr-signature": "x"}, {**sender.headers(), "flwr-timestamp": "now"}):
+        assert ask(door, path, **sender.headers()).status_code == ask(door, path + "?").status_code == 403, (
+            path
+        )
+    for wrong in (
+        {},
+        {**sender.headers(), "flwr-signature": "x"},
+        {**sender.headers(), "flwr-timestamp": "now"},
+    ):
         assert ask(door, HEARTBEAT, beat(sender), **wrong).status_code == 401
     assert ask(door, HEARTBEAT, beat(sender), method="GET", **sender.headers()).status_code == 403
-    assert ask(door, HEARTBEAT, beat(Sender(project, 1)), **sender.headers()).status_code == 403  # another node's sign of life
+    assert (
+        ask(door, HEARTBEAT, beat(Sender(project, 1)), **sender.headers()).status_code == 403
+    )  # another node's sign of life
     assert len(seen) == 1
 
 
@@ -117,7 +148,10 @@ def test_half_a_request_goes_no_further_and_a_superlink_that_is_gone_is_said(pro
 
     door, sender = make(project, gone), Sender(project, 0)
     assert ask(door, HEARTBEAT, beat(sender), **sender.headers()).status_code == 502
-    headers = [(name.encode(), value.encode()) for name, value in {**sender.headers(), "content-length": "900"}.items()]
+    headers = [
+        (name.encode(), value.encode())
+        for name, value in {**sender.headers(), "content-length": "900"}.items()
+    ]
     scope = {"type": "http", "method": "POST", "path": PUSH, "query_string": b"", "headers": headers}
     parts = [{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}]
     said: list[dict[str, Any]] = []
@@ -133,10 +167,17 @@ def test_half_a_request_goes_no_further_and_a_superlink_that_is_gone_is_said(pro
 
 
 def test_one_node_has_two_of_the_places_for_large_bodies(project: Project) -> None:
-    door, nodes, waiting = make(project, lambda request: httpx.Response(200)), [Sender(project, 0), Sender(project, 1)], [0, 0]
+    door, nodes, waiting = (
+        make(project, lambda request: httpx.Response(200)),
+        [Sender(project, 0), Sender(project, 1)],
+        [0, 0],
+    )
 
     def scope(client: int, length: int, path: str = PUSH) -> dict[str, Any]:
-        headers = [(name.encode(), value.encode()) for name, value in {**nodes[client].headers(), "content-length": str(length)}.items()]
+        headers = [
+            (name.encode(), value.encode())
+            for name, value in {**nodes[client].headers(), "content-length": str(length)}.items()
+        ]
         return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
 
     async def go() -> list[int]:
@@ -168,14 +209,22 @@ def test_one_node_has_two_of_the_places_for_large_bodies(project: Project) -> No
     assert asyncio.run(go()) == [200]
 
 
-def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """However its key is spelled: the last letter of base64 has bits that nobody reads. The quota is no offence."""
+def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However its key is spelled: the last letter of base64 has bits that nobody reads. The quota is no
+    offence."""
     head, file = project.server / "head.json", project.server / "refusals.jsonl"
-    door = make(project, lambda _: httpx.Response(200), quota=Quota(1500, head), refusals=Refusals(file, head))
+    door = make(
+        project, lambda _: httpx.Response(200), quota=Quota(1500, head), refusals=Refusals(file, head)
+    )
     a, b = Sender(project, 0), Sender(project, 1)
 
     def push(sender: Sender, size: int, spelled: int = 0) -> int:
-        headers, letters = sender.headers(), string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+        headers, letters = (
+            sender.headers(),
+            string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/",
+        )
         key = headers["flwr-public-key"]
         assert key[-1] == "=" != key[-2]
         headers["flwr-public-key"] = key[:-2] + letters[letters.index(key[-2]) + spelled] + "="
@@ -183,11 +232,15 @@ def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(project: P
 
     assert [push(a, 900), push(a, 600, 1), push(a, 300, 2), push(a, 300, 3)] == [200, 200, 413, 413]
     assert capsys.readouterr().err.count("federation.quota") == 1
-    assert ask(door, HEARTBEAT, beat(a), **a.headers()).status_code == 200  # a node that has sent too much is still there
+    assert (
+        ask(door, HEARTBEAT, beat(a), **a.headers()).status_code == 200
+    )  # a node that has sent too much is still there
     assert [push(b, 1000), push(b, 500)] == [200, 200]
     head.write_text(json.dumps({"round": 1}))  # a round is committed
     assert push(a, 1000) == push(b, 1000) == 200
-    assert [(json.loads(line)["kind"], json.loads(line)["strike"]) for line in file.read_text().splitlines()] == [("quota", False)]
+    assert [
+        (json.loads(line)["kind"], json.loads(line)["strike"]) for line in file.read_text().splitlines()
+    ] == [("quota", False)]
 
 
 # ---- rules
@@ -200,14 +253,21 @@ def test_a_reply_as_flower_writes_it_is_taken() -> None:
     letter.metadata.__dict__["_message_id"] = object_id("letter")
     node = Known("f" * 64, 1000, b"", None)  # type: ignore[arg-type]
     rules = Rules(10**6, 100)
-    rules.take_note(PULL, None, PullMessagesResponse(messages_list=[message_to_proto(letter)]).SerializeToString(), node)
+    rules.take_note(
+        PULL, None, PullMessagesResponse(messages_list=[message_to_proto(letter)]).SerializeToString(), node
+    )
     same = ConfigRecord({"x": 1})
     reply = Message(RecordDict({"a": same, "b": same, "post": letter.content["post"]}), reply_to=letter)
     reply.metadata.__dict__["_message_id"] = reply.object_id
     tree = get_object_tree(reply)
     proto = message_to_proto(reply)
     proto.content.Clear()
-    body = PushMessagesRequest(node=Node(node_id=1000), messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.1])
+    body = PushMessagesRequest(
+        node=Node(node_id=1000),
+        messages_list=[proto],
+        message_object_trees=[tree],
+        clientapp_runtime_list=[0.1],
+    )
     for _ in range(4):  # a receipt may be lost
         rules.take_note(ANNOUNCE, rules.check(ANNOUNCE, body.SerializeToString(), node), b"", node)
     with pytest.raises(Refused, match="more than once") as again:
@@ -229,20 +289,30 @@ def chain(depth: int) -> ObjectTree:
         (chain(90), "nested too deeply"),
         (ObjectTree(object_id=object_id(0), children=[chain(1), chain(1)]), "one object twice"),
         (ObjectTree(object_id=object_id(1), children=[ObjectTree(object_id="g" * 64)]), "without an id"),
-        (ObjectTree(object_id=object_id(1), children=[ObjectTree(object_id=object_id(i)) for i in range(1100)]), "more than 100 objects"),
+        (
+            ObjectTree(
+                object_id=object_id(1), children=[ObjectTree(object_id=object_id(i)) for i in range(1100)]
+            ),
+            "more than 100 objects",
+        ),
     ],
 )
-def test_a_tree_of_objects_that_flower_never_makes_is_refused(tree: ObjectTree, words: str, project: Project) -> None:
+def test_a_tree_of_objects_that_flower_never_makes_is_refused(
+    tree: ObjectTree, words: str, project: Project
+) -> None:
     sender = Sender(project, 0)
     request = sender.reply(message_id=tree.object_id)
     request.message_object_trees[0].CopyFrom(tree)
     with pytest.raises(Refused, match=words) as no:
-        Rules(10**6, 100).check(ANNOUNCE, request.SerializeToString(), Known("f" * 64, sender.number, b"", None))  # type: ignore[arg-type]
+        Rules(10**6, 100).check(
+            ANNOUNCE, request.SerializeToString(), Known("f" * 64, sender.number, b"", None)
+        )  # type: ignore[arg-type]
     assert no.value.offence == ("more than" in words)
 
 
 def test_letters_that_were_never_sent_are_answered_twice_at_most(project: Project) -> None:
-    """A proxy that was started again has not seen the last ones; after that, and not in the name of another key, nothing is taken."""
+    """A proxy that was started again has not seen the last ones; after that, and not in the name of another
+    key, nothing is taken."""
     sender, rules = Sender(project, 0), Rules(10**6, 100)
     node = Known("f" * 64, sender.number, b"", None)  # type: ignore[arg-type]
     for word in ("one", "two"):
@@ -253,7 +323,12 @@ def test_letters_that_were_never_sent_are_answered_twice_at_most(project: Projec
 
 def test_sizes_are_checked_before_anything_is_read() -> None:
     rules = Rules(10**6, 1000)
-    for path, size, offence in ((ANNOUNCE, 3_400_000, True), (PUSH, 17_000_000, True), (PUSH, 1_000_001, False), (PULL, 20_000, False)):
+    for path, size, offence in (
+        (ANNOUNCE, 3_400_000, True),
+        (PUSH, 17_000_000, True),
+        (PUSH, 1_000_001, False),
+        (PULL, 20_000, False),
+    ):
         with pytest.raises(Refused) as no:
             rules.check_size(path, size)
         assert (no.value.status, no.value.offence) == (413, offence)
@@ -267,18 +342,25 @@ def test_sizes_are_checked_before_anything_is_read() -> None:
 def test_an_offence_is_a_strike_once_in_a_round_and_three_are_a_ban(project: Project) -> None:
     ledger, head, file = project.ledger(), project.server / "head.json", project.server / "refusals.jsonl"
     ledger.append("start")
-    noted, names = Refusals(file, head), {c: Enrolment.of(ledger.entries).members[c].fingerprint for c in range(2)}
+    noted, names = (
+        Refusals(file, head),
+        {c: Enrolment.of(ledger.entries).members[c].fingerprint for c in range(2)},
+    )
     reader = ProxyStrikes(file)
     reader.carry(ledger)
     for _ in range(3):
-        noted.note(names[1], "name", "sent a message in the name of node 7", "/v1/fleet/push-messages\x1b[31m", True)
+        noted.note(
+            names[1], "name", "sent a message in the name of node 7", "/v1/fleet/push-messages\x1b[31m", True
+        )
     noted.note(names[1], "order", "sent a message that is no reply", ANNOUNCE, True)
     noted.note(names[0], "quota", "has sent all", PUSH, False)
     noted.note("0" * 64, "name", "nobody", PUSH, True)
     with open(file, "a") as torn:
         torn.write("no json\n[]\n{}\n" + '{"half')
     reader.carry(ledger)
-    strikes = [(entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")]
+    strikes = [
+        (entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")
+    ]
     assert strikes == [(1, 1, "name", "proxy"), (1, 1, "order", "proxy")]
     assert "\x1b" not in file.read_text()
     reader.carry(ledger)
@@ -300,7 +382,9 @@ def test_an_offence_is_a_strike_once_in_a_round_and_three_are_a_ban(project: Pro
     assert ban.client == 1 and ban.what["by"] == "strikes" and "in the name of node 8" in ban.what["reason"]
 
 
-def test_the_file_of_refusals_does_not_grow_for_ever(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_refusals_does_not_grow_for_ever(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.deploy.refusals._FULL", 1000)
     file, ledger = project.server / "refusals.jsonl", project.ledger()
     noted, reader = Refusals(file, None), ProxyStrikes(file)

@@ -1,4 +1,5 @@
-"""The real proxy, with TLS, in front of a tiny SuperLink: strangers that say nothing or speak slowly, nodes that say what they may not."""
+"""The real proxy, with TLS, in front of a tiny SuperLink: strangers that say nothing or speak slowly, nodes
+that say what they may not."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from holdfast.core.files import parse_json  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init  # noqa: E402
-from tests.deploy.fleet_senders import SESSION, Sender, TinyLink, object_id, proxy_process, register  # noqa: E402
+from tests.deploy.fleet_senders import (
+    SESSION,
+    Sender,
+    TinyLink,
+    object_id,
+    proxy_process,
+    register,
+)  # noqa: E402
 
 QUICK = {"handshake": 1.5, "header": 1.5, "grace": 1.5, "body": 3, "rate": 100_000}
 """Seconds, so that a test can wait for them."""
@@ -73,8 +81,11 @@ def answered_in(project: Project, address: str, client: int = 0) -> float:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_strangers_that_wait_keep_nobody_out_and_are_closed(ward: tuple[Project, TinyLink, str], tls: bool) -> None:
-    """300 that say nothing; with TLS a third each says nothing, half a header, and a header letter by letter."""
+def test_strangers_that_wait_keep_nobody_out_and_are_closed(
+    ward: tuple[Project, TinyLink, str], tls: bool
+) -> None:
+    """300 that say nothing; with TLS a third each says nothing, half a header, and a header letter by
+    letter."""
     project, _, address = ward
     soon = 2 + 3 * answered_in(project, address)
     strangers = [connect(address, project if tls else None) for _ in range(300)]
@@ -95,7 +106,9 @@ def test_strangers_that_wait_keep_nobody_out_and_are_closed(ward: tuple[Project,
     assert all(is_closed(stranger) for stranger in strangers)
 
 
-def test_a_stranger_with_a_large_body_is_answered_before_it_is_read(ward: tuple[Project, TinyLink, str], tmp_path: Path) -> None:
+def test_a_stranger_with_a_large_body_is_answered_before_it_is_read(
+    ward: tuple[Project, TinyLink, str], tmp_path: Path
+) -> None:
     """And so is one with a key that nobody registered, or with an old signature."""
     project, link, address = ward
     make_node_key(tmp_path, "stranger")
@@ -106,17 +119,31 @@ def test_a_stranger_with_a_large_body_is_answered_before_it_is_read(ward: tuple[
         {**Sender(project, 0).headers(), "flwr-timestamp": "2020-01-01T00:00:00+00:00"},
     ]
     for headers in keys:
-        for path, status in (("push-object", 401), ("activate-node", 412), ("register-node", 412), ("../control/start-run", 403)):
+        for path, status in (
+            ("push-object", 401),
+            ("activate-node", 412),
+            ("register-node", 412),
+            ("../control/start-run", 403),
+        ):
             with connect(address, project) as stranger:
-                head = "".join(f"{name}: {value}\r\n" for name, value in {"host": "x", "content-length": "5000000", **headers}.items())
-                stranger.sendall(f"POST {'/v1/fleet/' if '..' not in path else '/v1'}{path.strip('.')} HTTP/1.1\r\n{head}\r\n".encode())
+                head = "".join(
+                    f"{name}: {value}\r\n"
+                    for name, value in {"host": "x", "content-length": "5000000", **headers}.items()
+                )
+                stranger.sendall(
+                    f"POST {'/v1/fleet/' if '..' not in path else '/v1'}{path.strip('.')}"
+                    f" HTTP/1.1\r\n{head}\r\n".encode()
+                )
                 stranger.settimeout(5)
                 assert stranger.recv(1000).startswith(f"HTTP/1.1 {status} ".encode()), path
     assert len(link.seen) == before
 
 
 def head_of(sender: Sender, path: str, length: int) -> bytes:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in {"host": "x", "content-length": str(length), **sender.headers()}.items())
+    lines = "".join(
+        f"{name}: {value}\r\n"
+        for name, value in {"host": "x", "content-length": str(length), **sender.headers()}.items()
+    )
     return f"POST /v1/fleet/{path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
@@ -126,7 +153,9 @@ def test_a_node_that_sends_or_reads_slowly_holds_up_no_other(ward: tuple[Project
     soon = 2 + 3 * answered_in(project, address)
     link.large = 20_000_000
     slow = Sender(project, 1, address)
-    pull = PullObjectRequest(node=Node(node_id=slow.number), run_id=7, object_id=object_id("x")).SerializeToString()
+    pull = PullObjectRequest(
+        node=Node(node_id=slow.number), run_id=7, object_id=object_id("x")
+    ).SerializeToString()
     bodies = [connect(address, project) for _ in range(6)]
     for body in bodies:
         body.sendall(head_of(slow, "push-object", 5_000_000))
@@ -159,13 +188,20 @@ def arrived(reader: socket.socket) -> int:
 
 def pushed(sender: Sender, size: int) -> int:
     content = PushObjectRequest(
-        node=Node(node_id=sender.number), run_id=7, object_id=object_id("x"), session_id=SESSION, object_content=b"x" * size
+        node=Node(node_id=sender.number),
+        run_id=7,
+        object_id=object_id("x"),
+        session_id=SESSION,
+        object_content=b"x" * size,
     )
     return sender.post("/v1/fleet/push-object", content.SerializeToString()).status_code
 
 
-def test_nodes_are_not_counted_as_strangers_and_a_node_has_only_its_own_connections(ward: tuple[Project, TinyLink, str]) -> None:
-    """Sixteen connections of each of three nodes at one address stay open beside 200 of strangers; the seventeenth ends a node's first."""
+def test_nodes_are_not_counted_as_strangers_and_a_node_has_only_its_own_connections(
+    ward: tuple[Project, TinyLink, str],
+) -> None:
+    """Sixteen connections of each of three nodes at one address stay open beside 200 of strangers; the
+    seventeenth ends a node's first."""
     project, _, address = ward
     pull = {c: Sender(project, c) for c in range(3)}
     held: dict[int, list[socket.socket]] = {0: [], 1: [], 2: []}
@@ -180,7 +216,11 @@ def test_nodes_are_not_counted_as_strangers_and_a_node_has_only_its_own_connecti
             own.append(connect(address, project))
             assert ask(own[-1], client).startswith(b"HTTP/1.1 200")
     strangers = [connect(address, project) for _ in range(200)]
-    assert all(ask(connection, client).startswith(b"HTTP/1.1 200") for client, own in held.items() for connection in own)
+    assert all(
+        ask(connection, client).startswith(b"HTTP/1.1 200")
+        for client, own in held.items()
+        for connection in own
+    )
     more = connect(address, project)
     assert ask(more, 2).startswith(b"HTTP/1.1 200")
     assert [is_closed(connection) for connection in held[2]] == [True] + [False] * 15
@@ -216,23 +256,46 @@ def test_only_replies_of_the_sender_itself_are_forwarded(ward: tuple[Project, Ti
     assert sender.post(path, other.SerializeToString()).status_code == 403
     assert sender.post(path, b"\xff\xff").status_code == 400
     register_self = RegisterNodeFleetRequest(public_key=b"x").SerializeToString()
-    for forbidden in ("/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/control/start-run", "/v1/fleet/push-messages?x=1"):
+    for forbidden in (
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/control/start-run",
+        "/v1/fleet/push-messages?x=1",
+    ):
         assert sender.post(forbidden, register_self).status_code == 403
     packed = httpx.post(
-        f"https://{address}{path}", content=b"x", headers={**sender.headers(), "content-encoding": "gzip"}, verify=sender.context
+        f"https://{address}{path}",
+        content=b"x",
+        headers={**sender.headers(), "content-encoding": "gzip"},
+        verify=sender.context,
     )
     assert packed.status_code == 411 and pushed(sender, 16_000_001) == 413
     assert len(link.seen) == before
     noted = [parse_json(line) for line in (project.server / "refusals.jsonl").read_text().splitlines()]
     strikes = {line["kind"]: line["strike"] for line in noted}
-    assert strikes == {"name": True, "order": True, "objects": True, "object": True, "path": True, "form": False, "many": False}
+    assert strikes == {
+        "name": True,
+        "order": True,
+        "objects": True,
+        "object": True,
+        "path": True,
+        "form": False,
+        "many": False,
+    }
     assert len(noted) == len(strikes)  # each once in a round
     good = sender.reply(objects=1000).SerializeToString()
     assert sender.post(path, good).status_code == 200 and link.seen[-1] == (path, good)
     again = sender.reply(objects=2)
-    again.messages_list[0].metadata.message_id = again.message_object_trees[0].object_id = object_id("a second one")
+    again.messages_list[0].metadata.message_id = again.message_object_trees[0].object_id = object_id(
+        "a second one"
+    )
     assert sender.post(path, again.SerializeToString()).status_code == 409
-    assert sender.post(path, sender.reply(reply_to_message_id=object_id("a letter of before")).SerializeToString()).status_code == 200
+    assert (
+        sender.post(
+            path, sender.reply(reply_to_message_id=object_id("a letter of before")).SerializeToString()
+        ).status_code
+        == 200
+    )
     assert not parse_json((project.server / "refusals.jsonl").read_text().splitlines()[-1])["strike"]
 
 
@@ -250,7 +313,9 @@ def test_a_key_is_let_in_when_it_is_registered_and_no_longer_when_it_is_not(tmp_
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(10) == 0
         with proxy_process(project, link.address, port=port):
-            assert sender.post("/v1/fleet/push-messages", sender.reply().SerializeToString()).status_code == 200  # to a letter of before
+            assert (
+                sender.post("/v1/fleet/push-messages", sender.reply().SerializeToString()).status_code == 200
+            )  # to a letter of before
             (project.server / "registered.json").write_text("{}")
             with pytest.raises(httpx.HTTPStatusError, match="401"):
                 sender.pull()

@@ -22,7 +22,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  
 
 from holdfast.core.types import Field  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
-from holdfast.deploy.replies import Malformed, NeverComes, NotProven, NotThere, Reply, ReplyLimits  # noqa: E402
+from holdfast.deploy.replies import (
+    Malformed,
+    NeverComes,
+    NotProven,
+    NotThere,
+    Reply,
+    ReplyLimits,
+)  # noqa: E402
 from tests.deploy.local_grid import be_server  # noqa: E402
 
 Objects = dict[str, bytes]
@@ -67,7 +74,12 @@ def around(objects: Objects, field: str) -> str:
     record = put(objects, "ArrayRecord", [field], json.dumps({"update": field}).encode())
     envelope = ConfigRecord({"nonce": "n"})
     objects[envelope.object_id] = envelope.deflate()
-    table = put(objects, "RecordDict", [record, envelope.object_id], json.dumps({"fields": record, "post": envelope.object_id}).encode())
+    table = put(
+        objects,
+        "RecordDict",
+        [record, envelope.object_id],
+        json.dumps({"fields": record, "post": envelope.object_id}).encode(),
+    )
     return put(objects, "Message", [table], b"")
 
 
@@ -90,7 +102,10 @@ def test_what_an_honest_client_sends_is_within_the_limits_of_its_schema() -> Non
     """Small fields, one of several chunks, one whose chunks are all equal, one without numbers."""
     shapes = {"update": (4_000_000,), "zeros": (3_000_000,), "count": (), "none": (0,)}
     schema = {name: Field("scalar", shape) for name, shape in shapes.items()}
-    sent = {name: torch.rand(1, *shape) if name != "zeros" else torch.zeros(1, *shape) for name, shape in shapes.items()}
+    sent = {
+        name: torch.rand(1, *shape) if name != "zeros" else torch.zeros(1, *shape)
+        for name, shape in shapes.items()
+    }
     content = wire.pack_fields(sent)
     content["post"] = ConfigRecord({"nonce": "n", "signature": "0" * 210})
     objects, name = written(content)
@@ -175,7 +190,17 @@ def head_without_end(objects: Objects) -> str:
 
 @pytest.mark.parametrize(
     "build",
-    [nested, large_beside, not_its_digest, no_digest, places_outside, places_no_numbers, deep_json, another_class, head_without_end],
+    [
+        nested,
+        large_beside,
+        not_its_digest,
+        no_digest,
+        places_outside,
+        places_no_numbers,
+        deep_json,
+        another_class,
+        head_without_end,
+    ],
 )
 def test_what_is_not_a_reply_is_malformed_and_nothing_else(build: Callable[[Objects], str]) -> None:
     objects: Objects = {}
@@ -186,7 +211,12 @@ def test_what_is_not_a_reply_is_malformed_and_nothing_else(build: Callable[[Obje
 
 
 def test_the_envelope_comes_first_and_nothing_else_is_fetched_before_it_is_proven() -> None:
-    content = RecordDict({"fields": ArrayRecord({"update": Array(np.random.rand(2_000_000))}), "post": ConfigRecord({"nonce": "n"})})
+    content = RecordDict(
+        {
+            "fields": ArrayRecord({"update": Array(np.random.rand(2_000_000))}),
+            "post": ConfigRecord({"nonce": "n"}),
+        }
+    )
     objects, name = written(content)
     store = Store(objects)
 
@@ -199,7 +229,9 @@ def test_the_envelope_comes_first_and_nothing_else_is_fetched_before_it_is_prove
     assert store.fetched < 2_000
 
 
-@pytest.mark.parametrize("table", [b"[]", b'{"post": 5}', b'{"fields": "x"}', b"[" * 30_000, b"\xff", b"x" * 70_000])
+@pytest.mark.parametrize(
+    "table", [b"[]", b'{"post": 5}', b'{"fields": "x"}', b"[" * 30_000, b"\xff", b"x" * 70_000]
+)
 def test_an_envelope_that_cannot_be_found_proves_nothing(table: bytes) -> None:
     objects: Objects = {}
     name = put(objects, "Message", [put(objects, "RecordDict", [], table)], b"")
@@ -224,28 +256,56 @@ def test_a_piece_that_comes_later_is_waited_for_and_the_others_are_not_fetched_a
         Reply(store, name, LIMITS).read()
 
 
-KINDS = ["Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array", "ArrayChunk", "Nothing", ""]
+KINDS = [
+    "Message",
+    "RecordDict",
+    "ArrayRecord",
+    "ConfigRecord",
+    "MetricRecord",
+    "Array",
+    "ArrayChunk",
+    "Nothing",
+    "",
+]
 BODIES = st.one_of(
     st.binary(max_size=40),
-    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
-    .map(lambda value: json.dumps({"arraychunk_ids": value, "dtype": "f", "shape": value, "stype": "s"}).encode()),
-)  # fmt: skip
-PIECES = st.lists(st.tuples(st.sampled_from(KINDS), BODIES, st.lists(st.integers(0, 9), max_size=4), st.booleans()), min_size=1, max_size=8)
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=5,
+    ).map(
+        lambda value: json.dumps(
+            {"arraychunk_ids": value, "dtype": "f", "shape": value, "stype": "s"}
+        ).encode()
+    ),
+)
+PIECES = st.lists(
+    st.tuples(st.sampled_from(KINDS), BODIES, st.lists(st.integers(0, 9), max_size=4), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
 
 
-UNREADABLE_ENVELOPE = [("ConfigRecord", b"", [], True), ("Message", b"", [0], True), ("Message", b"", [1], False)]
+UNREADABLE_ENVELOPE = [
+    ("ConfigRecord", b"", [], True),
+    ("Message", b"", [0], True),
+    ("Message", b"", [1], False),
+]
 
 
 @given(pieces=PIECES, cut=st.integers(0, 60))
 @example(pieces=UNREADABLE_ENVELOPE, cut=60)
 @settings(max_examples=150, deadline=None)
 def test_no_reply_is_a_traceback(pieces: list[tuple[str, bytes, list[int], bool]], cut: int) -> None:
-    """Objects of any kind, with any content, of which some name the ids of their children in their bodies; one is cut short."""
+    """Objects of any kind, with any content, of which some name the ids of their children in their bodies;
+    one is cut short."""
     objects: Objects = {}
     names: list[str] = []
     for kind, body, chosen, named in pieces:
         children = [names[place] for place in chosen if place < len(names)]
-        said = json.dumps({("post" if place == 0 else f"f{place}"): child for place, child in enumerate(children)}).encode()
+        said = json.dumps(
+            {("post" if place == 0 else f"f{place}"): child for place, child in enumerate(children)}
+        ).encode()
         names.append(put(objects, kind, children, said if named else body))
     if cut < len(names):
         objects[names[cut]] = objects[names[cut]][: cut + 3]

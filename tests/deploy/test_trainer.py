@@ -1,4 +1,5 @@
-"""The resident trainer: frames that come out as they went in, and a process that gives the same bits as none."""
+"""The resident trainer: frames that come out as they went in, and a process that gives the same bits as
+none."""
 
 from __future__ import annotations
 
@@ -26,17 +27,30 @@ from tests.deploy.worlds import assert_same_runs, simulate, write_config  # noqa
 
 def test_frames_come_out_as_they_went_in() -> None:
     here, there = socket.socketpair()
-    arrays = {"a": Array(np.arange(6.0).reshape(2, 3)), "none": Array(np.zeros((0, 4))), "b": Array(np.array(7))}
-    content = RecordDict({"header": ConfigRecord({"run": "x", "pick": [0, -1], "rehearsal": False}), "bank": ArrayRecord(arrays)})
+    arrays = {
+        "a": Array(np.arange(6.0).reshape(2, 3)),
+        "none": Array(np.zeros((0, 4))),
+        "b": Array(np.array(7)),
+    }
+    content = RecordDict(
+        {
+            "header": ConfigRecord({"run": "x", "pick": [0, -1], "rehearsal": False}),
+            "bank": ArrayRecord(arrays),
+        }
+    )
     sender = threading.Thread(target=trainer._send, args=(here, {"attempt": "3"}, content))
     sender.start()
     about, got = trainer._receive(there)
     sender.join()
     assert about == {"attempt": "3"} and dict(got["header"]) == dict(content["header"])
-    assert {name: array.data for name, array in got["bank"].items()} == {name: array.data for name, array in arrays.items()}
+    assert {name: array.data for name, array in got["bank"].items()} == {
+        name: array.data for name, array in arrays.items()
+    }
 
 
-@pytest.mark.parametrize("frame", [b"", b"x" * 16, b"\xff" * 16 + b"{}", (4).to_bytes(8, "little") + bytes(8) + b"nope"])
+@pytest.mark.parametrize(
+    "frame", [b"", b"x" * 16, b"\xff" * 16 + b"{}", (4).to_bytes(8, "little") + bytes(8) + b"nope"]
+)
 def test_what_is_no_frame_is_refused(frame: bytes) -> None:
     here, there = socket.socketpair()
     here.sendall(frame)

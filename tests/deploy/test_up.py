@@ -1,4 +1,5 @@
-"""A federation with real processes: TLS, keys and the proxy; nodes that cheat, processes that are killed, strangers at the door."""
+"""A federation with real processes: TLS, keys and the proxy; nodes that cheat, processes that are killed,
+strangers at the door."""
 
 from __future__ import annotations
 
@@ -52,19 +53,26 @@ threads = 1
 PATIENT = 1500.0  # seconds: a busy machine needs minutes for what an idle one does in one
 
 
-def found(folder: Path, clients: int = 3, rounds: int = 2, method: str = "fedavg", **settings: Any) -> Project:
+def found(
+    folder: Path, clients: int = 3, rounds: int = 2, method: str = "fedavg", **settings: Any
+) -> Project:
     experiment = folder / "experiment.toml"
     experiment.write_text(EXPERIMENT.format(clients=clients, rounds=rounds, method=method))
     project = init(folder / "ward", clients, port=free_port(), experiment=experiment)
     lines = (project.path / "federation.toml").read_text().splitlines()
     wanted = {"deadline": 120.0, "quorum": 0.0, **settings}
     kept = [line for line in lines if line.partition(" =")[0] not in wanted]
-    (project.path / "federation.toml").write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in wanted.items())]) + "\n")
+    (project.path / "federation.toml").write_text(
+        "\n".join([*kept, *(f"{key} = {value}" for key, value in wanted.items())]) + "\n"
+    )
     return open_project(project.path)
 
 
-def play(project: Project, cheats: dict[int, str] | None = None, disturb: Callable[[Up, str], None] | None = None) -> tuple[Up, list[str]]:
-    """Play to the end. `cheats` are lines of Python that change `content`, what a node replies; `disturb` sees every line said."""
+def play(
+    project: Project, cheats: dict[int, str] | None = None, disturb: Callable[[Up, str], None] | None = None
+) -> tuple[Up, list[str]]:
+    """Play to the end. `cheats` are lines of Python that change `content`, what a node replies; `disturb`
+    sees every line said."""
     said: list[str] = []
     running: list[Up] = []
 
@@ -92,9 +100,10 @@ def cheat(project: Project, client: int, code: str) -> str:
     folder.mkdir(exist_ok=True)
     body = "\n".join(f"        {line}" for line in code.splitlines())
     (folder / "sitecustomize.py").write_text(
-        "import numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict\n"
-        "honest = post.answer\ndef answer(content, message):\n    if message.metadata.message_type == 'train':\n"
-        f"        fields = content['fields']\n{body}\n    return honest(content, message)\npost.answer = answer\n"
+        "import numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app import Array,"
+        " ArrayRecord, ConfigRecord, RecordDict\nhonest = post.answer\ndef answer(content, message):\n    if"
+        f" message.metadata.message_type == 'train':\n        fields = content['fields']\n{body}\n    return"
+        " honest(content, message)\npost.answer = answer\n"
     )
     return str(folder)
 
@@ -115,7 +124,11 @@ def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> 
     up, said = play(project, {1: "fields['update'] = Array(-20 * fields['update'].numpy())"})
     ledger = project.ledger()
     (ban,) = ledger.of("ban")
-    assert ban.client == 1 and ban.what["by"] == "method" and any(line.startswith("client 1 is banned") for line in said)
+    assert (
+        ban.client == 1
+        and ban.what["by"] == "method"
+        and any(line.startswith("client 1 is banned") for line in said)
+    )
     rounds = ledger.of("round")
     after = [entry.what["took_part"] for entry in rounds if (entry.round or 0) > (ban.round or 0)]
     assert after and all(1 not in took_part for took_part in after) and after[-1] == [0, 2, 3]
@@ -132,23 +145,38 @@ def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> 
 
 def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
     project = found(tmp_path, clients=5, rounds=2, strikes=1)
-    lying = "a = fields['update']\nfields['update'] = Array(dtype='float32', shape=(3,), stype=a.stype, data=a.data[:200])"
-    play(project, {
-        1: "fields['update'] = Array(np.full_like(fields['update'].numpy(), np.nan))",
-        2: "fields['update'] = Array(np.zeros(7, dtype=np.float32))",
-        3: lying,
-        4: "content['more'] = ConfigRecord({'x': 1})",
-    })  # fmt: skip
+    lying = (
+        "a = fields['update']\nfields['update'] = Array(dtype='float32', shape=(3,), stype=a.stype,"
+        " data=a.data[:200])"
+    )
+    play(
+        project,
+        {
+            1: "fields['update'] = Array(np.full_like(fields['update'].numpy(), np.nan))",
+            2: "fields['update'] = Array(np.zeros(7, dtype=np.float32))",
+            3: lying,
+            4: "content['more'] = ConfigRecord({'x': 1})",
+        },
+    )
     reasons = {entry.client: entry.what["reason"] for entry in project.ledger().of("strike")}
     assert reasons.keys() == {1, 2, 3, 4}
-    assert "not finite" in reasons[1] and "shape (7,)" in reasons[2] and "bytes" in reasons[3] and "records" in reasons[4]
+    assert (
+        "not finite" in reasons[1]
+        and "shape (7,)" in reasons[2]
+        and "bytes" in reasons[3]
+        and "records" in reasons[4]
+    )
     assert Enrolment.of(project.ledger().entries).banned.keys() == {1, 2, 3, 4}
     assert project.ledger().of("round")[-1].what["took_part"] == [0]
 
 
 def working(up: Up) -> int:
     """The SuperExec of a node, in the middle of a message."""
-    own = {process.pid for name, process in up.processes.started.items() if name.removeprefix("superexec").isdigit()}
+    own = {
+        process.pid
+        for name, process in up.processes.started.items()
+        if name.removeprefix("superexec").isdigit()
+    }
     end = time.monotonic() + 240
     while time.monotonic() < end:
         for pid in up.processes.alive():
@@ -172,7 +200,11 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
         if line.startswith("round 1:") and not killed:
             time.sleep(3)  # into the next round
             if victim == "serverapp":
-                pids = [pid for pid in up.processes.alive() if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+                pids = [
+                    pid
+                    for pid in up.processes.alive()
+                    if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                ]
             elif victim == "superexec of a node":
                 pids = [working(up)]
             else:
@@ -190,7 +222,8 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
 
 
 def test_strangers_are_refused(tmp_path: Path) -> None:
-    """No key, a key that nobody registered, another authority; and somebody who tries to register himself through the proxy."""
+    """No key, a key that nobody registered, another authority; and somebody who tries to register himself
+    through the proxy."""
     project, other = found(tmp_path, clients=1), init(tmp_path / "other", 1, port=free_port())
     stranger = tmp_path / "stranger"
     stranger.mkdir()
@@ -203,7 +236,9 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         name = f"stranger{len(up.processes.started)}"
         up.processes.start(name, "flower-supernode", "--superlink", address, *own, *options)
         end = time.monotonic() + 240
-        while words not in (project.logs / f"{name}.log").read_text(errors="replace") and time.monotonic() < end:
+        while (
+            words not in (project.logs / f"{name}.log").read_text(errors="replace") and time.monotonic() < end
+        ):
             time.sleep(0.5)
         return words in (project.logs / f"{name}.log").read_text(errors="replace")
 
@@ -211,17 +246,27 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         known = ["--root-certificates", str(authority)]
         assert is_told("[code: 2001]", *known)
         assert is_told("[code: 2004]", *known, "--auth-supernode-private-key", str(stranger / "key"))
-        foreign = ["--root-certificates", str(other.server / "ca.pem"), "--auth-supernode-private-key", str(project.node(0) / "key")]
+        foreign = [
+            "--root-certificates",
+            str(other.server / "ca.pem"),
+            "--auth-supernode-private-key",
+            str(project.node(0) / "key"),
+        ]
         assert is_told("could not establish a connection", *foreign)
         context = ssl.create_default_context(cafile=authority)
         for path in ("/v1/control/register-node", "/v1/control/start-run", "/openapi.json", "/v1/runtime/x"):
             assert httpx.post(f"https://{address}{path}", verify=context, timeout=60).status_code == 403
         nodes = up.processes.flwr("supernode", "list", "link")["nodes"]
-        assert [node["status"] for node in nodes] == ["registered"]  # the one that was enrolled, and it has not come
+        assert [node["status"] for node in nodes] == [
+            "registered"
+        ]  # the one that was enrolled, and it has not come
         with socket.socket() as probe:  # the SuperLink itself is not reachable from outside this machine
             assert probe.connect_ex(("127.0.0.1", up.port)) == 0
-        assert any(b"--host\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid, _ in _environments()
-                   if pid == up.processes.started["superlink"].pid)  # fmt: skip
+        assert any(
+            b"--host\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            for pid, _ in _environments()
+            if pid == up.processes.started["superlink"].pid
+        )
 
 
 def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
@@ -229,7 +274,12 @@ def test_the_whole_way_of_an_operator(tmp_path: Path) -> None:
     ward = tmp_path / "ward"
 
     def holdfast(*args: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "holdfast.cli", "federation", *args], capture_output=True, text=True, timeout=PATIENT)
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", "federation", *args],
+            capture_output=True,
+            text=True,
+            timeout=PATIENT,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -17,17 +17,25 @@ from holdfast.core.types import Exchange, Field  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.messaging import Malformed  # noqa: E402
 
-HEADER = wire.Header(run="run-1", task="train", round=3, step=1, rehearsal=False, committed=2, threads=1, world="abc")
+HEADER = wire.Header(
+    run="run-1", task="train", round=3, step=1, rehearsal=False, committed=2, threads=1, world="abc"
+)
 SCHEMA = {
-    "update": Field("update", (4,)), "buffers": Field("buffer", (0,)), "count": Field("count"),
+    "update": Field("update", (4,)),
+    "buffers": Field("buffer", (0,)),
+    "count": Field("count"),
     "loss": Field("score", dtype=torch.float64),
-}  # fmt: skip
+}
 BANK = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 7
 
 
 def exchange(pick: list[list[int]]) -> Exchange:
     n = len(pick)
-    extra = {"selected": torch.arange(n) % 2 == 0, "weights": torch.rand(n, 2, 2, dtype=torch.float64), "counts": torch.arange(n)}
+    extra = {
+        "selected": torch.arange(n) % 2 == 0,
+        "weights": torch.rand(n, 2, 2, dtype=torch.float64),
+        "counts": torch.arange(n),
+    }
     return Exchange("train", torch.arange(n) * 5, BANK, torch.tensor(pick).reshape(n, -1), extra, step=1)
 
 
@@ -58,11 +66,16 @@ def test_each_client_gets_its_own_models_and_rows(pick: list[list[int]]) -> None
         assert len(content["bank"]) == bool(distinct)
         assert len(got.bank) == max(1, len(distinct))  # nobody else's models travel
         for name, value in whole.extra.items():
-            assert torch.equal(got.extra[name], value[place : place + 1]) and got.extra[name].dtype == value.dtype
+            assert (
+                torch.equal(got.extra[name], value[place : place + 1])
+                and got.extra[name].dtype == value.dtype
+            )
 
 
 def test_a_request_without_models() -> None:
-    whole = Exchange("ask", torch.tensor([4]), torch.zeros(0, 0), torch.zeros(1, 0, dtype=torch.int64), {}, step=0)
+    whole = Exchange(
+        "ask", torch.tensor([4]), torch.zeros(0, 0), torch.zeros(1, 0, dtype=torch.int64), {}, step=0
+    )
     got = read(wire.pack_exchange(whole, 0, HEADER), 4)
     assert got.pick.shape == (1, 0) and got.bank.shape == (0, 4)
 
@@ -76,12 +89,29 @@ def spoil_header(**changes: object) -> RecordDict:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"run": "../elsewhere"}, {"run": ""}, {"run": ".."}, {"run": "a/b"}, {"run": "x" * 200}, {"task": "os.system"}, {"task": ""},
-        {"round": "3"}, {"round": 3.0}, {"round": 2}, {"step": -1},
-        {"committed": -1}, {"committed": 3}, {"threads": 0}, {"world": 1}, {"more": 1},
-        {"pick": [1]}, {"pick": [-2]}, {"pick": [0.0]}, {"pick": 0}, {"pick": []},
+        {"run": "../elsewhere"},
+        {"run": ""},
+        {"run": ".."},
+        {"run": "a/b"},
+        {"run": "x" * 200},
+        {"task": "os.system"},
+        {"task": ""},
+        {"round": "3"},
+        {"round": 3.0},
+        {"round": 2},
+        {"step": -1},
+        {"committed": -1},
+        {"committed": 3},
+        {"threads": 0},
+        {"world": 1},
+        {"more": 1},
+        {"pick": [1]},
+        {"pick": [-2]},
+        {"pick": [0.0]},
+        {"pick": 0},
+        {"pick": []},
     ],
-)  # fmt: skip
+)
 def test_a_client_refuses_a_malformed_header(changes: dict[str, object]) -> None:
     content = sent(spoil_header(**changes))
     with pytest.raises(Malformed):
@@ -89,7 +119,15 @@ def test_a_client_refuses_a_malformed_header(changes: dict[str, object]) -> None
 
 
 @pytest.mark.parametrize(
-    "bank", [BANK[:1, :3], BANK[:2], BANK[:1].double(), BANK[0], torch.full((1, 4), float("nan")), torch.full((1, 4), float("inf"))]
+    "bank",
+    [
+        BANK[:1, :3],
+        BANK[:2],
+        BANK[:1].double(),
+        BANK[0],
+        torch.full((1, 4), float("nan")),
+        torch.full((1, 4), float("inf")),
+    ],
 )
 def test_a_client_refuses_a_malformed_model(bank: torch.Tensor) -> None:
     content = sent(wire.pack_exchange(exchange([[0], [1]]), 0, HEADER))
@@ -109,9 +147,11 @@ def test_a_client_refuses_missing_records_and_rows_of_others() -> None:
 
 
 FIELDS = {
-    "update": torch.tensor([[1.5, -0.0, 3e-45, 7.1]]), "buffers": torch.zeros(1, 0), "count": torch.tensor([12.0]),
+    "update": torch.tensor([[1.5, -0.0, 3e-45, 7.1]]),
+    "buffers": torch.zeros(1, 0),
+    "count": torch.tensor([12.0]),
     "loss": torch.tensor([float("inf")], dtype=torch.float64),
-}  # fmt: skip
+}
 
 
 def test_a_reply_arrives_bit_by_bit() -> None:
@@ -151,17 +191,30 @@ def told(header: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "not a readable array"), (b"\x93NUMPYgarbage", "not a readable array"), (GOOD[:20], "not a readable array"),
-        (GOOD[:-1], "15 bytes of values"), (GOOD + b"\0", "17 bytes of values"), (GOOD + b"\0" * 5000, "bytes, expected about 16"),
-        (npy(np.zeros(3, dtype=np.float32)), r"shape \(3,\), expected \(4,\)"), (npy(np.zeros((2, 2), dtype=np.float32)), "shape"),
-        (npy(np.zeros(4, dtype=np.float64)), "float64, expected torch.float32"), (npy(np.zeros(4, dtype=">f4")), ">f4"),
-        (npy(np.zeros(4, dtype=np.float16)), "float16"), (npy(np.zeros(4, dtype=np.int32)), "int32"),
-        (npy(np.array([{"a": 1}] * 4, dtype=object)), "object"), (npy(np.zeros((2, 2), dtype=np.float32, order="F"), True), "shape"),
-        (header(10**12) + b"\0" * 16, "shape"), (header(-4) + b"\0" * 16, "shape"), (b"\x93NUMPY\x02\x00" + GOOD[8:], "version"),
-        (npy(np.zeros((), dtype=np.float32)), "shape"), (told("((("), "TokenError"), (told("  x\n y\n  z"), "IndentationError"),
-        (told("{[]: 1}"), "TypeError"), (told("{'descr': ('<f4',), 'fortran_order': False, 'shape': (4,)}"), "IndexError"),
+        (b"", "not a readable array"),
+        (b"\x93NUMPYgarbage", "not a readable array"),
+        (GOOD[:20], "not a readable array"),
+        (GOOD[:-1], "15 bytes of values"),
+        (GOOD + b"\0", "17 bytes of values"),
+        (GOOD + b"\0" * 5000, "bytes, expected about 16"),
+        (npy(np.zeros(3, dtype=np.float32)), r"shape \(3,\), expected \(4,\)"),
+        (npy(np.zeros((2, 2), dtype=np.float32)), "shape"),
+        (npy(np.zeros(4, dtype=np.float64)), "float64, expected torch.float32"),
+        (npy(np.zeros(4, dtype=">f4")), ">f4"),
+        (npy(np.zeros(4, dtype=np.float16)), "float16"),
+        (npy(np.zeros(4, dtype=np.int32)), "int32"),
+        (npy(np.array([{"a": 1}] * 4, dtype=object)), "object"),
+        (npy(np.zeros((2, 2), dtype=np.float32, order="F"), True), "shape"),
+        (header(10**12) + b"\0" * 16, "shape"),
+        (header(-4) + b"\0" * 16, "shape"),
+        (b"\x93NUMPY\x02\x00" + GOOD[8:], "version"),
+        (npy(np.zeros((), dtype=np.float32)), "shape"),
+        (told("((("), "TokenError"),
+        (told("  x\n y\n  z"), "IndentationError"),
+        (told("{[]: 1}"), "TypeError"),
+        (told("{'descr': ('<f4',), 'fortran_order': False, 'shape': (4,)}"), "IndexError"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_array_is_refused(data: bytes, reason: str) -> None:
     content = sent(wire.pack_fields(FIELDS))
     content["fields"]["update"] = raw(data)
@@ -183,8 +236,14 @@ def test_wrong_names_are_refused() -> None:
 
 def test_a_reason_cannot_command_the_operators_terminal() -> None:
     with pytest.raises(Malformed) as caught:
-        wire.read_fields(sent(wire.pack_fields({"\x1b[2Jx\nround 9: all is well": torch.zeros(1)})), SCHEMA, torch.float32)
-    assert str(caught.value).isprintable() and "x round 9" in str(caught.value) and "[2J" not in str(caught.value)
+        wire.read_fields(
+            sent(wire.pack_fields({"\x1b[2Jx\nround 9: all is well": torch.zeros(1)})), SCHEMA, torch.float32
+        )
+    assert (
+        str(caught.value).isprintable()
+        and "x round 9" in str(caught.value)
+        and "[2J" not in str(caught.value)
+    )
 
 
 def test_a_reason_stays_short() -> None:

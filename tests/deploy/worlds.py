@@ -41,15 +41,23 @@ threads = 1
 """
 
 
-def write_config(folder: Path, method: str, rounds: int = 2, file: str | None = None, clients: int = 3, **sections: str) -> Path:
-    """`sections` are lines of TOML: top, data, train; model replaces the small default. The file is called as the method unless told."""
+def write_config(
+    folder: Path, method: str, rounds: int = 2, file: str | None = None, clients: int = 3, **sections: str
+) -> Path:
+    """`sections` are lines of TOML: top, data, train; model replaces the small default. The file is called as
+    the method unless told."""
     path = folder / f"{file or method}.toml"
     lines = {"top": "", "data": "", "train": "", "model": 'name = "mlp"\nhidden = 16', **sections}
     path.write_text(CONFIG.format(method=method, rounds=rounds, clients=clients, **lines))
     return path
 
 
-def simulate(config: Path, out: Path, engine: MakeEngine = Simulator, moved: Callable[[Any], None] = lambda experiment: None) -> Path:
+def simulate(
+    config: Path,
+    out: Path,
+    engine: MakeEngine = Simulator,
+    moved: Callable[[Any], None] = lambda experiment: None,
+) -> Path:
     made: Config = make_config(read_config(config))
     start([("", made)], out, Watch(moved=moved), engine=engine)
     return out
@@ -84,9 +92,14 @@ def private_rows(run: Path) -> dict[int, State]:
 
 
 def node_states(home: Path, round: int) -> dict[int, State]:
-    """What the clients have on their own disks after a round: the newest of each, for not all are asked in every round."""
+    """What the clients have on their own disks after a round: the newest of each, for not all are asked in
+    every round."""
     files = sorted(home.glob("node*/*/*/[0-9]*-*.safetensors"))  # by node, run, client, round and step
-    return {int(file.parent.name): read_tensors(file) for file in files if int(file.stem.partition("-")[0]) <= round}
+    return {
+        int(file.parent.name): read_tensors(file)
+        for file in files
+        if int(file.stem.partition("-")[0]) <= round
+    }
 
 
 def same_bits(a: State, b: State) -> bool:
@@ -97,7 +110,8 @@ def same_bits(a: State, b: State) -> bool:
 
 
 def assert_same_runs(a: Path, b: Path, rounds: int) -> None:
-    """Every committed figure (except seconds), every client's figures, every verdict, and the server's state."""
+    """Every committed figure (except seconds), every client's figures, every verdict, and the server's
+    state."""
     for round in range(1, rounds + 1):
         parts = [Store(run).parts(rounds)[round - 1] for run in (a, b)]
         for part in parts:
@@ -108,5 +122,9 @@ def assert_same_runs(a: Path, b: Path, rounds: int) -> None:
     heads = [Store(run).head() for run in (a, b)]
     assert heads[0] is not None and heads[1] is not None
     assert heads[0][0] == heads[1][0] == rounds
-    servers = [{name: value for name, value in head[1].items() if name != "rows/index"} for head in heads if head is not None]
+    servers = [
+        {name: value for name, value in head[1].items() if name != "rows/index"}
+        for head in heads
+        if head is not None
+    ]
     assert same_bits(servers[0], servers[1])

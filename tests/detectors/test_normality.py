@@ -20,7 +20,9 @@ UPDATES = [[1.0, 2, 3, 4], [2.0, 1, 3, 4], [4.0, 3, 2, 1]]
 STRICT = Normality(k=0.5, action="ban", patience=2, global_=False)
 
 
-def judged(detector: Normality, updates: list[list[float]], state: State | None = None, ids: list[int] | None = None) -> Judgement:
+def judged(
+    detector: Normality, updates: list[list[float]], state: State | None = None, ids: list[int] | None = None
+) -> Judgement:
     reference = torch.zeros(4, dtype=torch.float64)
     models = reference + torch.tensor(updates, dtype=torch.float64)
     ctx = SimpleNamespace(reference=reference, layout=LAYOUT, wire=WIRE)
@@ -36,7 +38,9 @@ def test_whoever_has_no_weight_is_rejected() -> None:
     said = judged(Normality(k=0.5), UPDATES)
     assert said.rejected == {12: "weight 0 by normality"} and said.banned == {}
     assert said.scores["distrust"].tolist() == [0, 0, 1]
-    torch.testing.assert_close(said.scores["abnormality"], torch.tensor([-8 / 3, -8 / 3, -2], dtype=torch.float64))
+    torch.testing.assert_close(
+        said.scores["abnormality"], torch.tensor([-8 / 3, -8 / 3, -2], dtype=torch.float64)
+    )
 
 
 def test_patience_before_a_ban() -> None:
@@ -68,22 +72,34 @@ def test_a_higher_bar() -> None:
     weights = 1 - judged(Normality(k=0.5), updates, ids=ids).scores["distrust"]
     assert ((weights > 0.1) & (weights < 0.6)).any()  # somebody is between nothing and all
     for bar in (0.0, 0.6):
-        assert set(judged(Normality(k=0.5, at_most=bar), updates, ids=ids).rejected) == set((weights <= bar).nonzero().flatten().tolist())
+        assert set(judged(Normality(k=0.5, at_most=bar), updates, ids=ids).rejected) == set(
+            (weights <= bar).nonzero().flatten().tolist()
+        )
 
 
 def test_in_a_run_the_rejected_have_no_weight(simulate: Callable[..., Run]) -> None:
     run = simulate(
-        detectors=[{"name": "normality"}], aggregator="mean", model={"name": "mlp", "hidden": 32}, data={"clients": 8},
-        attack={"name": "gaussian", "fraction": 0.25}, train={"rounds": 3},
-    )  # fmt: skip
+        detectors=[{"name": "normality"}],
+        aggregator="mean",
+        model={"name": "mlp", "hidden": 32},
+        data={"clients": 8},
+        attack={"name": "gaussian", "fraction": 0.25},
+        train={"rounds": 3},
+    )
     for round in (1, 2, 3):
         arrays = run.store.arrays(round)
         distrust: Tensor = arrays["verdict/scores/normality/distrust"]
-        assert torch.equal(arrays["verdict/weights"] == 0, distrust == 1) and (distrust[run.malicious()] == 1).all()
+        assert (
+            torch.equal(arrays["verdict/weights"] == 0, distrust == 1)
+            and (distrust[run.malicious()] == 1).all()
+        )
     assert run.state()["detector0/model"].shape == run.state()["model"].shape
 
 
 def test_as_the_authors_score_and_with_bans(simulate: Callable[..., Run]) -> None:
-    run = simulate(method="fedavg-ft", detectors=[{"name": "normality", "variant": "authors", "action": "ban", "patience": 1}])
+    run = simulate(
+        method="fedavg-ft",
+        detectors=[{"name": "normality", "variant": "authors", "action": "ban", "patience": 1}],
+    )
     banned = {client for part in run.store.parts(2) for client in part["banned"]}
     assert run.round == 2 and banned

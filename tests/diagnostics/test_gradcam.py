@@ -17,7 +17,8 @@ BACKDOOR = {"name": "backdoor", "size": 2, "fraction": 0.4}
 
 
 class Linear(nn.Module):
-    """Two channels that are the image times 1 and times -2; class 0 is the sum of the first, class 1 the sum of the second."""
+    """Two channels that are the image times 1 and times -2; class 0 is the sum of the first, class 1 the sum
+    of the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +36,8 @@ IMAGE = torch.tensor([[[[4.0, 1.0], [-2.0, 0.0]]]])
 
 
 def test_a_linear_network_by_hand() -> None:
-    """Class 0: the weights of the channels are (1, 0), the map is the image's positive part over its largest. Class 1: (0, 1), and the
-    second channel is positive where the image is negative."""
+    """Class 0: the weights of the channels are (1, 0), the map is the image's positive part over its largest.
+    Class 1: (0, 1), and the second channel is positive where the image is negative."""
     heat, about = grad_cam(Linear(), IMAGE)
     assert about.tolist() == [0]  # the outputs are 3 and -6
     assert heat.tolist() == [[[1, 0.25], [0, 0]]]
@@ -58,7 +59,9 @@ def test_gradients_are_averaged_over_the_channel() -> None:
 
 
 def test_small_maps_are_stretched_and_nothing_is_left_behind() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 4, stride=4), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).train()
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 4, stride=4), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)
+    ).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     for p in net.parameters():
         p.requires_grad_(False)
@@ -66,12 +69,18 @@ def test_small_maps_are_stretched_and_nothing_is_left_behind() -> None:
     heat, about = grad_cam(net, images)
     assert not images.requires_grad
     assert heat.shape == (5, 8, 8) and about.shape == (5,) and (heat >= 0).all() and (heat <= 1).all()
-    assert net.training and not net[0]._forward_hooks and all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+    assert (
+        net.training
+        and not net[0]._forward_hooks
+        and all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+    )
 
 
 def test_a_layer_that_writes_in_place_changes_no_map() -> None:
     convolution, head = nn.Conv2d(1, 3, 3, padding=1), nn.Linear(3 * 36, 2)
-    nets = [nn.Sequential(convolution, nn.ReLU(inplace=inplace), nn.Flatten(), head) for inplace in (False, True)]
+    nets = [
+        nn.Sequential(convolution, nn.ReLU(inplace=inplace), nn.Flatten(), head) for inplace in (False, True)
+    ]
     images = torch.randn(2, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     apart, in_place = (grad_cam(net, images, torch.tensor([0, 1]))[0] for net in nets)
     torch.testing.assert_close(in_place, apart)
@@ -100,7 +109,9 @@ def test_a_backdoored_and_a_defended_model_side_by_side(simulate: Callable[..., 
     with pytest.raises(ConfigError, match="images: the test set has images 0 to"):
         write_picture(runs, [10**6], tmp_path / "no.png")
     experiment = runs["fedcpa"]._experiment
-    experiment.federation = replace(experiment.federation, samples=replace(experiment.federation.samples, name="letters"))
+    experiment.federation = replace(
+        experiment.federation, samples=replace(experiment.federation.samples, name="letters")
+    )
     with pytest.raises(ConfigError, match="runs: 'fedcpa' is about letters, the first one about digits"):
         write_picture(runs, [0], tmp_path / "no.png")
     assert not (tmp_path / "no.png").exists()

@@ -14,8 +14,8 @@ CLIENTS = {"clients": 5, "partition": {"name": "iid", "samples_per_client": 20}}
 
 
 def test_rank_changes_by_hand() -> None:
-    """By last: order 2, 0, 3, 1. The first client orders 0, 1, 2, 3: entry 2 went from place 0 to 2, 0 from 1 to 0, 3 from 2 to 3, 1 from 3
-    to 1. The second has the same order as before."""
+    """By last: order 2, 0, 3, 1. The first client orders 0, 1, 2, 3: entry 2 went from place 0 to 2, 0 from 1
+    to 0, 3 from 2 to 3, 1 from 3 to 1. The second has the same order as before."""
     last = torch.tensor([2.0, 9, 1, 3])
     own = torch.tensor([[1.0, 2, 3, 4], [5, 8, 0, 6]])
     assert changes(last, own, 4).tolist() == [[2 / 4, 1 / 4, 1 / 4, 2 / 4], [0, 0, 0, 0]]
@@ -29,7 +29,9 @@ def test_both_trainings_start_from_the_same_model(quick_disk: None) -> None:
     frame = rank_changes(config, places=10)
     assert sorted(frame["round"].unique()) == [2, 3] and len(frame) == 2 * 5 * 10
     assert (frame["disparity"] == frame["poisoned"] - frame["benign"]).all() and (frame["benign"] > 0).any()
-    assert frame.groupby("client")["disparity"].apply(lambda d: (d != 0).any()).all()  # everybody was poisoned once
+    assert (
+        frame.groupby("client")["disparity"].apply(lambda d: (d != 0).any()).all()
+    )  # everybody was poisoned once
     again = rank_changes(config, places=10)
     assert frame.equals(again)
 

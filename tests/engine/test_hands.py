@@ -61,28 +61,47 @@ def test_parts_are_put_end_to_end() -> None:
 
 
 def test_a_table_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Private rows, attackers, rules, and what is committed, of cells that are fused and of some that are not."""
+    """Private rows, attackers, rules, and what is committed, of cells that are fused and of some that are
+    not."""
 
     def config(method: str, attack: str, rule: str) -> Any:
-        return make_config({
-            "seed": 3, "method": method, "aggregator": {"name": rule, "f": 0.3}, "attack": {"name": attack, "fraction": 0.3},
-            "data": {"clients": 7, "partition": {"name": "dirichlet", "beta": 0.5}}, "model": {"name": "mlp", "hidden": 8},
-            "train": {"rounds": 3, "local_epochs": 1, "participation": 0.8}, "engine": {"threads": 1, "plan": "vmap", "workers": 1},
-        })  # fmt: skip
+        return make_config(
+            {
+                "seed": 3,
+                "method": method,
+                "aggregator": {"name": rule, "f": 0.3},
+                "attack": {"name": attack, "fraction": 0.3},
+                "data": {"clients": 7, "partition": {"name": "dirichlet", "beta": 0.5}},
+                "model": {"name": "mlp", "hidden": 8},
+                "train": {"rounds": 3, "local_epochs": 1, "participation": 0.8},
+                "engine": {"threads": 1, "plan": "vmap", "workers": 1},
+            }
+        )
 
-    table = [("ditto", "min-max", "median"), ("ditto", "sign-flip", "rfa"), ("fedavg-ft", "lie", "multi-krum"),
-             ("fedcap", "ipm", "mean"), ("fedavg", "label-flip", "fedcpa")]  # fmt: skip
+    table = [
+        ("ditto", "min-max", "median"),
+        ("ditto", "sign-flip", "rfa"),
+        ("fedavg-ft", "lie", "multi-krum"),
+        ("fedcap", "ipm", "mean"),
+        ("fedavg", "label-flip", "fedcpa"),
+    ]
     cells = [(" ".join(cell), config(*cell)) for cell in table]
     start(cells, tmp_path / "one")
     used = []
     monkeypatch.setattr(runner, "_hands", lambda device, threads, experiments: used.append(experiments) or 4)
     start(cells, tmp_path / "many")
     assert used == [len(cells)]
-    for one, many in zip(sorted((tmp_path / "one").glob("0*")), sorted((tmp_path / "many").glob("0*")), strict=True):
+    for one, many in zip(
+        sorted((tmp_path / "one").glob("0*")), sorted((tmp_path / "many").glob("0*")), strict=True
+    ):
         for name in sorted(one.glob("parts/*.safetensors")) + sorted(one.glob("state/*.safetensors")):
             mine, theirs = read_tensors(name), read_tensors(many / name.relative_to(one))
-            assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine), name
+            assert mine.keys() == theirs.keys() and all(
+                torch.equal(mine[key], theirs[key]) for key in mine
+            ), name
         for rows in one.glob("rows/records"):  # methods without private rows have none
             assert rows.read_bytes() == (many / "rows" / "records").read_bytes()
         mine, theirs = Run(one).final, Run(many).final
-        assert {k: v for k, v in mine.items() if "seconds" not in k} == {k: v for k, v in theirs.items() if "seconds" not in k}
+        assert {k: v for k, v in mine.items() if "seconds" not in k} == {
+            k: v for k, v in theirs.items() if "seconds" not in k
+        }

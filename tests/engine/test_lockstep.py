@@ -40,12 +40,24 @@ def player(name: str, rounds: int, fails_in: int | None = None, first: int = 1) 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_failure_is_told_once_the_others_have_committed_its_round(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    """If the process is killed before that, the round is played again by all, with the one that fails. Of four, d stands at another round
-    when they go on, and fails at once; c fails in a round that nobody else plays."""
+def test_a_failure_is_told_once_the_others_have_committed_its_round(
+    monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    """If the process is killed before that, the round is played again by all, with the one that fails. Of
+    four, d stands at another round when they go on, and fails at once; c fails in a round that nobody else
+    plays."""
     events: list[str] = []
-    monkeypatch.setattr(lockstep, "seal_all", lambda ready: events.extend(sorted(f"{each.store.name}{each.round}" for each in ready)))
-    players = [player("a", 3), player("b", 3, fails_in=2), player("c", 4, fails_in=4), player("d", 4, fails_in=3, first=3)][::order]
+    monkeypatch.setattr(
+        lockstep,
+        "seal_all",
+        lambda ready: events.extend(sorted(f"{each.store.name}{each.round}" for each in ready)),
+    )
+    players = [
+        player("a", 3),
+        player("b", 3, fails_in=2),
+        player("c", 4, fails_in=4),
+        player("d", 4, fails_in=3, first=3),
+    ][::order]
     drive(Idle(), players, failed=lambda fallen: events.append(f"{fallen.cell.label} failed"))
     assert events == ["a1", "b1", "c1", "a2", "c2", "b failed", "a3", "c3", "d failed", "c failed"]
     assert {p.cell.label: p.result for p in players} == {"a": "a", "b": None, "c": None, "d": None}

@@ -30,7 +30,9 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     work = Simulator.work
 
     def watched(self: Simulator, parts: list[Call], *rest: Any) -> Any:
-        seen.append((parts[0].exchange.task, len({id(p.cell) for p in parts}), sum(len(p.exchange.to) for p in parts)))
+        seen.append(
+            (parts[0].exchange.task, len({id(p.cell) for p in parts}), sum(len(p.exchange.to) for p in parts))
+        )
         return work(self, parts, *rest)
 
     monkeypatch.setattr(Simulator, "work", watched)
@@ -44,22 +46,36 @@ def cells(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 def test_experiments_that_share_a_recipe_become_one_stack(
     stacks: list[tuple[str, int, int]], simulate_all: Callable[..., list[Run]]
 ) -> None:
-    simulate_all(cells(
-        {}, {"seed": 1, "train": {"lr": 0.3, "local_epochs": 3, "lr_decay": 0.5}}, {"method": {"name": "ditto", "lam": 2.0}},
-        {"data": {"clients": 3, "partition": {**RAGGED, "beta": 5.0}}, "aggregator": {"name": "mean", "weights": "uniform"}},
-    ))  # fmt: skip
+    simulate_all(
+        cells(
+            {},
+            {"seed": 1, "train": {"lr": 0.3, "local_epochs": 3, "lr_decay": 0.5}},
+            {"method": {"name": "ditto", "lam": 2.0}},
+            {
+                "data": {"clients": 3, "partition": {**RAGGED, "beta": 5.0}},
+                "aggregator": {"name": "mean", "weights": "uniform"},
+            },
+        )
+    )
     assert stacks == [("train", 4, 18), ("evaluate", 4, 18)] * 2
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "fedavg"}, {"model": {"name": "mlp", "hidden": 7}}, {"train": {"batch_size": 6}}, {"train": {"shuffle": False}},
-        {"train": {"drop_last": True}}, {"train": {"local_steps": 2}}, {"train": {"dtype": "float32"}}, {"train": {"augment": {"crop": 1}}},
-        {"train": {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}}}, {"data": {"options": {"normalise": "none"}}},
+        {"method": "fedavg"},
+        {"model": {"name": "mlp", "hidden": 7}},
+        {"train": {"batch_size": 6}},
+        {"train": {"shuffle": False}},
+        {"train": {"drop_last": True}},
+        {"train": {"local_steps": 2}},
+        {"train": {"dtype": "float32"}},
+        {"train": {"augment": {"crop": 1}}},
+        {"train": {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}}},
+        {"data": {"options": {"normalise": "none"}}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_experiments_that_do_not_are_worked_on_side_by_side(
     change: dict[str, Any], stacks: list[tuple[str, int, int]], simulate_all: Callable[..., list[Run]]
 ) -> None:
@@ -67,23 +83,38 @@ def test_experiments_that_do_not_are_worked_on_side_by_side(
     assert all(experiments == 1 and clients == 5 for _, experiments, clients in stacks)
 
 
-def test_experiments_of_different_length(simulate_all: Callable[..., list[Run]], simulate: Callable[..., Run]) -> None:
-    tables = cells({"train": {"rounds": 1}}, {"train": {"rounds": 4}, "seed": 1}, {"train": {"rounds": 2}, "evaluate": {"every": 2}})
+def test_experiments_of_different_length(
+    simulate_all: Callable[..., list[Run]], simulate: Callable[..., Run]
+) -> None:
+    tables = cells(
+        {"train": {"rounds": 1}},
+        {"train": {"rounds": 4}, "seed": 1},
+        {"train": {"rounds": 2}, "evaluate": {"every": 2}},
+    )
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         assert fused.round == table["train"]["rounds"]
         assert_same(everything(fused), everything(simulate(**table)), 1e-10)
 
 
-def test_chunks_hold_no_more_rows_than_the_plan_says(stacks: list[tuple[str, int, int]], tmp_path: Path) -> None:
+def test_chunks_hold_no_more_rows_than_the_plan_says(
+    stacks: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
     configs = [tiny(**table) for table in cells({}, {"seed": 1})]
-    experiments = [Experiment(c, tmp_path / str(i), "", s) for i, (c, s) in enumerate(zip(configs, shared_samples(configs), strict=True))]
+    experiments = [
+        Experiment(c, tmp_path / str(i), "", s)
+        for i, (c, s) in enumerate(zip(configs, shared_samples(configs), strict=True))
+    ]
     for experiment in experiments:
         experiment.store.open()
     plans = {experiments[0].cell.plan_key: Plan("vmap", rows=4)}
     drive(Simulator(plans), [Player(e.cell, e.play()) for e in experiments])
     trained = [clients for task, _, clients in stacks if task == "train"]
     assert trained == [2] * 10  # each client trains two models
-    assert ("train", 2, 2) in stacks  # a chunk may hold the last client of one experiment and the first of the next
+    assert (
+        "train",
+        2,
+        2,
+    ) in stacks  # a chunk may hold the last client of one experiment and the first of the next
     for experiment, table in zip(experiments, cells({}, {"seed": 1}), strict=True):
         experiment.store.close()
         alone = play([table], tmp_path / f"alone{experiment.out.name}")[0]
@@ -94,11 +125,20 @@ def test_chunks_hold_no_more_rows_than_the_plan_says(stacks: list[tuple[str, int
 
 def test_a_clients_key_depends_on_what_it_is_for_and_on_nothing_else() -> None:
     def bits(ids: list[int], round: int = 1, step: int = 0, seed: int = 0) -> list[int]:
-        exchange = Exchange("train", torch.tensor(ids), torch.zeros(1, 2), torch.zeros(len(ids), 1, dtype=torch.int64), step=step)
+        exchange = Exchange(
+            "train",
+            torch.tensor(ids),
+            torch.zeros(1, 2),
+            torch.zeros(len(ids), 1, dtype=torch.int64),
+            step=step,
+        )
         return client_key(Key(seed), round, exchange).bits.tolist()
 
     assert bits([2, 5])[1] == bits([5])[0] == bits([ROOT, 5, 9])[1]
-    assert len({bits([5])[0], bits([5], round=2)[0], bits([5], step=1)[0], bits([5], seed=1)[0], bits([6])[0]}) == 5
+    assert (
+        len({bits([5])[0], bits([5], round=2)[0], bits([5], step=1)[0], bits([5], seed=1)[0], bits([6])[0]})
+        == 5
+    )
 
 
 def test_the_servers_own_table_stands_first() -> None:
@@ -117,7 +157,11 @@ def test_joined_tables_are_as_wide_as_the_widest() -> None:
     narrow = Padded(torch.tensor([[1]]), torch.tensor([[5]]), torch.tensor([1]))
     wide = Padded(torch.tensor([[2, 3, 4]]), torch.tensor([[6, 7, 8]]), torch.tensor([3]))
     got = join([narrow, wide])
-    assert got.rows.tolist() == [[1, 0, 0], [2, 3, 4]] and got.labels.tolist() == [[5, 0, 0], [6, 7, 8]] and got.count.tolist() == [1, 3]
+    assert (
+        got.rows.tolist() == [[1, 0, 0], [2, 3, 4]]
+        and got.labels.tolist() == [[5, 0, 0], [6, 7, 8]]
+        and got.count.tolist() == [1, 3]
+    )
 
 
 def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
@@ -126,7 +170,9 @@ def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
     simulator = Simulator({experiment.cell.plan_key: Plan("vmap")})
     d = experiment.network.layout.size
     first = broadcast("train", torch.zeros(d), torch.tensor([0, 1]))
-    second = Exchange("train", torch.tensor([1, 4]), torch.ones(3, d), torch.tensor([[2, 0, -1], [1, -1, -1]]))
+    second = Exchange(
+        "train", torch.tensor([1, 4]), torch.ones(3, d), torch.tensor([[2, 0, -1], [1, -1, -1]])
+    )
     calls = [Call(experiment.cell, first), Call(experiment.cell, second)]
     received = simulator._received(calls, simulator.local(calls))
     assert received.bank.shape == (4, d)
@@ -145,12 +191,19 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
     simulator = Simulator({experiments[0].cell.plan_key: Plan("vmap")})
     model = experiments[0].initial
     local = simulator.local(
-        [Call(e.cell, broadcast("train", model, torch.tensor(ids))) for e, ids in zip(experiments, ([0, 3], [1]), strict=True)]
+        [
+            Call(e.cell, broadcast("train", model, torch.tensor(ids)))
+            for e, ids in zip(experiments, ([0, 3], [1]), strict=True)
+        ]
     )
     assert local.ids.tolist() == [0, 3, 1] and local.n == 3
     assert plain(local.settings.lam).tolist() == [1, 1, 2]
-    torch.testing.assert_close(plain(local.recipe.lr), torch.tensor([0.025, 0.025, 0.05], dtype=torch.float64))
-    assert torch.equal(local.initial[0], experiments[0].initial) and torch.equal(local.initial[2], experiments[1].initial)
+    torch.testing.assert_close(
+        plain(local.recipe.lr), torch.tensor([0.025, 0.025, 0.05], dtype=torch.float64)
+    )
+    assert torch.equal(local.initial[0], experiments[0].initial) and torch.equal(
+        local.initial[2], experiments[1].initial
+    )
     assert local.count.tolist() == [
         *experiments[0].federation.train.counts[[0, 3]].tolist(),
         int(experiments[1].federation.train.counts[1]),
@@ -168,11 +221,18 @@ def side_by_side(tmp_path: Path, *tables: dict[str, Any]) -> tuple[Simulator, li
     return Simulator({experiment.cell.plan_key: Plan("vmap") for experiment in made}), made
 
 
-@pytest.mark.parametrize("number", [{"weight_decay": 0.5}, {"momentum": 0.9}, {"lr": 0.3}, {"local_epochs": 3}], ids=str)
-def test_a_fused_cell_trains_with_its_own_numbers(number: dict[str, float], stacks: list[tuple[str, int, int]], tmp_path: Path) -> None:
-    """Two cells that differ in one number, in either order: together they answer what each of them answers alone."""
+@pytest.mark.parametrize(
+    "number", [{"weight_decay": 0.5}, {"momentum": 0.9}, {"lr": 0.3}, {"local_epochs": 3}], ids=str
+)
+def test_a_fused_cell_trains_with_its_own_numbers(
+    number: dict[str, float], stacks: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    """Two cells that differ in one number, in either order: together they answer what each of them answers
+    alone."""
     simulator, experiments = side_by_side(tmp_path, {}, {"train": number})
-    calls = [Call(e.cell, broadcast("train", experiments[0].initial, torch.tensor([0, 3]))) for e in experiments]
+    calls = [
+        Call(e.cell, broadcast("train", experiments[0].initial, torch.tensor([0, 3]))) for e in experiments
+    ]
     alone = [simulator.exchange([call])[0]["update"] for call in calls]
     assert not torch.allclose(alone[0], alone[1], rtol=0, atol=1e-3)
     for order in ([0, 1], [1, 0]):
@@ -184,14 +244,19 @@ def test_a_fused_cell_trains_with_its_own_numbers(number: dict[str, float], stac
 
 @pytest.mark.parametrize("real", [0, 1])
 def test_what_evaluation_asks_is_not_fused_with_what_is_kept(real: int, tmp_path: Path) -> None:
-    """Two cells ask for the same task at once, one of them off the books: only the other one's clients have new private rows."""
+    """Two cells ask for the same task at once, one of them off the books: only the other one's clients have
+    new private rows."""
     simulator, experiments = side_by_side(tmp_path, *cells({}, {"seed": 1}))
     asked = broadcast("train", experiments[0].initial, torch.tensor([0, 3]))
     simulator.exchange([Call(e.cell, replace(asked, rehearsal=i != real)) for i, e in enumerate(experiments)])
-    assert [sorted(e.cell.rows.staged) for e in experiments] == [[0, 3] if i == real else [] for i in range(2)]
+    assert [sorted(e.cell.rows.staged) for e in experiments] == [
+        [0, 3] if i == real else [] for i in range(2)
+    ]
 
 
-def test_out_of_memory_once_is_no_failure(simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_once_is_no_failure(
+    simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What programs hold is given back, and the same work is done again: same bits."""
     whole = everything(simulate(method="ditto"))
     tried, forgotten = [], []

@@ -1,4 +1,5 @@
-"""Runs whose clients are trained by worker processes: the same numbers, and the same way out when something goes wrong."""
+"""Runs whose clients are trained by worker processes: the same numbers, and the same way out when something
+goes wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Plain(ClientRule):
     def train(self, local: Any, state: Any, received: Any, extra: Any) -> Any:
         self.happens(local)
         fitted = local.fit(received.model)
-        return {"personal": local.fit(state["personal"], purpose="own").model}, local.report(fitted.model, received, fitted)
+        return {"personal": local.fit(state["personal"], purpose="own").model}, local.report(
+            fitted.model, received, fitted
+        )
 
     def init(self, local: Any) -> Any:
         return {"personal": local.initial}
@@ -108,9 +111,18 @@ def same_bits(a: Run, b: Run) -> None:
 def test_on_plan_loop_workers_change_no_bit(method: str, workers: int, simulate: Callable[..., Run]) -> None:
     data = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
     train = {"dtype": "float32", "participation": 0.8, "dropout": 0.1}
-    same_bits(*(simulate(
-        method=method, data=data, train=train, engine={"plan": "loop", "workers": count}, evaluate={"unselected": "finetune"}
-    ) for count in (1, workers)))  # fmt: skip
+    same_bits(
+        *(
+            simulate(
+                method=method,
+                data=data,
+                train=train,
+                engine={"plan": "loop", "workers": count},
+                evaluate={"unselected": "finetune"},
+            )
+            for count in (1, workers)
+        )
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
@@ -122,15 +134,24 @@ def test_on_plan_vmap_they_change_the_last_bits_at_most(method: str, simulate: C
 
 def test_a_sweep(simulate_all: Callable[..., list[Run]]) -> None:
     """Cells share chunks, and two groups share the workers."""
-    pulled, longer = {"method": {"name": "ditto", "lam": 2.0}, "seed": 1}, {"method": "fedavg", "train": {"rounds": 4}}
+    pulled, longer = (
+        {"method": {"name": "ditto", "lam": 2.0}, "seed": 1},
+        {"method": "fedavg", "train": {"rounds": 4}},
+    )
     changes: list[dict[str, Any]] = [{"method": "ditto"}, pulled, longer]
-    both = [simulate_all([{**c, "engine": {"plan": "loop", "workers": count}} for c in changes]) for count in (1, 2)]
+    both = [
+        simulate_all([{**c, "engine": {"plan": "loop", "workers": count}} for c in changes])
+        for count in (1, 2)
+    ]
     for one, two in zip(*both, strict=True):
         same_bits(one, two)
 
 
-def test_the_numbers_do_not_depend_on_who_did_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that began with workers goes on where there are none, with the same bits, also in float32 on plan vmap."""
+def test_the_numbers_do_not_depend_on_who_did_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began with workers goes on where there are none, with the same bits, also in float32 on plan
+    vmap."""
     sections = {"method": "ditto", "train": {"dtype": "float32"}, "engine": {"workers": 3}}
     (with_workers,) = play([sections], tmp_path / "with")
     forked: list[int] = []
@@ -142,7 +163,10 @@ def test_the_numbers_do_not_depend_on_who_did_the_work(tmp_path: Path, monkeypat
 
 def test_small_memory(simulate: Callable[..., Run]) -> None:
     """The bound holds for all of them together: each has a share of the rows."""
-    large, small = (simulate(method="ditto", engine={"plan": "loop", "workers": 2, "memory": memory}) for memory in ("1GB", "100KB"))
+    large, small = (
+        simulate(method="ditto", engine={"plan": "loop", "workers": 2, "memory": memory})
+        for memory in ("1GB", "100KB")
+    )
     rows = [run.manifest["plan"]["rows"] for run in (large, small)]
     assert rows[0] == 1024 and rows[1] < 5
     same_bits(large, small)
@@ -155,7 +179,9 @@ def test_no_process_is_left(simulate: Callable[..., Run]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:worker process")
-def test_a_killed_worker_stops_the_run_where_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_stops_the_run_where_it_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(method="test-mortal", train={"rounds": 3}, engine={"plan": "loop", "workers": 2})
     with pytest.raises(RunError, match=r"worker process \d of 2 \(process \d+\) was ended by SIGKILL"):
         session.start([("", config)], tmp_path / "run")
@@ -171,26 +197,51 @@ def test_a_killed_worker_stops_the_run_where_it_can_go_on(tmp_path: Path, monkey
 @pytest.mark.filterwarnings("ignore:worker process")
 @pytest.mark.parametrize(
     ("method", "engine", "error"),
-    [("test-mortal", {"workers": 2}, "worker process"), ("test-tripping", {"workers": 2}, "ZeroDivisionError: the client fell"),
-     ("test-tripping", {"workers": 1, "memory": "50KB"}, "ZeroDivisionError: the client fell")],
-)  # fmt: skip
-def test_one_that_fails_takes_no_other_with_it(tmp_path: Path, method: str, engine: dict[str, Any], error: str) -> None:
-    """Those that shared its stacks are asked again, and start from the rows they had, not from what the failed exchange wrote."""
-    common = {"method": method, "train": {"rounds": 3, "participation": 0.4}, "engine": {"plan": "loop", **engine}}
-    tables = [{**common, "seed": seed} for seed in (4, 5, 0, 1)]  # the first two live: their rows are written when the others fail
-    with pytest.raises(RunError, match=f"of 4 experiments failed, the others are finished: .* in round 2: {error}"):
+    [
+        ("test-mortal", {"workers": 2}, "worker process"),
+        ("test-tripping", {"workers": 2}, "ZeroDivisionError: the client fell"),
+        ("test-tripping", {"workers": 1, "memory": "50KB"}, "ZeroDivisionError: the client fell"),
+    ],
+)
+def test_one_that_fails_takes_no_other_with_it(
+    tmp_path: Path, method: str, engine: dict[str, Any], error: str
+) -> None:
+    """Those that shared its stacks are asked again, and start from the rows they had, not from what the
+    failed exchange wrote."""
+    common = {
+        "method": method,
+        "train": {"rounds": 3, "participation": 0.4},
+        "engine": {"plan": "loop", **engine},
+    }
+    tables = [
+        {**common, "seed": seed} for seed in (4, 5, 0, 1)
+    ]  # the first two live: their rows are written when the others fail
+    with pytest.raises(
+        RunError, match=f"of 4 experiments failed, the others are finished: .* in round 2: {error}"
+    ):
         session.start([(f"seed {table['seed']}", tiny(**table)) for table in tables], tmp_path / "sweep")
     runs = [Run(folder) for folder in manifest.run_folders(tmp_path / "sweep")]
     lived = [(run, table) for run, table in zip(runs, tables, strict=True) if run.round == 3]
     assert lived and {run.round for run in runs} == {1, 3}
     for run, table in lived:
-        same_bits(run, play([{**table, "engine": {"plan": "loop", "workers": 1}}], tmp_path / f"alone {table['seed']}")[0])
+        same_bits(
+            run,
+            play([{**table, "engine": {"plan": "loop", "workers": 1}}], tmp_path / f"alone {table['seed']}")[
+                0
+            ],
+        )
 
 
 def test_a_worker_that_is_killed_once_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cells of a sweep are asked again together: one by one, BatchNorm on plan vmap would have other last bits."""
+    """The cells of a sweep are asked again together: one by one, BatchNorm on plan vmap would have other last
+    bits."""
     norm = {"name": "mlp", "hidden": 6, "batch_norm": True}
-    common = {"model": norm, "method": "test-mortal", "train": {"dtype": "float32", "rounds": 3}, "engine": {"plan": "vmap", "workers": 2}}
+    common = {
+        "model": norm,
+        "method": "test-mortal",
+        "train": {"dtype": "float32", "rounds": 3},
+        "engine": {"plan": "vmap", "workers": 2},
+    }
     tables: list[dict[str, Any]] = [{**common, "seed": seed} for seed in (0, 1)]
     killed = tmp_path / "killed"
 
@@ -225,7 +276,9 @@ def test_resumed_with_the_workers_it_began_with(tmp_path: Path, monkeypatch: pyt
     (run.path / "head.json").unlink()
     sizes = []
     made = Pool.__init__
-    monkeypatch.setattr(Pool, "__init__", lambda self, count, work: sizes.append(count) or made(self, count, work))
+    monkeypatch.setattr(
+        Pool, "__init__", lambda self, count, work: sizes.append(count) or made(self, count, work)
+    )
     session.resume(run.path)
     assert sizes == [2]
 
@@ -237,11 +290,16 @@ def test_a_manifest_from_before_there_were_workers(tmp_path: Path) -> None:
     del old["plan"]["workers"], old["config"]["engine"]["workers"]
     file.write_text(json.dumps(old))
     (run.path / "result.json").unlink()
-    assert session.resume(run.path, config=run.config)[0]["rounds"] == 2 and session.resume(run.path)[0]["rounds"] == 2
+    assert (
+        session.resume(run.path, config=run.config)[0]["rounds"] == 2
+        and session.resume(run.path)[0]["rounds"] == 2
+    )
 
 
 def test_a_worker_is_sent_the_models_its_clients_get() -> None:
-    asked = Exchange("train", torch.tensor([1, 4]), torch.arange(10.0).view(5, 2), torch.tensor([[4, -1], [1, 4]]))
+    asked = Exchange(
+        "train", torch.tensor([1, 4]), torch.arange(10.0).view(5, 2), torch.tensor([[4, -1], [1, 4]])
+    )
     small = picked_only(asked)
     assert len(small.bank) == 3
     for before, after in zip(asked.pick.flatten().tolist(), small.pick.flatten().tolist(), strict=True):
@@ -260,7 +318,10 @@ def promised(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     def told(experiments: Any, device: Any, workers: int = 1) -> dict[str, Forecast]:
         micro = times["one" if workers == 1 else "shared"]
         times["tried"] = max(workers, times.get("tried", 0))
-        return {e.cell.plan_key: Forecast(Plan(microseconds=micro, workers=workers), {"loop": micro}, 0) for e in experiments}
+        return {
+            e.cell.plan_key: Forecast(Plan(microseconds=micro, workers=workers), {"loop": micro}, 0)
+            for e in experiments
+        }
 
     monkeypatch.setattr(planner, "_forecasts", told)
     return times
@@ -268,11 +329,23 @@ def promised(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("shared", "rounds", "engine", "tried", "taken"),
-    [(600.0, 10_000, {}, 2, 2), (950.0, 10_000, {}, 2, 1), (100.0, 2, {}, 1, 1), (100.0, 10_000, {"workers": 1}, 1, 1),
-     (5000.0, 2, {"workers": 4}, 4, 4), (100.0, 10_000, {"threads": 2}, 1, 1)],
-)  # fmt: skip
+    [
+        (600.0, 10_000, {}, 2, 2),
+        (950.0, 10_000, {}, 2, 1),
+        (100.0, 2, {}, 1, 1),
+        (100.0, 10_000, {"workers": 1}, 1, 1),
+        (5000.0, 2, {"workers": 4}, 4, 4),
+        (100.0, 10_000, {"threads": 2}, 1, 1),
+    ],
+)
 def test_when_workers_are_taken(
-    shared: float, rounds: int, engine: dict[str, int], tried: int, taken: int, promised: dict[str, float], tmp_path: Path
+    shared: float,
+    rounds: int,
+    engine: dict[str, int],
+    tried: int,
+    taken: int,
+    promised: dict[str, float],
+    tmp_path: Path,
 ) -> None:
     from holdfast.experiment.loop import Experiment
 
@@ -291,8 +364,12 @@ def test_a_measured_choice_is_said_and_written_down(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(planner, "_CLEARLY", float("inf"))  # the last way that was tried is taken
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     said: list[str] = []
-    session.start([("", tiny(engine={"plan": "auto", "threads": None}))], tmp_path / "run", Watch(say=said.append))
-    assert "2 worker processes of 1 thread" in said[0] and Run(tmp_path / "run").manifest["plan"]["workers"] == 2
+    session.start(
+        [("", tiny(engine={"plan": "auto", "threads": None}))], tmp_path / "run", Watch(say=said.append)
+    )
+    assert (
+        "2 worker processes of 1 thread" in said[0] and Run(tmp_path / "run").manifest["plan"]["workers"] == 2
+    )
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

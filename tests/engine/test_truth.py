@@ -30,8 +30,8 @@ MALICIOUS = (1, 3)
 
 
 def reachable(*roots: Any) -> list[Any]:
-    """Everything that attributes, containers, slots, closures and bound methods lead to. Modules, classes and a function's globals belong
-    to the program, not to the run."""
+    """Everything that attributes, containers, slots, closures and bound methods lead to. Modules, classes and
+    a function's globals belong to the program, not to the run."""
     seen: dict[int, Any] = {}
     todo = list(roots)
     while todo:
@@ -47,7 +47,11 @@ def reachable(*roots: Any) -> list[Any]:
             continue
         else:
             todo += gc.get_referents(thing)
-            todo += list(vars(thing).values()) if hasattr(type(thing), "__dict__") and hasattr(thing, "__dict__") else []
+            todo += (
+                list(vars(thing).values())
+                if hasattr(type(thing), "__dict__") and hasattr(thing, "__dict__")
+                else []
+            )
     return list(seen.values())
 
 
@@ -55,8 +59,18 @@ def tells(things: list[Any], malicious: Tensor) -> list[Any]:
     """The adversary, its attack, or anything with the content of its list."""
     secret = set(malicious.tolist())
     out = [t for t in things if isinstance(t, (Adversary, Attack))]
-    out += [t for t in things if isinstance(t, Tensor) and t.dtype == torch.int64 and t.ndim == 1 and torch.equal(t, malicious)]
-    out += [t for t in things if isinstance(t, (list, tuple, set, frozenset)) and all(isinstance(i, int) for i in t) and set(t) == secret]
+    out += [
+        t
+        for t in things
+        if isinstance(t, Tensor) and t.dtype == torch.int64 and t.ndim == 1 and torch.equal(t, malicious)
+    ]
+    out += [
+        t
+        for t in things
+        if isinstance(t, (list, tuple, set, frozenset))
+        and all(isinstance(i, int) for i in t)
+        and set(t) == secret
+    ]
     return out
 
 
@@ -87,7 +101,9 @@ class Nosy(Averaging):
 class NosyDetector(Detector):
     """Keeps what it is handed."""
 
-    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Context, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()
         HANDED.extend([ctx, models, ids])
         return Judgement({})
@@ -112,9 +128,18 @@ def test_nothing_leads_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     HANDED.clear()
     made: list[Experiment] = []
     build = Experiment.__init__
-    monkeypatch.setattr(Experiment, "__init__", lambda self, *a, **k: (made.append(self), build(self, *a, **k))[1])
+    monkeypatch.setattr(
+        Experiment, "__init__", lambda self, *a, **k: (made.append(self), build(self, *a, **k))[1]
+    )
     play(
-        [{"method": Watching(), "attack": Attack(clients=MALICIOUS), "aggregator": NosyMean(), "detectors": (NosyDetector(),)}],
+        [
+            {
+                "method": Watching(),
+                "attack": Attack(clients=MALICIOUS),
+                "aggregator": NosyMean(),
+                "detectors": (NosyDetector(),),
+            }
+        ],
         tmp_path / "x",
     )
     experiment = made[0]
@@ -161,7 +186,9 @@ def test_a_defence_that_asks_ends_the_run(how: str, who: str, tmp_path: Path) ->
     class CheatDetector(Detector):
         """Asks."""
 
-        def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+        def judge(
+            self, state: State, ctx: Context, models: Tensor, ids: Tensor
+        ) -> Generator[Exchange, Uplink, Judgement]:
             yield from ()
             if ctx.round == 2:
                 ask(ctx, how)
@@ -182,8 +209,16 @@ def test_a_defence_that_asks_ends_the_run(how: str, who: str, tmp_path: Path) ->
         Server = Cheat
 
     table: dict[str, Any] = {"method": Cheating(), "attack": Attack(clients=MALICIOUS)}
-    table |= {"detectors": (CheatDetector(),)} if who == "detector" else {"aggregator": CheatMean()} if who == "aggregator" else {}
-    with pytest.raises(RunError, match="round 2: the server side asked for .* a defence never sees who is malicious"):
+    table |= (
+        {"detectors": (CheatDetector(),)}
+        if who == "detector"
+        else {"aggregator": CheatMean()}
+        if who == "aggregator"
+        else {}
+    )
+    with pytest.raises(
+        RunError, match="round 2: the server side asked for .* a defence never sees who is malicious"
+    ):
         play([table], tmp_path / "x")
     assert Run(tmp_path / "x", tiny(**table)).round == 1  # the round before it stands
 

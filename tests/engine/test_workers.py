@@ -62,11 +62,20 @@ def test_answers_come_in_order_whoever_gives_them() -> None:
     assert all(map(gone, pids))  # gone altogether: a zombie would still be there
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
+)
 def test_tensors_travel_as_they_are(dtype: torch.dtype) -> None:
     ours, theirs = socket.socketpair()
     wide = torch.arange(12).view(3, 4).to(dtype)
-    sent = {"a": wide, "b": wide.t(), "c": wide[:0], "d": wide[0, 0], "e": wide[:1].expand(5, -1), "f": torch.zeros(2, 0, dtype=dtype)}
+    sent = {
+        "a": wide,
+        "b": wide.t(),
+        "c": wide[:0],
+        "d": wide[0, 0],
+        "e": wide[:1].expand(5, -1),
+        "f": torch.zeros(2, 0, dtype=dtype),
+    }
     send(ours, (sent, "and words", 3))
     got, words, number = receive(theirs)
     assert (words, number) == ("and words", 3)
@@ -100,16 +109,27 @@ def test_a_slow_one_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
-    [(ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"), (RunError("one line"), RunError, "one line"),
-     ("odd", RunError, "Odd: odd 3"), (SystemExit("enough"), RunError, "SystemExit: enough"), (KeyError("k"), KeyError, "'k'")],
-)  # fmt: skip
+    [
+        (ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"),
+        (RunError("one line"), RunError, "one line"),
+        ("odd", RunError, "Odd: odd 3"),
+        (SystemExit("enough"), RunError, "SystemExit: enough"),
+        (KeyError("k"), KeyError, "'k'"),
+    ],
+)
 def test_errors_keep_their_type_and_words(error: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         ask(Pool(2, work), 1, error, 2)
-    assert type(caught.value) is kind and str(caught.value) == text and "in a worker process" in caught.value.__notes__[0]
+    assert (
+        type(caught.value) is kind
+        and str(caught.value) == text
+        and "in a worker process" in caught.value.__notes__[0]
+    )
 
 
-@pytest.mark.parametrize(("message", "words"), [("die", "was ended by SIGKILL"), ("leave", "ended in the middle")])
+@pytest.mark.parametrize(
+    ("message", "words"), [("die", "was ended by SIGKILL"), ("leave", "ended in the middle")]
+)
 def test_a_worker_that_dies_is_named(message: str, words: str) -> None:
     pool = Pool(3, work)
     pids = [pid for _, pid, _ in ask(pool, 0, 1, 2)]
@@ -183,8 +203,12 @@ time.sleep(600)
 @pytest.mark.parametrize("state", ["busy", "idle"])
 def test_workers_end_with_their_parent(state: str, number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHANS, state], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY
-    ) as parent:  # fmt: skip
+        [sys.executable, "-c", ORPHANS, state],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=REPOSITORY,
+    ) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2

@@ -14,7 +14,14 @@ EVERYTHING = Augment(crop=2, flip=0.5, rotation=30, jitter=0.4)
 KEYS = Key(7).fold(torch.arange(3))
 
 
-def images(n: int = 3, batch: int = 4, channels: int = 3, height: int = 6, width: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
+def images(
+    n: int = 3,
+    batch: int = 4,
+    channels: int = 3,
+    height: int = 6,
+    width: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     return Key(1).normal(n, batch, channels, height, width, dtype=dtype)
 
 
@@ -74,7 +81,9 @@ def test_rotation_by_quarters(dtype: torch.dtype) -> None:
     assert out.dtype == dtype
     for i in range(2):
         for j in range(3):
-            torch.testing.assert_close(out[i, j], torch.rot90(x[i, j], quarters[i][j], (1, 2)), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                out[i, j], torch.rot90(x[i, j], quarters[i][j], (1, 2)), atol=1e-5, rtol=0
+            )
 
 
 def test_rotation_keeps_the_aspect_of_oblong_images() -> None:
@@ -98,7 +107,10 @@ def test_rotation_stays_within_its_bound() -> None:
 def test_jitter_equals_a_slow_reference() -> None:
     x, key = images(dtype=torch.float64), KEYS.fold("jitter")
     out = Augment(jitter=0.4)(x, KEYS)
-    factors = [1 + 0.4 * (2 * key.fold(name).uniform(4, dtype=torch.float64) - 1) for name in ("brightness", "contrast", "saturation")]
+    factors = [
+        1 + 0.4 * (2 * key.fold(name).uniform(4, dtype=torch.float64) - 1)
+        for name in ("brightness", "contrast", "saturation")
+    ]
     for i in range(3):
         for j in range(4):
             brightness, contrast, saturation = (float(f[i, j]) for f in factors)
@@ -116,7 +128,9 @@ def test_jitter_of_grey_images_has_no_saturation() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("augment", [Augment(crop=2), Augment(flip=0.5), Augment(rotation=30), Augment(jitter=0.4), EVERYTHING])
+@pytest.mark.parametrize(
+    "augment", [Augment(crop=2), Augment(flip=0.5), Augment(rotation=30), Augment(jitter=0.4), EVERYTHING]
+)
 def test_a_row_alone_and_a_shorter_batch_get_the_same_images(augment: Augment, dtype: torch.dtype) -> None:
     x = images(n=3, batch=13, height=9, width=9, dtype=dtype)
     whole = augment(x, KEYS)
@@ -124,7 +138,9 @@ def test_a_row_alone_and_a_shorter_batch_get_the_same_images(augment: Augment, d
     assert not torch.equal(whole, x)
     tolerance = 0.0 if dtype == torch.float32 else 1e-12
     for row in range(3):
-        torch.testing.assert_close(augment(x[row : row + 1], KEYS[row : row + 1])[0], whole[row], atol=tolerance, rtol=0)
+        torch.testing.assert_close(
+            augment(x[row : row + 1], KEYS[row : row + 1])[0], whole[row], atol=tolerance, rtol=0
+        )
     torch.testing.assert_close(augment(x[:, :5], KEYS), whole[:, :5], atol=tolerance, rtol=0)
 
 

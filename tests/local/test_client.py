@@ -22,10 +22,19 @@ SAMPLES = random_samples(30)
 
 def local(plan: Plan = VMAP, **recipe: Any) -> Local:
     return Local(
-        network=NETWORK, wire=PART, ids=torch.tensor([3, 8]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [7, 12]),
-        validation=deal(SAMPLES, [1, 2]), initial=starts(NETWORK, 2), recipe=Recipe(**{"lr": 0.1, "batch_size": 5, **recipe}), plan=plan,
-        settings=SimpleNamespace(), selected=torch.tensor([True, True]),
-    )  # fmt: skip
+        network=NETWORK,
+        wire=PART,
+        ids=torch.tensor([3, 8]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [7, 12]),
+        validation=deal(SAMPLES, [1, 2]),
+        initial=starts(NETWORK, 2),
+        recipe=Recipe(**{"lr": 0.1, "batch_size": 5, **recipe}),
+        plan=plan,
+        settings=SimpleNamespace(),
+        selected=torch.tensor([True, True]),
+    )
 
 
 # ---- what was received
@@ -93,9 +102,16 @@ def test_report_holds_what_travels() -> None:
     world = local()
     model = torch.arange(24.0, dtype=torch.float64).view(2, 12)
     received = Received(torch.ones(1, 3, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.int64), PART)
-    sent = world.report(model, received, Fitted(model, torch.tensor([0.5, 0.25, 9.0, 9.0], dtype=torch.float64), torch.tensor([2, 3])))
+    sent = world.report(
+        model,
+        received,
+        Fitted(model, torch.tensor([0.5, 0.25, 9.0, 9.0], dtype=torch.float64), torch.tensor([2, 3])),
+    )
     assert sent["update"].tolist() == [[8, 9, 10], [20, 21, 22]] and sent["buffers"].shape == (2, 0)
-    assert sent["count"].tolist() == [7, 12] and sent["loss"].tolist() == [0.5, 0.25]  # of each client's first model
+    assert sent["count"].tolist() == [7, 12] and sent["loss"].tolist() == [
+        0.5,
+        0.25,
+    ]  # of each client's first model
 
 
 def test_states() -> None:

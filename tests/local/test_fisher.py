@@ -1,7 +1,10 @@
 """Fisher information by hand and by every plan.
 
 The model has two numbers: f = b x, logits (h f, 0). With b = 1, h = ln 3, x = 1 the first class has probability 3/4: d loss / d (h f) is
--1/4 for label 0 and 3/4 for label 1, so the squared length of a sample's gradient is q/16 or 9q/16 with q = 1 + (ln 3)^2."""
+-1/4 for label 0 and 3/4 for label 1, so the squared length of a sample's gradient is q/16 or 9q/16 with q = 1 + (ln 3)^2.
+
+
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -51,15 +54,21 @@ every_plan = pytest.mark.parametrize("plan", [*PLANS.values(), Plan("vmap", rows
     ],
 )
 def test_by_hand(plan: Plan, of: Definition, drop_last: bool, expected: list[float]) -> None:
-    recipe = Recipe(batch_size=2, drop_last=drop_last, shuffle=True)  # batches are those of the data's order all the same
+    recipe = Recipe(
+        batch_size=2, drop_last=drop_last, shuffle=True
+    )  # batches are those of the data's order all the same
     got = trace(TWO, MODEL, SAMPLES, DATA, recipe, plan, of)
     torch.testing.assert_close(got, Q * torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-14)
     each = diagonal(TWO, MODEL, SAMPLES, DATA, recipe, plan, of)
-    torch.testing.assert_close(each, got[:, None] / Q * torch.tensor([Q - 1, 1.0], dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        each, got[:, None] / Q * torch.tensor([Q - 1, 1.0], dtype=torch.float64), rtol=0, atol=1e-14
+    )
 
 
 def rich() -> nn.Module:
-    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3))
+    net = nn.Sequential(
+        nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3)
+    )
     net[4].requires_grad_(False)
     return net
 
@@ -74,7 +83,9 @@ def test_plans_equal_plain_autograd_in_evaluation_mode(of: Definition) -> None:
     got = [diagonal(network, models, samples, data, Recipe(batch_size=4), plan, of) for plan in (LOOP, VMAP)]
     torch.testing.assert_close(got[0], got[1], rtol=0, atol=1e-12)
     for i, count in enumerate(counts):
-        expected = slow_diagonal(network, models[i], samples.batch(data.rows[i, :count], torch.float64), data.labels[i, :count], of)
+        expected = slow_diagonal(
+            network, models[i], samples.batch(data.rows[i, :count], torch.float64), data.labels[i, :count], of
+        )
         torch.testing.assert_close(got[0][i], expected, rtol=0, atol=1e-12)
         total = trace(network, models, samples, data, Recipe(batch_size=4), LOOP, of)[i]
         torch.testing.assert_close(total, expected.sum(), rtol=0, atol=1e-12)
@@ -86,10 +97,15 @@ def slow_diagonal(network: Network, vector: Tensor, x: Tensor, y: Tensor, of: st
     free = [p for p in net.parameters() if p.requires_grad]
     names = [n for n, p in net.named_parameters() if p.requires_grad]
     size = {"per-sample": 1, "full": max(1, len(y)), "full-mean": max(1, len(y))}.get(of, 4)
-    total = {name: torch.zeros(s.shape, dtype=torch.float64) for name, s in ((s.name, s) for s in network.layout.slots)}
+    total = {
+        name: torch.zeros(s.shape, dtype=torch.float64)
+        for name, s in ((s.name, s) for s in network.layout.slots)
+    }
     batches = list(zip(x.split(size), y.split(size), strict=True)) if len(y) else []
     for xs, ys in batches:
-        grads = torch.autograd.grad(F.cross_entropy(net(xs), ys, reduction="sum" if of == "full" else "mean"), free)
+        grads = torch.autograd.grad(
+            F.cross_entropy(net(xs), ys, reduction="sum" if of == "full" else "mean"), free
+        )
         for name, grad in zip(names, grads, strict=True):
             total[name] += grad.square() / (len(batches) if of in ("batch-mean", "per-sample") else 1)
     return network.layout.flatten(total)

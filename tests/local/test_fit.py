@@ -16,7 +16,19 @@ from holdfast.local.augment import Augment
 from holdfast.local.fit import Recipe, fit
 from holdfast.local.losses import Batch
 from holdfast.local.plan import Plan
-from tests.helpers import LOOP, PLANS, VMAP, client_keys, deal, network_of, random_samples, samples_of, slow_fit, starts, train
+from tests.helpers import (
+    LOOP,
+    PLANS,
+    VMAP,
+    client_keys,
+    deal,
+    network_of,
+    random_samples,
+    samples_of,
+    slow_fit,
+    starts,
+    train,
+)
 
 COUNTS = [7, 2, 12, 5]
 RECIPE = Recipe(lr=0.1, epochs=2, batch_size=5)
@@ -66,7 +78,9 @@ def test_one_step(plan: Plan) -> None:
 
 @both_plans
 def test_loss_is_the_mean_over_steps(plan: Plan) -> None:
-    fitted = train(network_of(line), W, HAND, deal(HAND, [2]), Recipe(lr=0.1, epochs=2, batch_size=2, loss=squared), plan)
+    fitted = train(
+        network_of(line), W, HAND, deal(HAND, [2]), Recipe(lr=0.1, epochs=2, batch_size=2, loss=squared), plan
+    )
     # losses (4.5 + 0.5) / 2 = 2.5, then residuals 2.6 and 0.5: (3.38 + 0.125) / 2 = 1.7525
     close(fitted.loss, 2.12625) if fitted.loss.ndim == 0 else close(fitted.loss[None], (2.12625,))
     assert fitted.steps.tolist() == [2]
@@ -79,8 +93,12 @@ def test_weight_decay(plan: Plan) -> None:
 
 @both_plans
 def test_momentum(plan: Plan) -> None:
-    # second step from (0.75, 1.85): residuals 2.6 and 0.5, gradient (1.3 + 0.5, 1.3) = (1.8, 1.3); velocity 0.9 (2.5, 1.5) + it
-    close(by_hand(plan, recipe={"momentum": 0.9, "epochs": 2}), (0.75 - 0.1 * (2.25 + 1.8), 1.85 - 0.1 * (1.35 + 1.3)))
+    # second step from (0.75, 1.85): residuals 2.6 and 0.5, gradient (1.3 + 0.5, 1.3) = (1.8, 1.3); velocity
+    # 0.9 (2.5, 1.5) + it
+    close(
+        by_hand(plan, recipe={"momentum": 0.9, "epochs": 2}),
+        (0.75 - 0.1 * (2.25 + 1.8), 1.85 - 0.1 * (1.35 + 1.3)),
+    )
 
 
 @both_plans
@@ -91,7 +109,8 @@ def test_pull(plan: Plan) -> None:
 
 @both_plans
 def test_pull_per_row_and_a_frozen_target(plan: Plan) -> None:
-    """Two models of one client: the first free, the second pulled to where the first began, not to where it is now."""
+    """Two models of one client: the first free, the second pulled to where the first began, not to where it
+    is now."""
     start = torch.tensor([[1.0, 2.0], [1.0, 2.0]], dtype=torch.float64)
     got = by_hand(plan, start, {"epochs": 2}, pull=(W, torch.tensor([0.0, 2.0])))
     free = (0.75 - 0.18, 1.85 - 0.13)
@@ -130,9 +149,15 @@ def test_trainable_per_row(plan: Plan) -> None:
 @both_plans
 def test_a_frozen_entry_stays_though_its_gradient_is_nan(plan: Plan) -> None:
     def broken(net: nn.Module, batch: Batch) -> Tensor:
-        return squared(net, batch) + torch.sqrt(net.weight[0, 1] - 2.0) * 0.0  # d sqrt at 0 is inf, times 0 is nan
+        return (
+            squared(net, batch) + torch.sqrt(net.weight[0, 1] - 2.0) * 0.0
+        )  # d sqrt at 0 is inf, times 0 is nan
 
-    got = by_hand(plan, recipe={"loss": broken, "momentum": 0.9, "weight_decay": 0.1, "epochs": 1}, trainable=torch.tensor([True, False]))
+    got = by_hand(
+        plan,
+        recipe={"loss": broken, "momentum": 0.9, "weight_decay": 0.1, "epochs": 1},
+        trainable=torch.tensor([True, False]),
+    )
     assert got[0, 1] == 2.0 and torch.isfinite(got).all()
 
 
@@ -143,9 +168,13 @@ def test_auxiliary_tensors_are_each_clients_own(plan: Plan) -> None:
 
     data = Padded(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[0, 1], [0, 1]]), torch.tensor([2, 2]))
     recipe = Recipe(lr=0.1, batch_size=2, loss=scaled)
-    got = train(network_of(line), W.repeat(2, 1), HAND, data, recipe, plan, aux={"scale": torch.tensor([1.0, 2.0])}).model
+    got = train(
+        network_of(line), W.repeat(2, 1), HAND, data, recipe, plan, aux={"scale": torch.tensor([1.0, 2.0])}
+    ).model
     close(got, (0.75, 1.85), (0.5, 1.7))
-    four = train(network_of(line), W.repeat(4, 1), HAND, data, recipe, plan, aux={"scale": torch.tensor([1.0, 2.0])}).model
+    four = train(
+        network_of(line), W.repeat(4, 1), HAND, data, recipe, plan, aux={"scale": torch.tensor([1.0, 2.0])}
+    ).model
     close(four, (0.75, 1.85), (0.5, 1.7), (0.75, 1.85), (0.5, 1.7))
 
 
@@ -176,7 +205,9 @@ def test_equals_plain_pytorch(plan: Plan, change: dict[str, Any], samples: Any) 
     network, data, recipe = network_of(small), deal(samples, COUNTS), replace(RECIPE, **change)
     model = starts(network, len(COUNTS))
     expected = slow_fit(network, model, samples, data, client_keys(len(COUNTS)), recipe)
-    torch.testing.assert_close(train(network, model, samples, data, recipe, plan).model, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        train(network, model, samples, data, recipe, plan).model, expected, rtol=0, atol=1e-12
+    )
 
 
 @both_plans
@@ -204,7 +235,11 @@ def test_nothing_to_do_changes_nothing(plan: Plan, change: dict[str, Any], sampl
 @both_plans
 def test_no_rows(plan: Plan, samples: Any) -> None:
     network = network_of(small)
-    nobody = Padded(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    nobody = Padded(
+        torch.zeros(0, 1, dtype=torch.int64),
+        torch.zeros(0, 1, dtype=torch.int64),
+        torch.zeros(0, dtype=torch.int64),
+    )
     options = {"pull": (torch.zeros(0, network.layout.size), torch.zeros(0)), "aux": {"a": torch.zeros(0, 2)}}
     recipe = replace(RECIPE, lr=torch.zeros(0), epochs=torch.zeros(0, dtype=torch.int64))
     fitted = train(network, torch.zeros(0, network.layout.size), samples, nobody, recipe, plan, **options)
@@ -247,7 +282,9 @@ def test_nothing_trainable(plan: Plan, samples: Any) -> None:
     network = network_of(small)
     model = starts(network, 2)
     mask = torch.zeros(network.layout.size, dtype=torch.bool)
-    assert torch.equal(train(network, model, samples, deal(samples, [3, 8]), RECIPE, plan, trainable=mask).model, model)
+    assert torch.equal(
+        train(network, model, samples, deal(samples, [3, 8]), RECIPE, plan, trainable=mask).model, model
+    )
 
 
 @both_plans
@@ -275,7 +312,9 @@ def test_parameters_the_loss_never_uses_only_decay(plan: Plan, samples: Any) -> 
 
     network = network_of(Spare)
     model, spare = starts(network, 1), network.layout.under("spare")
-    got = train(network, model, samples, deal(samples, [4]), Recipe(lr=0.1, batch_size=5, weight_decay=0.5), plan).model
+    got = train(
+        network, model, samples, deal(samples, [4]), Recipe(lr=0.1, batch_size=5, weight_decay=0.5), plan
+    ).model
     torch.testing.assert_close(got[:, spare], model[:, spare] * 0.95, rtol=0, atol=1e-12)
 
 
@@ -303,12 +342,24 @@ def test_chunks_change_nothing(plan: Plan, rows: int, samples: Any) -> None:
 
 @both_plans
 def test_a_client_alone_equals_the_client_in_a_stack(plan: Plan, samples: Any) -> None:
-    network, data, keys = network_of(lambda: nn.Sequential(with_norm(), nn.Dropout(0.3))), deal(samples, COUNTS), client_keys(len(COUNTS))
+    network, data, keys = (
+        network_of(lambda: nn.Sequential(with_norm(), nn.Dropout(0.3))),
+        deal(samples, COUNTS),
+        client_keys(len(COUNTS)),
+    )
     model = starts(network, len(COUNTS))
     together = fit(network, model, samples, data, keys, RECIPE, plan).model
     for i in range(len(COUNTS)):
         one = torch.tensor([i])
-        alone = fit(network, model[one], samples, Padded(data.rows[one], data.labels[one], data.count[one]), keys[one], RECIPE, plan).model
+        alone = fit(
+            network,
+            model[one],
+            samples,
+            Padded(data.rows[one], data.labels[one], data.count[one]),
+            keys[one],
+            RECIPE,
+            plan,
+        ).model
         torch.testing.assert_close(alone, together[one], rtol=0, atol=1e-12)
 
 
@@ -347,7 +398,9 @@ def test_both_plans_equal_plain_pytorch_on(layer: str) -> None:
     data, model = deal(images, [7, 3, 12]), starts(network, 3)
     expected = slow_fit(network, model, images, data, client_keys(3), RECIPE)
     for plan in (LOOP, VMAP):
-        torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10
+        )
 
 
 class Viewing(nn.Module):
@@ -369,7 +422,9 @@ def test_a_users_code_may_depend_on_the_order_in_memory(norm: bool, plan: Plan) 
     network = network_of(lambda: Viewing(norm))
     data, model = deal(images, [7, 3, 12]), starts(network, 3)
     expected = slow_fit(network, model, images, data, client_keys(3), RECIPE)
-    torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10
+    )
     got = score(network, lambda net, x, aux: net(x), expected, torch.arange(3), images, data, plan)
     assert got.total.tolist() == [7, 3, 12]
 
@@ -378,7 +433,12 @@ def test_one_convolution_used_twice_and_tied_weights() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.a, self.b, self.out = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(72, 72), nn.Linear(72, 72), nn.Linear(72, 3)
+            self.conv, self.a, self.b, self.out = (
+                nn.Conv2d(2, 2, 3, padding=1),
+                nn.Linear(72, 72),
+                nn.Linear(72, 72),
+                nn.Linear(72, 3),
+            )
             self.b.weight = self.a.weight
 
         def forward(self, x: Tensor) -> Tensor:
@@ -389,7 +449,9 @@ def test_one_convolution_used_twice_and_tied_weights() -> None:
     data, model = deal(images, [7, 3]), starts(network, 2)
     expected = slow_fit(network, model, images, data, client_keys(2), RECIPE)
     for plan in (LOOP, VMAP):
-        torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10
+        )
 
 
 @both_plans
@@ -420,7 +482,9 @@ def test_batch_norm_equals_pytorchs(plan: Plan, momentum: float | None, samples:
     """Parameters, running statistics and the counter, also with incomplete batches (padded under vmap)."""
 
     def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum), nn.ReLU(), nn.Linear(4, 3))
+        return nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum), nn.ReLU(), nn.Linear(4, 3)
+        )
 
     counts = [7, 3, 12]
     network, data = network_of(make), deal(samples, counts)
@@ -443,11 +507,14 @@ def test_batch_norm_of_images_and_without_running_statistics(plan: Plan, affine:
     network, data = network_of(make), deal(images, [7, 4])
     model = starts(network, 2)
     expected = slow_fit(network, model, images, data, client_keys(2), RECIPE)
-    torch.testing.assert_close(train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        train(network, model, images, data, RECIPE, plan).model, expected, rtol=0, atol=1e-10
+    )
 
 
 def test_batch_norm_with_a_single_sample_trains(samples: Any) -> None:
-    """PyTorch refuses a batch of one value per channel; a client's last batch may be one, and must not end the run."""
+    """PyTorch refuses a batch of one value per channel; a client's last batch may be one, and must not end
+    the run."""
     network, data = network_of(with_norm), deal(samples, [6, 1])
     model = starts(network, 2)
     a, b = (train(network, model, samples, data, RECIPE, plan).model for plan in (LOOP, VMAP))
@@ -474,11 +541,16 @@ def test_dropout_is_the_same_on_both_plans_and_differs_between_steps_and_clients
     a = train(network, model, samples, data, recipe, LOOP).model
     masks = [mask.flatten().tolist() for mask in seen]
     assert len({tuple(mask) for mask in masks}) == 6  # 3 steps of 2 clients
-    torch.testing.assert_close(train(network, model, samples, data, recipe, VMAP).model, a, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        train(network, model, samples, data, recipe, VMAP).model, a, rtol=0, atol=1e-12
+    )
 
 
 def test_dropout_is_on_in_fit_and_repeatable(samples: Any) -> None:
-    network, data = network_of(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3))), deal(samples, COUNTS)
+    network, data = (
+        network_of(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3))),
+        deal(samples, COUNTS),
+    )
     model = starts(network, len(COUNTS))
     first, second = (train(network, model, samples, data, RECIPE, VMAP).model for _ in range(2))
     assert torch.equal(first, second)
@@ -495,7 +567,9 @@ def test_augmentation(plan: Plan) -> None:
     network, data = network_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), deal(images, [7, 4])
     model = starts(network, 2)
     got = train(network, model, images, data, replace(RECIPE, augment=Augment(flip=1.0)), plan).model
-    torch.testing.assert_close(got, train(network, model, mirrored, data, RECIPE, plan).model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        got, train(network, model, mirrored, data, RECIPE, plan).model, rtol=0, atol=1e-12
+    )
 
 
 def test_random_augmentation_is_the_same_on_both_plans_and_new_in_each_step() -> None:
@@ -511,7 +585,14 @@ def test_random_augmentation_is_the_same_on_both_plans_and_new_in_each_step() ->
         seen.append(batch.x.clone())
         return F.cross_entropy(net(batch.x), batch.y, reduction="none")
 
-    train(network, model[:1], images, deal(images, [4]), replace(recipe, loss=spy, shuffle=False, epochs=2), LOOP)
+    train(
+        network,
+        model[:1],
+        images,
+        deal(images, [4]),
+        replace(recipe, loss=spy, shuffle=False, epochs=2),
+        LOOP,
+    )
     assert len(seen) == 2 and not torch.allclose(seen[0], seen[1])
 
 
@@ -523,18 +604,24 @@ def inner_loop(gradient: Any, params: dict[str, Tensor], batch: Batch, lr: Tenso
     lam, theta = 2.0, params
     for _ in range(3):
         grads = gradient(theta, batch)
-        theta = {name: theta[name] - 0.2 * (grads[name] + lam * (theta[name] - params[name])) for name in theta}
+        theta = {
+            name: theta[name] - 0.2 * (grads[name] + lam * (theta[name] - params[name])) for name in theta
+        }
     return {name: params[name] - lr * lam * (params[name] - theta[name]) for name in params}
 
 
-def slow_inner_loop(make: Any, network: Any, model: Tensor, samples: Any, data: Padded, recipe: Recipe, lr: list[float]) -> Tensor:
+def slow_inner_loop(
+    make: Any, network: Any, model: Tensor, samples: Any, data: Padded, recipe: Recipe, lr: list[float]
+) -> Tensor:
     """The same with modules and autograd."""
     import numpy as np
 
     from holdfast.local.batch_order import schedule
 
     n = len(data.count)
-    order = schedule(client_keys(n), data.count.numpy(), recipe.batch_size, np.full(n, recipe.epochs), None, True, False)
+    order = schedule(
+        client_keys(n), data.count.numpy(), recipe.batch_size, np.full(n, recipe.epochs), None, True, False
+    )
     out = []
     for i in range(n):
         net = network.load(model[i], dtype=torch.float64).double().train()
@@ -557,7 +644,12 @@ def slow_inner_loop(make: Any, network: Any, model: Tensor, samples: Any, data: 
 
 def convolution() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.MaxPool2d((1, 2)), nn.Flatten(), nn.Linear(4, 3)
+        nn.Unflatten(1, (1, 1, 3)),
+        nn.Conv2d(1, 4, (1, 2)),
+        nn.ReLU(),
+        nn.MaxPool2d((1, 2)),
+        nn.Flatten(),
+        nn.Linear(4, 3),
     )
 
 
@@ -568,7 +660,15 @@ def test_step_function(plan: Plan, make: Any, samples: Any) -> None:
     counts = [7, 3, 12]
     network, data = network_of(make), deal(samples, counts)
     model, lr = starts(network, 3), [0.1, 0.3, 0.05]
-    got = train(network, model, samples, data, replace(RECIPE, lr=torch.tensor(lr, dtype=torch.float64)), plan, step=inner_loop)
+    got = train(
+        network,
+        model,
+        samples,
+        data,
+        replace(RECIPE, lr=torch.tensor(lr, dtype=torch.float64)),
+        plan,
+        step=inner_loop,
+    )
     expected = slow_inner_loop(make, network, model, samples, data, RECIPE, lr)
     torch.testing.assert_close(got.model, expected, rtol=0, atol=1e-10)
     assert (got.loss > 0).all()
@@ -618,8 +718,8 @@ def test_a_model_that_draws_its_own_randomness_is_a_clear_error(plan: Plan, samp
 
 @both_plans
 def test_padding_does_not_poison_a_batch(plan: Plan) -> None:
-    """loss = x0 w + x1 log w^2. The first batch moves w from 1 to 0, where the first sample's loss is infinite; the second batch does
-    not hold that sample, so w goes on to -0.5."""
+    """loss = x0 w + x1 log w^2. The first batch moves w from 1 to 0, where the first sample's loss is
+    infinite; the second batch does not hold that sample, so w goes on to -0.5."""
     samples = samples_of(torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 0]))
 
     def touchy(net: nn.Module, batch: Batch) -> Tensor:
@@ -639,11 +739,19 @@ def test_one_float32_step_of_both_plans() -> None:
 
     def make() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 3)
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(36, 3),
         )
 
     network, data = network_of(make, torch.float32), deal(images, [7, 2, 12, 5])
     model = starts(network, 4)
-    a, b = (train(network, model, images, data, replace(RECIPE, steps=1), plan).model for plan in (LOOP, VMAP))
+    a, b = (
+        train(network, model, images, data, replace(RECIPE, steps=1), plan).model for plan in (LOOP, VMAP)
+    )
     assert a.dtype == torch.float32
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

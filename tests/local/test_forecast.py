@@ -1,4 +1,5 @@
-"""The choice of a plan: what cannot run is no candidate, and the bits of one plan do not depend on whether the other was tried."""
+"""The choice of a plan: what cannot run is no candidate, and the bits of one plan do not depend on whether
+the other was tried."""
 
 from __future__ import annotations
 
@@ -42,21 +43,29 @@ class Normed(nn.Module):
 
 
 def test_auto_takes_the_plan_that_can_run(tmp_path: Path) -> None:
-    run = holdfast.run(tiny(model=holdfast.Model(Recurrent, head="fc"), engine={"plan": "auto"}), out=tmp_path / "run")
+    run = holdfast.run(
+        tiny(model=holdfast.Model(Recurrent, head="fc"), engine={"plan": "auto"}), out=tmp_path / "run"
+    )
     assert run.manifest["plan"]["name"] == "loop" and run.round == 2
 
 
 def test_a_plan_that_was_asked_for_fails_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="a first step on plan vmap failed: RuntimeError"):
-        holdfast.run(tiny(model=holdfast.Model(Recurrent, head="fc"), engine={"plan": "vmap"}), out=tmp_path / "run")
+        holdfast.run(
+            tiny(model=holdfast.Model(Recurrent, head="fc"), engine={"plan": "vmap"}), out=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
-def test_trying_vmap_does_not_change_the_bits_of_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trying_vmap_does_not_change_the_bits_of_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plan_choice, "_CLEARLY", 0.0)  # auto tries both and always takes loop
     runs = {}
     for plan in ("auto", "loop"):
-        config = tiny(model=holdfast.Model(Normed, head="fc"), engine={"plan": plan}, train={"dtype": "float32"})
+        config = tiny(
+            model=holdfast.Model(Normed, head="fc"), engine={"plan": plan}, train={"dtype": "float32"}
+        )
         runs[plan] = holdfast.run(config, out=tmp_path / plan)
         assert runs[plan].manifest["plan"]["name"] == "loop"
     a, b = (everything(Run(run.path, run.config)) for run in runs.values())
@@ -64,31 +73,54 @@ def test_trying_vmap_does_not_change_the_bits_of_loop(tmp_path: Path, monkeypatc
 
 
 def chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: str, times: dict[str, float], rows: int = 10, memory: int = 10**9,
-    counts: Sequence[int] = (20, 20), client_steps: float = 0.0,
-) -> plan_choice.Forecast:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    times: dict[str, float],
+    rows: int = 10,
+    memory: int = 10**9,
+    counts: Sequence[int] = (20, 20),
+    client_steps: float = 0.0,
+) -> plan_choice.Forecast:
     """The choice where a client's step takes so many microseconds: nothing is timed."""
-    monkeypatch.setattr(plan_choice, "_compare", lambda plans, trial, rows: {name: times[name] for name in plans})
+    monkeypatch.setattr(
+        plan_choice, "_compare", lambda plans, trial, rows: {name: times[name] for name in plans}
+    )
     network, samples = network_of(lambda: nn.Linear(3, 3)), random_samples(sum(counts))
     data, recipe = deal(samples, counts), Recipe(batch_size=4)
-    return plan_choice.choose(asked, network, network.initial(Key(0)), samples, data, recipe, rows, memory, client_steps=client_steps)
+    return plan_choice.choose(
+        asked,
+        network,
+        network.initial(Key(0)),
+        samples,
+        data,
+        recipe,
+        rows,
+        memory,
+        client_steps=client_steps,
+    )
 
 
-@pytest.mark.parametrize(("vmap", "plan"), [(50.0, "vmap"), (94.0, "vmap"), (95.0, "loop"), (100.0, "loop"), (200.0, "loop")])
-def test_auto_takes_vmap_where_it_is_clearly_faster(monkeypatch: pytest.MonkeyPatch, vmap: float, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("vmap", "plan"), [(50.0, "vmap"), (94.0, "vmap"), (95.0, "loop"), (100.0, "loop"), (200.0, "loop")]
+)
+def test_auto_takes_vmap_where_it_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, vmap: float, plan: str
+) -> None:
     found = chosen(monkeypatch, "auto", {"loop": 100.0, "vmap": vmap})
     assert found.plan.name == plan and found.plan.microseconds == found.measured[plan]
     assert found.seconds(1000) == pytest.approx(found.measured[plan] * 1e-3)
 
 
 def row_bytes() -> tuple[int, int]:
-    """Of the linear model above, of 12 parameters in float64: in training (ten times its tensors; 4 samples of 3 numbers and their 3
-    outputs, half as much again), and while it waits (six models)."""
+    """Of the linear model above, of 12 parameters in float64: in training (ten times its tensors; 4 samples
+    of 3 numbers and their 3 outputs, half as much again), and while it waits (six models)."""
     return 8 * (10 * 12 + 3 * 4 * (3 + 3) // 2), 8 * 6 * 12
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_the_announced_memory_has_rows_that_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+def test_the_announced_memory_has_rows_that_wait_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
     """One by one, nine of ten models wait; stacked by four, six of them."""
     training, waiting = row_bytes()
     monkeypatch.setattr("holdfast.local.plan._CACHED", 4 * training)
@@ -98,7 +130,11 @@ def test_the_announced_memory_has_rows_that_wait_for_their_turn(monkeypatch: pyt
 
 
 def test_sizes_of_programs_hold_no_more_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most clients have little data a program of half the rows saves time; it has to fit beside the whole one."""
+    """Where most clients have little data a program of half the rows saves time; it has to fit beside the
+    whole one."""
     training, times, ragged = row_bytes()[0], {"compiled-vmap": 30.0}, [4] * 9 + [400]
-    found = [chosen(monkeypatch, "compiled-vmap", times, 16, room * training, ragged, 1e9).plan for room in (16 + 8, 16 + 7)]
+    found = [
+        chosen(monkeypatch, "compiled-vmap", times, 16, room * training, ragged, 1e9).plan
+        for room in (16 + 8, 16 + 7)
+    ]
     assert [plan.sizes for plan in found] == [(8, 16), (16,)]

@@ -1,4 +1,5 @@
-"""Training by replaying programs: the same numbers as the loop, few programs for many stacks, and a way out where one cannot be made.
+"""Training by replaying programs: the same numbers as the loop, few programs for many stacks, and a way out
+where one cannot be made.
 
 On a CPU a program runs as it stands; what a compiler would be given is traced here and compared as well."""
 
@@ -36,9 +37,17 @@ def no_programs() -> Iterator[None]:
 def images() -> nn.Module:
     """Every layer that is treated specially, with strides, padding, dilation and groups."""
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, stride=2, dilation=2, bias=False),
-        nn.GroupNorm(2, 6), nn.Conv2d(6, 6, 1, groups=2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, dilation=2, bias=False),
+        nn.GroupNorm(2, 6),
+        nn.Conv2d(6, 6, 1, groups=2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(6, 3),
+    )
 
 
 def kept() -> list[Program]:
@@ -50,7 +59,15 @@ def test_one_program_serves_all_rounds_and_methods_with_and_without_a_pull() -> 
     network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4, 12])
     model = starts(network, 3)
     train(network, model, samples, data, RECIPE, COMPILED)
-    train(network, model * 2, samples, data, replace(RECIPE, lr=torch.tensor([0.1, 0.2, 0.3]), epochs=1), COMPILED, seed=5)
+    train(
+        network,
+        model * 2,
+        samples,
+        data,
+        replace(RECIPE, lr=torch.tensor([0.1, 0.2, 0.3]), epochs=1),
+        COMPILED,
+        seed=5,
+    )
     train(network, model, samples, data, replace(RECIPE, weight_decay=0.1), COMPILED, pull=(model, 0.5))
     assert len(kept()) == 1
     train(network, model, samples, data, replace(RECIPE, momentum=0.9), COMPILED)
@@ -66,7 +83,10 @@ def test_only_the_programs_of_one_plan_are_kept() -> None:
     train(other, starts(other, 3), samples, data, RECIPE, Plan("captured-loop"))
     programs.forget(network.signature, but="captured-vmap")
     left = {(made.structure.signature, made.structure.plan) for made in kept()}
-    assert left == {(network.signature, "captured-vmap"), (other.signature, "captured-loop")}, "another network's stay"
+    assert left == {
+        (network.signature, "captured-vmap"),
+        (other.signature, "captured-loop"),
+    }, "another network's stay"
     programs.forget()
     assert not kept()
 
@@ -85,7 +105,9 @@ def test_stacks_of_many_sizes_share_programs_and_rows_move_to_smaller_ones() -> 
     six = deal(samples, counts[:6])
     few = fit(network, model[:6], samples, six, client_keys(6), recipe, plan)  # a ban later
     assert len(kept()) == 3
-    torch.testing.assert_close(few.model, train(network, model[:6], samples, six, recipe, LOOP).model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        few.model, train(network, model[:6], samples, six, recipe, LOOP).model, rtol=0, atol=1e-12
+    )
 
 
 def test_more_rows_than_the_largest_size_are_cut() -> None:
@@ -94,7 +116,9 @@ def test_more_rows_than_the_largest_size_are_cut() -> None:
     model = starts(network, 7)
     got = train(network, model, samples, data, RECIPE, Plan("compiled-vmap", sizes=(3,)))
     assert {p.structure.size for p in kept()} == {3}
-    torch.testing.assert_close(got.model, train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        got.model, train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12
+    )
 
 
 def test_a_stack_much_smaller_than_the_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +142,17 @@ def test_where_no_program_can_be_made_the_next_best_plan_runs_and_the_log_says_s
     before = programs.refusals()
     with caplog.at_level(logging.WARNING, "holdfast.local"):
         got = [train(network, model, samples, data, RECIPE, Plan(name)).model for _ in range(2)]
-    torch.testing.assert_close(got[0], train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        got[0], train(network, model, samples, data, RECIPE, LOOP).model, rtol=0, atol=1e-12
+    )
     assert torch.equal(*got)
     tried = len(Plan(name).attempts(3)) - 1
     assert programs.refusals() == before + 2 * tried  # of two trainings
-    assert len(caplog.messages) == tried and "no such kernel" in caplog.messages[0] and name in caplog.messages[0]
+    assert (
+        len(caplog.messages) == tried
+        and "no such kernel" in caplog.messages[0]
+        and name in caplog.messages[0]
+    )
 
 
 def test_an_error_of_the_user_is_no_reason_to_try_another_plan() -> None:
@@ -138,8 +168,11 @@ def test_an_error_of_the_user_is_no_reason_to_try_another_plan() -> None:
         train(network, starts(network, 2), samples, data, replace(RECIPE, loss=wrong), COMPILED)
 
 
-def test_a_loss_made_anew_is_the_same_and_one_that_holds_tensors_is_not_replayed(caplog: pytest.LogCaptureFixture) -> None:
-    """A method's closure over numbers serves every round; over a tensor of this round, a program would go on with the old one."""
+def test_a_loss_made_anew_is_the_same_and_one_that_holds_tensors_is_not_replayed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A method's closure over numbers serves every round; over a tensor of this round, a program would go on
+    with the old one."""
     samples = random_samples(40)
     network, data = network_of(lambda: nn.Linear(3, 3)), deal(samples, [8, 4])
     model = starts(network, 2)
@@ -152,16 +185,26 @@ def test_a_loss_made_anew_is_the_same_and_one_that_holds_tensors_is_not_replayed
     assert len(kept()) == 1
     with caplog.at_level(logging.WARNING, "holdfast.local"):
         for factor in (2.0, 3.0):
-            got = train(network, model, samples, data, replace(RECIPE, loss=scaled(torch.tensor(factor).double())), COMPILED).model
+            got = train(
+                network,
+                model,
+                samples,
+                data,
+                replace(RECIPE, loss=scaled(torch.tensor(factor).double())),
+                COMPILED,
+            ).model
             want = train(network, model, samples, data, replace(RECIPE, loss=scaled(factor)), LOOP).model
             torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     assert len(kept()) == 1 and not torch.equal(twice, got)
     assert caplog.messages and all("aux" in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize("augment", [Augment(), Augment(crop=1, flip=0.5, jitter=0.2)], ids=["plain", "augmented"])
+@pytest.mark.parametrize(
+    "augment", [Augment(), Augment(crop=1, flip=0.5, jitter=0.2)], ids=["plain", "augmented"]
+)
 def test_what_a_compiler_is_given_computes_the_step(augment: Augment) -> None:
-    """Traced with convolutions as matrix products: all of a step, also for rows that are done and batches that are padded."""
+    """Traced with convolutions as matrix products: all of a step, also for rows that are done and batches
+    that are padded."""
     samples = random_samples(40, (2, 12, 12))
     network, data = network_of(images), deal(samples, [8, 3, 6])
     recipe = replace(RECIPE, augment=augment, momentum=0.5, weight_decay=0.01)
@@ -169,7 +212,9 @@ def test_what_a_compiler_is_given_computes_the_step(augment: Augment) -> None:
     (ready,) = kept()
     traced = ready.traced()
     names = [str(node.target) for node in traced.graph.nodes]
-    assert names.count("aten.convolution.default") == 1 and "aten.col2im.default" not in names  # the one with groups stays as it is
+    assert (
+        names.count("aten.convolution.default") == 1 and "aten.col2im.default" not in names
+    )  # the one with groups stays as it is
     now = ready.memory["now"]
     now[:, -4], now[:3, -3] = torch.tensor([4, 3, 2, 0, 0]), torch.tensor([1, 0, 1])
     want, got = ready._step(ready.memory), traced(ready.memory)
@@ -211,9 +256,17 @@ def test_bf16_multiplies_in_bfloat16_and_updates_in_float32(plan: Any) -> None:
     assert bool((rough.bfloat16().float() != rough).any())  # parameters are not rounded
 
 
-def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_device_the_best_that_can_be_captured_is_chosen_and_compiling_has_to_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The choice itself, with times as a GPU would have them."""
-    micro = {"captured-loop": 200.0, "captured-vmap": 60.0, "compiled-vmap": 30.0, "loop": 2000.0, "vmap": 250.0}
+    micro = {
+        "captured-loop": 200.0,
+        "captured-vmap": 60.0,
+        "compiled-vmap": 30.0,
+        "loop": 2000.0,
+        "vmap": 250.0,
+    }
 
     class Trial:
         def __init__(self) -> None:
@@ -245,5 +298,8 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(monkeypatch: pytes
     samples = random_samples(40)
     network, data = network_of(Recurrent), deal(samples, [8, 4])
     trial = plan_choice._Trial(network, starts(network, 1)[0], samples, data, RECIPE)
-    plans = {name: Plan(name, sizes=(2,) if "vmap" in name else ()) for name in ("captured-loop", "captured-vmap", "compiled-vmap")}  # type: ignore[arg-type]
+    plans = {
+        name: Plan(name, sizes=(2,) if "vmap" in name else ())
+        for name in ("captured-loop", "captured-vmap", "compiled-vmap")
+    }  # type: ignore[arg-type]
     assert list(plan_choice._compare_on_device(plans, trial, 2, 1e9)) == ["captured-loop"]

@@ -78,7 +78,16 @@ def test_a_function_that_holds_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "held", [torch.zeros(1), {"a": 1}, [1], World(), SimpleNamespace(x=torch.zeros(1)), Rule(torch.zeros(1)), nn.Linear(1, 1)]
+    "held",
+    [
+        torch.zeros(1),
+        {"a": 1},
+        [1],
+        World(),
+        SimpleNamespace(x=torch.zeros(1)),
+        Rule(torch.zeros(1)),
+        nn.Linear(1, 1),
+    ],
 )
 def test_what_may_hold_tensors_is_refused(held: Any) -> None:
     for function in (make(held), partial(math.pow, held), make(make(held))):

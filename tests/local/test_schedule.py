@@ -15,12 +15,23 @@ def keys(ids: list[int]) -> Key:
 
 
 def plan(
-    ids: list[int] | None = None, counts: np.ndarray = COUNTS, batch: int = 5, epochs: int | list[int] = 2, **options: object
+    ids: list[int] | None = None,
+    counts: np.ndarray = COUNTS,
+    batch: int = 5,
+    epochs: int | list[int] = 2,
+    **options: object,
 ) -> Schedule:
     ids = list(range(len(counts))) if ids is None else ids
     steps = options.pop("steps", None)
     given = np.broadcast_to(np.asarray(epochs), counts.shape).astype(np.int64)
-    return schedule(keys(ids), counts, batch, given, None if steps is None else np.broadcast_to(np.asarray(steps), counts.shape), **options)  # type: ignore[arg-type]
+    return schedule(
+        keys(ids),
+        counts,
+        batch,
+        given,
+        None if steps is None else np.broadcast_to(np.asarray(steps), counts.shape),
+        **options,
+    )  # type: ignore[arg-type]
 
 
 def seen(order: Schedule, row: int) -> list[int]:

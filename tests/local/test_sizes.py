@@ -23,7 +23,12 @@ def test_equal_clients_need_one_size() -> None:
 def test_ragged_clients_get_halves_only_where_the_run_is_long() -> None:
     steps = np.array([1] * 90 + [100] * 10)
     assert worthwhile((160,), steps, 30.0, 1e3) == (160,)
-    assert worthwhile((160,), steps, 30.0, 1e9) == (20, 40, 80, 160)  # 16 rows go on: 10 would be too few for them
+    assert worthwhile((160,), steps, 30.0, 1e9) == (
+        20,
+        40,
+        80,
+        160,
+    )  # 16 rows go on: 10 would be too few for them
     assert worthwhile((40, 160), steps, 30.0, 1e9) == (20, 40, 160)  # with 40 there, 80 saves nothing
 
 
@@ -31,7 +36,10 @@ def test_halves_are_made_only_where_they_fit() -> None:
     steps = np.array([1] * 90 + [100] * 10)
     assert worthwhile((160,), steps, 30.0, 1e9, held=160 + 80 + 40 + 20) == (20, 40, 80, 160)
     assert worthwhile((160,), steps, 30.0, 1e9, held=160 + 80 + 39) == (20, 80, 160)
-    assert worthwhile((160, 160), steps, 30.0, 1e9, held=2 * (160 + 40)) == (40, 160), "each of two groups has its own of each size"
+    assert worthwhile((160, 160), steps, 30.0, 1e9, held=2 * (160 + 40)) == (
+        40,
+        160,
+    ), "each of two groups has its own of each size"
 
 
 def test_groups_are_cut_by_hand() -> None:

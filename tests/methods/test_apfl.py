@@ -18,17 +18,27 @@ from tests.methods.two import World, both_plans, close, numbers, rows, server
 def state_of(world: World, alpha: float, v: list[list[float]], seen: bool = True) -> dict[str, torch.Tensor]:
     """The vector of a pair: alpha, w (b, h), v (b, h)."""
     assert [slot.name for slot in world.network.layout.slots] == [
-        "alpha", "shared.backbone.weight", "shared.head.weight", "own.backbone.weight", "own.head.weight"
-    ]  # fmt: skip
-    return {"own": torch.cat([numbers([alpha, 9, 9], [alpha, 9, 9]), numbers(*v)], 1), "seen": torch.full((2,), seen)}
+        "alpha",
+        "shared.backbone.weight",
+        "shared.head.weight",
+        "own.backbone.weight",
+        "own.head.weight",
+    ]
+    return {
+        "own": torch.cat([numbers([alpha, 9, 9], [alpha, 9, 9]), numbers(*v)], 1),
+        "seen": torch.full((2,), seen),
+    }
 
 
 @both_plans
 def test_a_step_of_both_models(plan: Plan) -> None:
-    """w = (1, 2) moves as in FedAvg. v = (3, 0): the mixture by 1/4 is (1.5, 1.5). Client 4 has r = 2.25 there and gradient (3.375, 3.375);
-    client 7 r = 3.5, gradient (10.5, 10.5): v moves a quarter of 0.1 of that."""
+    """w = (1, 2) moves as in FedAvg. v = (3, 0): the mixture by 1/4 is (1.5, 1.5). Client 4 has r = 2.25
+    there and gradient (3.375, 3.375); client 7 r = 3.5, gradient (10.5, 10.5): v moves a quarter of 0.1 of
+    that."""
     world = World(plan, name="apfl", alpha=0.25, adaptive=False)
-    state, sent = world.rule.train(world.local, state_of(world, 0.25, [[3, 0], [3, 0]]), world.sent(1.0, 2.0), {})
+    state, sent = world.rule.train(
+        world.local, state_of(world, 0.25, [[3, 0], [3, 0]]), world.sent(1.0, 2.0), {}
+    )
     close(sent["update"], [[-0.4, -0.2], [-1.2, -0.6]])
     close(state["own"], [[0.25, 0.6, 1.8, 3 - 0.084375, -0.084375], [0.25, -0.2, 1.4, 3 - 0.2625, -0.2625]])
     close(sent["loss"], [2.0, 4.5])  # of w
@@ -51,13 +61,18 @@ def test_the_mixture_follows_w_from_step_to_step(plan: Plan) -> None:
 
 @both_plans
 def test_alpha_moves_by_one_step_a_round(plan: Plan) -> None:
-    """Client 4: v - w = (2, -2) and the gradient at (1.5, 1.5) is (3.375, 3.375): no move. If v = (2, 2) it is (1.25, 2), r = 2.5,
-    gradient (5, 3.125), v - w = (1, 0): alpha <- 0.25 - 0.1 * 5. Client 7: r = 4, gradient (16, 10): far below 0, where it stops."""
+    """Client 4: v - w = (2, -2) and the gradient at (1.5, 1.5) is (3.375, 3.375): no move. If v = (2, 2) it
+    is (1.25, 2), r = 2.5, gradient (5, 3.125), v - w = (1, 0): alpha <- 0.25 - 0.1 * 5. Client 7: r = 4,
+    gradient (16, 10): far below 0, where it stops."""
     still = World(plan, name="apfl", alpha=0.25, epochs=0)
-    state, _ = still.rule.train(still.local, state_of(still, 0.25, [[3, 0], [3, 0]]), still.sent(1.0, 2.0), {})
+    state, _ = still.rule.train(
+        still.local, state_of(still, 0.25, [[3, 0], [3, 0]]), still.sent(1.0, 2.0), {}
+    )
     close(state["own"][:, 0], [0.25, 0.25])
     world = World(plan, name="apfl", alpha=0.75, epochs=0, lr=0.01)
-    state, _ = world.rule.train(world.local, state_of(world, 0.25, [[2, 2], [2, 2]]), world.sent(1.0, 2.0), {})
+    state, _ = world.rule.train(
+        world.local, state_of(world, 0.25, [[2, 2], [2, 2]]), world.sent(1.0, 2.0), {}
+    )
     close(state["own"][:, 0], [0.2, 0.25 - 0.16])
     fast = World(plan, name="apfl", epochs=0)
     state, _ = fast.rule.train(fast.local, state_of(fast, 0.25, [[2, 2], [2, 2]]), fast.sent(1.0, 2.0), {})

@@ -1,8 +1,10 @@
-"""C-PFL: its two halves by hand on a model of two numbers, rounds of whole runs against a slow reference, and every switch.
+"""C-PFL: its two halves by hand on a model of two numbers, rounds of whole runs against a slow reference, and
+every switch.
 
-The network is y = head * (backbone * x): backbone 2, head 3, a squared loss. Client 4 has x = 1 -> 0 and x = 2 -> 1: residuals 6 and 11.
-The backbone's gradient is the mean of residual * head * x = (18 + 66) / 2 = 42, the head's that of residual * backbone * x = (12 + 44) / 2
-= 28. Client 7 has x = 1 -> 1: residual 5, gradients 15 and 10."""
+The network is y = head * (backbone * x): backbone 2, head 3, a squared loss. Client 4 has x = 1 -> 0 and x =
+2 -> 1: residuals 6 and 11. The backbone's gradient is the mean of residual * head * x = (18 + 66) / 2 = 42,
+the head's that of residual * backbone * x = (12 + 44) / 2 = 28. Client 7 has x = 1 -> 1: residual 5,
+gradients 15 and 10."""
 
 from __future__ import annotations
 
@@ -63,14 +65,24 @@ def close(got: Tensor, expected: Any) -> None:
 
 
 def world(method: CPfl, plan: Plan = LOOP) -> tuple[Any, Local, Received]:
-    """The client half, two clients, and what they are sent: the backbone 2 (and the head 3 where it travels)."""
+    """The client half, two clients, and what they are sent: the backbone 2 (and the head 3 where it
+    travels)."""
     rule = method.Client(method)
     wire = Wire.of(NETWORK.layout, rule.shared(NETWORK, 1))
     local = Local(
-        network=NETWORK, wire=wire, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [2, 1]),
-        validation=deal(SAMPLES, [0, 0]), initial=INITIAL.repeat(2, 1), plan=plan, settings=SimpleNamespace(),
-        recipe=Recipe(lr=0.01, epochs=1, batch_size=2, loss=squared), selected=torch.tensor([True, True]),
-    )  # fmt: skip
+        network=NETWORK,
+        wire=wire,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [2, 1]),
+        validation=deal(SAMPLES, [0, 0]),
+        initial=INITIAL.repeat(2, 1),
+        plan=plan,
+        settings=SimpleNamespace(),
+        recipe=Recipe(lr=0.01, epochs=1, batch_size=2, loss=squared),
+        selected=torch.tensor([True, True]),
+    )
     return rule, local, Received(wire.pack(INITIAL)[None], torch.zeros(2, 1, dtype=torch.int64), wire)
 
 
@@ -101,7 +113,12 @@ def test_tuning_changes_the_head_only(train: Any, plan: Plan) -> None:
     rule, local, received = world(CPfl(train=train, tune_epochs=2), plan)
     state, sent = rule.tune(local, rule.init(local), received, {})
     close(state["own"][1], [2.0, 3 - 0.1 - 0.096])
-    assert state["own"][0, 0] == 2.0 and state["own"][0, 1] < 3 and set(sent) == {"loss"} and state["tuned"].all()
+    assert (
+        state["own"][0, 0] == 2.0
+        and state["own"][0, 1] < 3
+        and set(sent) == {"loss"}
+        and state["tuned"].all()
+    )
     other = Received(received.bank + 1, received.pick, received.wire)
     assert torch.equal(rule.personal(local, state, other), state["own"])  # its own, whatever is sent later
 
@@ -125,7 +142,11 @@ def test_feedback_is_kept() -> None:
     rule, local, received = world(CPfl())
     start = rule.init(local)
     assert start["feedback"].tolist() == [[UNDEFINED] * 3] * 2
-    said = {"accuracy": torch.tensor([0.5, 0.25]), "threshold": torch.tensor([0.4, 0.4]), "admitted": torch.tensor([1.0, 0.0])}
+    said = {
+        "accuracy": torch.tensor([0.5, 0.25]),
+        "threshold": torch.tensor([0.4, 0.4]),
+        "admitted": torch.tensor([1.0, 0.0]),
+    }
     state, sent = rule.notify(local, start, received, said)
     close(state["feedback"].float(), torch.tensor([[0.5, 0.4, 1.0], [0.25, 0.4, 0.0]]).tolist())
     assert sent == {} and rule.schema("notify", received.wire) == {} and state["own"] is start["own"]
@@ -144,12 +165,21 @@ def test_who_is_sent_nothing_keeps_what_it_had() -> None:
 def context(clients: int = 6, **more: Any) -> Context:
     ids = torch.arange(clients)
     return Context(
-        round=3, cohort=ids, available=ids, key=Key(2), wire=Wire.of(NETWORK.layout, ~NETWORK.head), layout=NETWORK.layout,
-        initial=INITIAL[:1], aggregator=Mean(), **more,
-    )  # fmt: skip
+        round=3,
+        cohort=ids,
+        available=ids,
+        key=Key(2),
+        wire=Wire.of(NETWORK.layout, ~NETWORK.head),
+        layout=NETWORK.layout,
+        initial=INITIAL[:1],
+        aggregator=Mean(),
+        **more,
+    )
 
 
-def server_round(method: CPfl, scores: dict[int, float], ctx: Context | None = None) -> tuple[State, Verdict, list[Exchange]]:
+def server_round(
+    method: CPfl, scores: dict[int, float], ctx: Context | None = None
+) -> tuple[State, Verdict, list[Exchange]]:
     """Client i trains the backbone 2 to 2 + i and has i + 1 samples; members say `scores`."""
     server, ctx = method.Server(method), ctx or context()
     steps, asked = server.round(server.init(ctx), ctx), []
@@ -162,10 +192,17 @@ def server_round(method: CPfl, scores: dict[int, float], ctx: Context | None = N
         asked.append(exchange)
         ids = exchange.to
         if exchange.task == "train":
-            fields = {"update": ids[:, None].double(), "count": ids.double() + 1, "buffers": torch.zeros(len(ids), 0), "loss": ids.double()}
+            fields = {
+                "update": ids[:, None].double(),
+                "count": ids.double() + 1,
+                "buffers": torch.zeros(len(ids), 0),
+                "loss": ids.double(),
+            }
         elif exchange.task == SCORE:
             trained = asked[0].to
-            fields = {"score": torch.tensor([[scores[int(c)] for c in trained]] * len(ids), dtype=torch.float64)}
+            fields = {
+                "score": torch.tensor([[scores[int(c)] for c in trained]] * len(ids), dtype=torch.float64)
+            }
         else:
             fields = {}
         up = Uplink(ids, fields)
@@ -176,7 +213,8 @@ def judged(**settings: Any) -> CPfl:
 
 
 def outcome(method: CPfl) -> tuple[Tensor, dict[int, float], set[int], list[Exchange]]:
-    """The new backbone, everybody's samples, who was rejected, and what was asked: the two least ids that train are bad."""
+    """The new backbone, everybody's samples, who was rejected, and what was asked: the two least ids that
+    train are bad."""
     trainers = server_round(method, dict.fromkeys(range(6), 1.0))[2][0].to.tolist()
     scores = {c: 0.1 if c in trainers[:2] else 0.9 for c in range(6)}
     state, verdict, asked = server_round(method, scores)
@@ -187,7 +225,11 @@ def outcome(method: CPfl) -> tuple[Tensor, dict[int, float], set[int], list[Exch
 def test_members_do_not_train_and_rejected_models_are_not_used() -> None:
     model, samples, rejected, asked = outcome(judged())
     members = asked[1].to.tolist()
-    assert [e.task for e in asked] == ["train", SCORE, "notify"] and set(samples) == set(range(6)) - set(members) and len(members) == 2
+    assert (
+        [e.task for e in asked] == ["train", SCORE, "notify"]
+        and set(samples) == set(range(6)) - set(members)
+        and len(members) == 2
+    )
     used = {c: n for c, n in samples.items() if c not in rejected}
     close(model, [2 + sum(n * c for c, n in used.items()) / sum(used.values())])
 
@@ -206,13 +248,19 @@ def test_the_missing_mass(mode: str) -> None:
 def test_all_rejected_leaves_the_backbone_as_it_was(mode: str) -> None:
     state, verdict, _ = server_round(judged(missing_mass=mode), dict.fromkeys(range(6), 0.2))
     close(state["model"], [2.0])
-    assert len(verdict.rejected) == 4 and verdict.notes == ("nobody's update was used: the model stays as it was",)
+    assert len(verdict.rejected) == 4 and verdict.notes == (
+        "nobody's update was used: the model stays as it was",
+    )
 
 
 def test_everybody_who_trained_is_told() -> None:
     _, samples, rejected, asked = outcome(judged())
     told = asked[-1]
-    assert told.task == "notify" and told.to.tolist() == sorted(samples) and told.bytes_down().tolist() == [3 * 8] * 4
+    assert (
+        told.task == "notify"
+        and told.to.tolist() == sorted(samples)
+        and told.bytes_down().tolist() == [3 * 8] * 4
+    )
     assert told.extra["admitted"].tolist() == [float(c not in rejected) for c in sorted(samples)]
     close(told.extra["accuracy"], [0.1 if c in rejected else 0.9 for c in sorted(samples)])
     close(told.extra["threshold"], [0.5] * 4)
@@ -236,7 +284,11 @@ def test_finish_asks_all_that_are_there() -> None:
     ctx = context()
     steps = method.Server(method).finish({"model": INITIAL[:1]}, ctx)
     asked = next(steps)
-    assert asked.task == "tune" and asked.to.tolist() == list(range(6)) and asked.bytes_down().tolist() == [8] * 6
+    assert (
+        asked.task == "tune"
+        and asked.to.tolist() == list(range(6))
+        and asked.bytes_down().tolist() == [8] * 6
+    )
     none = CPfl(tune_epochs=0)  # nobody tunes, but everybody gets the last backbone
     assert next(none.Server(none).finish({"model": INITIAL[:1]}, ctx)).to.tolist() == list(range(6))
 
@@ -258,14 +310,19 @@ def test_settings_that_cannot_be(table: dict[str, Any], message: str) -> None:
 
 
 def test_the_committee_is_on_by_default() -> None:
-    assert CPfl() == build("method", {"name": "c-pfl", "committee": True}) == build("method", {"name": "c-pfl", "committee": {}})
+    assert (
+        CPfl()
+        == build("method", {"name": "c-pfl", "committee": True})
+        == build("method", {"name": "c-pfl", "committee": {}})
+    )
 
 
 # ---- whole runs
 
 
 def reference(run: Run, rounds: int, tune: int) -> tuple[Tensor, Tensor]:
-    """FedBABU as one would write it down: plain modules, plain SGD, one client after the other, everybody in every round."""
+    """FedBABU as one would write it down: plain modules, plain SGD, one client after the other, everybody in
+    every round."""
     e = run._experiment
     network, federation, recipe = e.network, e.federation, e.cell.recipe
     ids = torch.arange(federation.clients)
@@ -317,7 +374,11 @@ def test_a_committee_that_rejects_nobody_changes_nothing(simulate: Callable[...,
 
 
 def test_traffic_is_counted(simulate: Callable[..., Run]) -> None:
-    run = simulate(method={"name": "c-pfl", "committee": {"size": 3}}, data={"clients": 8, "split": SPLIT}, train={"rounds": 2})
+    run = simulate(
+        method={"name": "c-pfl", "committee": {"size": 3}},
+        data={"clients": 8, "split": SPLIT},
+        train={"rounds": 2},
+    )
     network = run._experiment.network
     backbone, number = 8 * int((~network.head).sum()), 8
     table = run.metrics.set_index("round")
@@ -327,10 +388,19 @@ def test_traffic_is_counted(simulate: Callable[..., Run]) -> None:
     assert table["bytes/down"][3] == 8 * backbone and table["bytes/up"][3] == 8 * number
 
 
-def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(simulate: Callable[..., Run]) -> None:
-    """A norm test behind the committee bans those whose update screening refused: the committee has no score of theirs."""
+def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(
+    simulate: Callable[..., Run],
+) -> None:
+    """A norm test behind the committee bans those whose update screening refused: the committee has no score
+    of theirs."""
     attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1, 4]}
-    run = simulate(method="c-pfl", data={"clients": 8, "split": SPLIT}, attack=attack, detectors=["norm"], train={"rounds": 3})
+    run = simulate(
+        method="c-pfl",
+        data={"clients": 8, "split": SPLIT},
+        attack=attack,
+        detectors=["norm"],
+        train={"rounds": 3},
+    )
     arrays, prefix = run.store.arrays(1), "verdict/tables/committee/"
     trained = sorted(set(range(8)) - set(arrays[prefix + "members"].tolist()))
     refused = [client for client in trained if client in (1, 4)]
@@ -340,15 +410,24 @@ def test_only_who_answered_is_told_also_where_another_detector_bans_who_did_not(
 
 
 def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
-    run = simulate(method={"name": "c-pfl", "committee": {"size": 3}}, data={"clients": 8, "split": SPLIT}, train={"rounds": 3})
+    run = simulate(
+        method={"name": "c-pfl", "committee": {"size": 3}},
+        data={"clients": 8, "split": SPLIT},
+        train={"rounds": 3},
+    )
     prefix = "verdict/tables/committee/"
-    seen = [{k.removeprefix(prefix): v for k, v in run.store.arrays(r).items() if k.startswith(prefix)} for r in (1, 2, 3)]
+    seen = [
+        {k.removeprefix(prefix): v for k, v in run.store.arrays(r).items() if k.startswith(prefix)}
+        for r in (1, 2, 3)
+    ]
     for tables, part in zip(seen, run.store.parts(4)[-4:-1], strict=True):
         assert tables["votes"].shape == (3, 5) and len(tables["members"]) == 3
         torch.testing.assert_close(tables["accuracy"], tables["votes"].mean(0))
         assert int((~tables["admitted"]).sum()) == part["metrics"]["rejected"] == len(part["rejected"])
     for before, after in zip(seen, seen[1:], strict=False):
-        assert torch.equal(before["next_threshold"], after["threshold"]) and bool(after["threshold"] >= before["threshold"])
+        assert torch.equal(before["next_threshold"], after["threshold"]) and bool(
+            after["threshold"] >= before["threshold"]
+        )
     ranking = torch.argsort(seen[0]["total"], descending=True, stable=True)
     assert seen[1]["members"].tolist() == sorted(seen[0]["clients"][ranking[:3]].tolist())
     rows = run._experiment.cell.rows.__class__(run.path / "rows", run.store.head()[1]["rows/index"])
@@ -360,10 +439,13 @@ def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_tuning_epochs(epochs: int, simulate: Callable[..., Run]) -> None:
-    """A client outside the last cohort, as a member is, has an old backbone; in the end it is handed the last one, tuned or not."""
+    """A client outside the last cohort, as a member is, has an old backbone; in the end it is handed the last
+    one, tuned or not."""
     run = simulate(method={"name": "c-pfl", "tune_epochs": epochs}, data={"clients": 6}, train={"rounds": 3})
     common, last = run.vector(model="global"), run.store.parts(4)[-1]["metrics"]
-    assert run.round == 4 and all(torch.equal(run.vector(client=client), common) == (epochs == 0) for client in range(6))
+    assert run.round == 4 and all(
+        torch.equal(run.vector(client=client), common) == (epochs == 0) for client in range(6)
+    )
     assert run.final["accuracy/personal"] == run.final["accuracy/global"] or epochs
     assert last["bytes/down"] == 6 * 8 * int((~run._experiment.network.head).sum())
     assert (last["bytes/up"], last["loss/train"] is None) == (0 if epochs == 0 else 6 * 8, epochs == 0)
@@ -380,30 +462,45 @@ def test_the_backbone_stays_also_with_batch_norm(simulate: Callable[..., Run]) -
 @pytest.mark.parametrize("attack", ["input-noise", "label-flip", "sign-flip"])
 def test_attackers_that_are_redrawn_every_round(attack: str, simulate: Callable[..., Run]) -> None:
     run = simulate(
-        method={"name": "c-pfl", "committee": {"vote": "median", "rule": "per-round"}}, data={"clients": 10, "split": SPLIT},
-        attack={"name": attack, "fraction": 0.4, "redraw": True, "lies": {"score": "invert"}}, train={"rounds": 3},
-    )  # fmt: skip
+        method={"name": "c-pfl", "committee": {"vote": "median", "rule": "per-round"}},
+        data={"clients": 10, "split": SPLIT},
+        attack={"name": attack, "fraction": 0.4, "redraw": True, "lies": {"score": "invert"}},
+        train={"rounds": 3},
+    )
     assert run.final["accuracy"] is not None and run.final["detection/auc/committee/error"] is not None
     assert all(torch.isfinite(value).all() for value in run.state().values())
 
 
 def test_lost_replies_and_absent_members(simulate: Callable[..., Run]) -> None:
-    run = simulate(method="c-pfl", data={"clients": 9}, train={"rounds": 4, "dropout": 0.4, "availability": 0.7, "participation": 0.8})
+    run = simulate(
+        method="c-pfl",
+        data={"clients": 9},
+        train={"rounds": 4, "dropout": 0.4, "availability": 0.7, "participation": 0.8},
+    )
     heard = [run.store.arrays(round)["verdict/tables/committee/votes"] for round in range(1, 5)]
     assert any(bool(votes.isnan().any()) for votes in heard)
     assert all(torch.isfinite(value).all() for value in run.state().values())
 
 
-def test_other_committees_are_trained_together(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
-    tables = [{"method": {"name": "c-pfl", "committee": {"significance": s, "size": c}}} for s, c in ((0.05, 2), (0.3, 1))]
+def test_other_committees_are_trained_together(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
+    tables = [
+        {"method": {"name": "c-pfl", "committee": {"significance": s, "size": c}}}
+        for s, c in ((0.05, 2), (0.3, 1))
+    ]
     structures = {build("method", table["method"]).structure() for table in tables}
     assert len(structures) == 1
     for table, fused in zip(tables, simulate_all(tables), strict=True):
-        torch.testing.assert_close(fused.vector(client=1), simulate(**table).vector(client=1), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            fused.vector(client=1), simulate(**table).vector(client=1), rtol=0, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("committed", [1, 3])
-def test_a_stopped_run_goes_on_to_the_same_bits(committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None
+) -> None:
     """In the middle, and before the tuning."""
     method = {"name": "c-pfl", "committee": {"size": 2, "sample": 1, "ban_after": 2}}
     table = {"method": method, "data": {"clients": 7}, "train": {"rounds": 3}}

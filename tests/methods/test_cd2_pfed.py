@@ -1,4 +1,5 @@
-"""CD2-pFed: the cut, the two halves' disagreement, the growing private share, and its two ends: fedavg and local."""
+"""CD2-pFed: the cut, the two halves' disagreement, the growing private share, and its two ends: fedavg and
+local."""
 
 from __future__ import annotations
 
@@ -57,20 +58,30 @@ def test_the_first_channels_are_shared_and_the_last_private() -> None:
     shared = channels(network, 0.5)
     views = network.layout.unflatten(shared)
     assert views["0.weight"].tolist() == [[True, True], [True, True], [False, False], [False, False]]
-    assert all(views[name].tolist() == [True, True, False, False] for name in ("0.bias", "1.weight", "1.bias", "1.running_mean"))
+    assert all(
+        views[name].tolist() == [True, True, False, False]
+        for name in ("0.bias", "1.weight", "1.bias", "1.running_mean")
+    )
     assert bool(views["1.num_batches_tracked"])
     assert bool(channels(network, 1.0).all()) and int(channels(network, 0.0).sum()) == 1
 
 
 def test_of_words_the_vectors_are_cut_and_not_the_vocabulary() -> None:
     """Every word is known to both halves, by half of its vector."""
-    network = Network(lambda: nn.Sequential(nn.Embedding(3, 4), nn.ConvTranspose1d(1, 2, 3, bias=False)), None, "words", torch.float64)
+    network = Network(
+        lambda: nn.Sequential(nn.Embedding(3, 4), nn.ConvTranspose1d(1, 2, 3, bias=False)),
+        None,
+        "words",
+        torch.float64,
+    )
     views = network.layout.unflatten(channels(network, 0.5))
     assert views["0.weight"].tolist() == [[True, True, False, False]] * 3
     assert views["1.weight"].tolist() == [[[True] * 3, [False] * 3]]
     method = method_of()
     halves = method.Client(method)._halves(SimpleNamespace(network=network, round=1))
-    assert halves["private.0.weight"].tolist() == [[False, False, True, True]] and halves["private.1.weight"].shape == (1, 2, 1)
+    assert halves["private.0.weight"].tolist() == [[False, False, True, True]] and halves[
+        "private.1.weight"
+    ].shape == (1, 2, 1)
 
 
 @both_plans
@@ -82,18 +93,36 @@ def test_a_step_against_autograd(plan: Plan, lam: float) -> None:
     wire = Wire.of(NETWORK.layout, rule.shared(NETWORK, 1))
     assert wire.index.tolist() == [0, 2, 3]  # the first feature, and the first class of the head
     local = Local(
-        network=NETWORK, wire=wire, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [2, 1]),
-        validation=deal(SAMPLES, [0, 0]), initial=START.repeat(2, 1), plan=plan, recipe=Recipe(lr=0.1, epochs=1, batch_size=2), round=1,
-        settings=SimpleNamespace(lam=torch.full((2,), lam, dtype=torch.float64)), selected=torch.ones(2, dtype=torch.bool),
-    )  # fmt: skip
-    got = Received(torch.tensor([[0.6, 0.2, 0.7]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.int64), wire)
+        network=NETWORK,
+        wire=wire,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [2, 1]),
+        validation=deal(SAMPLES, [0, 0]),
+        initial=START.repeat(2, 1),
+        plan=plan,
+        recipe=Recipe(lr=0.1, epochs=1, batch_size=2),
+        round=1,
+        settings=SimpleNamespace(lam=torch.full((2,), lam, dtype=torch.float64)),
+        selected=torch.ones(2, dtype=torch.bool),
+    )
+    got = Received(
+        torch.tensor([[0.6, 0.2, 0.7]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.int64), wire
+    )
     state, sent = rule.train(local, rule.init(local), got, {})
     for i, (x, y) in enumerate((([1.0, 2.0], [0, 1]), ([-1.0], [1]))):
         w = torch.tensor([0.6, *START[1:].tolist()], dtype=torch.float64, requires_grad=True)
         features, head = torch.tensor(x, dtype=torch.float64)[:, None] * w[:2], w[2:].view(2, 2)
-        halves = [F.log_softmax((features * torch.tensor(mask)) @ head.T, 1) for mask in ([0.0, 1.0], [1.0, 0.0])]
-        apart = sum(F.kl_div(a, b, log_target=True, reduction="none").sum(1) for a, b in (halves, halves[::-1]))
-        (grad,) = torch.autograd.grad((F.cross_entropy(features @ head.T, torch.tensor(y), reduction="none") + lam * apart).mean(), [w])
+        halves = [
+            F.log_softmax((features * torch.tensor(mask)) @ head.T, 1) for mask in ([0.0, 1.0], [1.0, 0.0])
+        ]
+        apart = sum(
+            F.kl_div(a, b, log_target=True, reduction="none").sum(1) for a, b in (halves, halves[::-1])
+        )
+        (grad,) = torch.autograd.grad(
+            (F.cross_entropy(features @ head.T, torch.tensor(y), reduction="none") + lam * apart).mean(), [w]
+        )
         close(state["own"][i], (w - 0.1 * grad).tolist())
         close(sent["update"][i], (-0.1 * grad)[[0, 2, 3]].tolist())
 
@@ -105,8 +134,9 @@ def test_without_a_head_every_layer_is_cut() -> None:
     network = Network(Body, None, "cd2 without a head", torch.float64)
     halves = rule._halves(SimpleNamespace(network=network, round=1))
     assert {name: half.tolist() for name, half in halves.items()} == {
-        "private.body.weight": [[False], [True]], "private.head.weight": [[False], [True]]
-    }  # fmt: skip
+        "private.body.weight": [[False], [True]],
+        "private.head.weight": [[False], [True]],
+    }
 
 
 def test_all_shared_is_fedavg(simulate: Simulate) -> None:
@@ -124,7 +154,8 @@ def test_all_private_is_local(simulate: Simulate) -> None:
 
 
 def test_running_statistics_are_those_of_the_whole_network(simulate: Simulate) -> None:
-    """The two more passes of each step leave no trace: after one round of two epochs, a client has counted its own steps once."""
+    """The two more passes of each step leave no trace: after one round of two epochs, a client has counted
+    its own steps once."""
     run = simulate(**{**hard("cd2-pfed"), "train": {**hard("x")["train"], "rounds": 1, "participation": 1.0}})
     layout, own = run._experiment.network.layout, everything(run)["rows/own"]
     counter = next(slot.start for slot in layout.slots if slot.name.endswith("num_batches_tracked"))
@@ -134,7 +165,8 @@ def test_running_statistics_are_those_of_the_whole_network(simulate: Simulate) -
 
 @pytest.mark.parametrize("aggregator", ["mean", "centered-clip", "foolsgold"])
 def test_a_growing_private_share(aggregator: str, simulate: Simulate) -> None:
-    """rho / 3, 2 rho / 3, rho, rho: what travels shrinks, and so does what the server and its rule remember."""
+    """rho / 3, 2 rho / 3, rho, rho: what travels shrinks, and so does what the server and its rule
+    remember."""
     table = changed("cd2-pfed", rho=0.75, grow=3)
     table |= {"model": {"name": "mlp", "hidden": 8}, "aggregator": aggregator}
     table["train"] |= {"rounds": 4, "participation": 1.0}

@@ -47,13 +47,22 @@ def seen(**settings: Any) -> Any:
 
 def test_structure_is_read_as_it_is() -> None:
     method = seen(share=0.25)
-    assert (method.share, method.mode, method.widths, method.name, method.deploys) == (0.25, "plain", [1, 2], "", "global")
+    assert (method.share, method.mode, method.widths, method.name, method.deploys) == (
+        0.25,
+        "plain",
+        [1, 2],
+        "",
+        "global",
+    )
     assert method.scaled(4.0) == 1.0 and method.twice == 0.5 and isinstance(method, Told)
 
 
 @pytest.mark.parametrize("name", ["lam", "half", "leaks", "settings", "row_settings", "structure"])
 def test_a_setting_that_may_differ_is_refused_by_every_way(name: str) -> None:
-    with pytest.raises(SettingError, match=r"self.method.lam cannot be read in a client half.*read local.settings.lam.*static=True"):
+    with pytest.raises(
+        SettingError,
+        match=r"self.method.lam cannot be read in a client half.*read local.settings.lam.*static=True",
+    ):
         value = getattr(seen(), name)
         value()
 
@@ -73,7 +82,9 @@ def test_what_is_the_servers_is_refused_and_does_not_separate() -> None:
 
 @pytest.mark.parametrize("change", [{"share": 0.4}, {"mode": "other"}, {"widths": [2, 1]}])
 def test_structure_separates(change: dict[str, Any]) -> None:
-    assert Told().structure() != Told(**change).structure() and hash(Told().structure()) == hash(Told(widths=[1, 2]).structure())
+    assert Told().structure() != Told(**change).structure() and hash(Told().structure()) == hash(
+        Told(widths=[1, 2]).structure()
+    )
 
 
 def test_a_program_is_shared_by_views_that_show_the_same() -> None:
@@ -84,7 +95,10 @@ def test_a_program_is_shared_by_views_that_show_the_same() -> None:
         lam: float = setting(0.1, "differs by client")
 
     assert same(Plain(lam=1.0).client_half().method) == same(Plain(lam=2.0).client_half().method)
-    one, two, other = (Told(lam=lam, share=share).client_half().method for lam, share in ((1.0, 0.5), (2.0, 0.5), (1.0, 0.25)))
+    one, two, other = (
+        Told(lam=lam, share=share).client_half().method
+        for lam, share in ((1.0, 0.5), (2.0, 0.5), (1.0, 0.25))
+    )
     assert one == two != other and hash(one) == hash(two)
 
 

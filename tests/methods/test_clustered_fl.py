@@ -1,4 +1,5 @@
-"""Clustered federated learning: groups that pull in different directions part; each has a model of its own."""
+"""Clustered federated learning: groups that pull in different directions part; each has a model of its
+own."""
 
 from __future__ import annotations
 
@@ -23,13 +24,19 @@ from tests.methods.two import World, close, numbers, reply, server
 
 def world(**settings: Any) -> World:
     """With lengths as they are, unless it is said otherwise."""
-    return World(plan=None, name="clustered-fl", **{"eps1": 0.4, "eps2": 1.6, "relative": False, "across": 1.0, **settings})  # type: ignore[arg-type]
+    return World(
+        plan=None,
+        name="clustered-fl",
+        **{"eps1": 0.4, "eps2": 1.6, "relative": False, "across": 1.0, **settings},
+    )  # type: ignore[arg-type]
 
 
 Answer = Callable[[Exchange], Uplink]
 
 
-def play(where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
+def play(
+    where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]
+) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
     half = where.method.Server(where.method)
     steps: Generator[Exchange, Uplink, Any] = half.round(state, where.ctx(cohort=torch.tensor(cohort)))
     asked: list[Exchange] = []
@@ -48,7 +55,9 @@ PULLS = {1: [2.0, 0.1], 2: [1.8, 0.0], 3: [-2.0, 0.0], 4: [-1.8, 0.1], 5: [-2.0,
 
 def pulls(ex: Exchange) -> Uplink:
     ids = tuple(ex.to.tolist())
-    return reply(*(PULLS[c] for c in ids), ids=ids, count=(1,) * len(ids)) if ids else reply(ids=ids, count=())
+    return (
+        reply(*(PULLS[c] for c in ids), ids=ids, count=(1,) * len(ids)) if ids else reply(ids=ids, count=())
+    )
 
 
 def start(where: World) -> dict[str, Tensor]:
@@ -59,7 +68,13 @@ def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> No
     where = world(eps1=0.41)
     state, verdict, asked = play(where, start(where), pulls, [1, 2, 3, 4, 5])
     assert [ex.bank.tolist() for ex in asked] == [[[1.0, 2.0]]]
-    assert state["children"].tolist() == [[1, 2], [-1, -1], [-1, -1]] and state["ids"].tolist() == [1, 2, 3, 4, 5]
+    assert state["children"].tolist() == [[1, 2], [-1, -1], [-1, -1]] and state["ids"].tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     first, second = int(state["at"][0]), int(state["at"][4])
     assert state["at"].tolist() == [first, first, second, second, second] and {first, second} == {1, 2}
     close(state["models"][0], [1, 2])  # the last they had in common
@@ -78,7 +93,12 @@ def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> No
 
 @pytest.mark.parametrize(
     ("changes", "cohort"),
-    [({"eps1": 0.4}, [1, 2, 3, 4, 5]), ({"eps1": 9.0, "eps2": 2.1}, [1, 2, 3, 4, 5]), ({"eps1": 9.0}, [1, 3]), ({"eps1": 0.0}, [1, 3])],
+    [
+        ({"eps1": 0.4}, [1, 2, 3, 4, 5]),
+        ({"eps1": 9.0, "eps2": 2.1}, [1, 2, 3, 4, 5]),
+        ({"eps1": 9.0}, [1, 3]),
+        ({"eps1": 0.0}, [1, 3]),
+    ],
     ids=["they still move together", "nobody wants to move far", "two are no cluster to cut", "never"],
 )
 def test_when_a_cluster_stays_one(changes: dict[str, float], cohort: list[int]) -> None:
@@ -89,13 +109,21 @@ def test_when_a_cluster_stays_one(changes: dict[str, float], cohort: list[int]) 
 
 
 def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
-    """Means of (2, 0), then (0.9, 0) with members at 2.3: 0.45 and 1.15 of the longest. Half of it and all of it are passed, but only in
-    the second round; then each part is measured by its own updates."""
-    rounds = [{1: [2.0, 0.0], 2: [2.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.0]}, {1: [2.3, 0.0], 2: [2.3, 0.0], 3: [-0.5, 0.0], 4: [-0.5, 0.0]}]
-    for eps, nodes in ((dict(eps1=0.5, eps2=1.1), 3), (dict(eps1=0.44, eps2=1.1), 1), (dict(eps1=0.5, eps2=1.16), 1)):
+    """Means of (2, 0), then (0.9, 0) with members at 2.3: 0.45 and 1.15 of the longest. Half of it and all of
+    it are passed, but only in the second round; then each part is measured by its own updates."""
+    rounds = [
+        {1: [2.0, 0.0], 2: [2.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.0]},
+        {1: [2.3, 0.0], 2: [2.3, 0.0], 3: [-0.5, 0.0], 4: [-0.5, 0.0]},
+    ]
+    for eps, nodes in (
+        (dict(eps1=0.5, eps2=1.1), 3),
+        (dict(eps1=0.44, eps2=1.1), 1),
+        (dict(eps1=0.5, eps2=1.16), 1),
+    ):
         where = world(relative=True, **eps)
         state = start(where)
         for answers in rounds:
+
             def answer(ex: Exchange, answers: dict[int, list[float]] = answers) -> Uplink:
                 ids = tuple(ex.to.tolist())
                 return reply(*(answers[c] for c in ids), ids=ids, count=(1,) * len(ids))
@@ -103,7 +131,10 @@ def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
             state, verdict, _ = play(where, state, answer, [1, 2, 3, 4])
             assert answers is not rounds[0] or len(state["models"]) == 1
         assert len(state["models"]) == nodes and verdict.tables["split"].tolist() == [float(nodes > 1)]
-        close(state["longest"], [2.0] if nodes == 1 else [2.0, *(2.3 if int(state["at"][0]) == node else 0.5 for node in (1, 2))])
+        close(
+            state["longest"],
+            [2.0] if nodes == 1 else [2.0, *(2.3 if int(state["at"][0]) == node else 0.5 for node in (1, 2))],
+        )
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
@@ -137,26 +168,36 @@ def test_who_does_not_answer_stays_where_it_was() -> None:
     where = world(eps1=0.9)
     state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
     silent, verdict, asked = play(where, state, lambda ex: reply(ids=(), count=()), [5])
-    assert len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
+    assert (
+        len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
+    )
     close(silent["models"], state["models"])
 
 
 def test_who_did_not_move_points_nowhere() -> None:
     """In float32, where the smallest number of float64 is 0."""
     where = world(eps1=9.0)
-    begun = {name: value.float() if value.is_floating_point() else value for name, value in start(where).items()}
+    begun = {
+        name: value.float() if value.is_floating_point() else value for name, value in start(where).items()
+    }
 
     def answer(ex: Exchange) -> Uplink:
         up = reply([2.0, 0.0], [-2.0, 0.0], [0.0, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
         return replace(up, fields={name: value.float() for name, value in up.fields.items()})
 
     state, _, _ = play(where, begun, answer, [1, 2, 3])
-    assert len(state["models"]) == 3 and all(bool(torch.isfinite(value.double()).all()) for value in state.values())
+    assert len(state["models"]) == 3 and all(
+        bool(torch.isfinite(value.double()).all()) for value in state.values()
+    )
 
 
 def test_who_did_not_move_is_in_nobodys_way() -> None:
-    """At a right angle to all, it would be across every cut; it goes to the first part, as it would if it came later."""
-    where, ways = world(eps1=9.0, across=-0.5), {1: [-2.0, 0.0], 2: [0.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.1], 5: [0.0, 0.0]}
+    """At a right angle to all, it would be across every cut; it goes to the first part, as it would if it
+    came later."""
+    where, ways = (
+        world(eps1=9.0, across=-0.5),
+        {1: [-2.0, 0.0], 2: [0.0, 0.0], 3: [2.0, 0.0], 4: [2.0, 0.1], 5: [0.0, 0.0]},
+    )
 
     def answer(ex: Exchange) -> Uplink:
         ids = tuple(ex.to.tolist())
@@ -188,18 +229,28 @@ def test_a_cut_cluster_is_cut_again() -> None:
 
 def test_without_cuts_it_is_fedavg(simulate: Callable[..., Run]) -> None:
     train = {"rounds": 3, "participation": 0.6}
-    average, mine = (simulate(method=method, train=train) for method in ("fedavg", {"name": "clustered-fl", "eps1": 0.0}))
+    average, mine = (
+        simulate(method=method, train=train) for method in ("fedavg", {"name": "clustered-fl", "eps1": 0.0})
+    )
     for client in range(5):
         close(mine.vector(client), average.vector())
     assert mine.metrics["bytes/up"].tolist() == average.metrics["bytes/up"].tolist()
     assert mine.metrics["bytes/down"].tolist() == average.metrics["bytes/down"].tolist()
 
 
-@pytest.mark.parametrize("aggregator", ["foolsgold", "fltrust", {"name": "trimmed-mean", "f": 1}, {"name": "centered-clip"}])
+@pytest.mark.parametrize(
+    "aggregator", ["foolsgold", "fltrust", {"name": "trimmed-mean", "f": 1}, {"name": "centered-clip"}]
+)
 def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Callable[..., Run]) -> None:
     method = {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0, "relative": False, "across": 1.0}
     data = {"clients": 8, "root": 20}
-    run = simulate(method=method, aggregator=aggregator, data=data, train={"rounds": 4, "participation": 0.7}, detectors=["norm"])
+    run = simulate(
+        method=method,
+        aggregator=aggregator,
+        data=data,
+        train={"rounds": 4, "participation": 0.7},
+        detectors=["norm"],
+    )
     nodes = len(server(run, "models"))
     leaves = (server(run, "children")[:, 0] < 0).nonzero().flatten().tolist()
     assert nodes > 1 and set(server(run, "at").tolist()) & set(leaves)
@@ -208,13 +259,18 @@ def test_a_run_with_cuts_under_rules_that_remember(aggregator: Any, simulate: Ca
 
 
 CUTS: dict[str, Any] = {
-    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0, "relative": False, "across": 1.0}, "data": {"clients": 8},
-    "aggregator": "foolsgold", "train": {"rounds": 4, "participation": 0.7},
-}  # fmt: skip
+    "method": {"name": "clustered-fl", "eps1": 100.0, "eps2": 0.0, "relative": False, "across": 1.0},
+    "data": {"clients": 8},
+    "aggregator": "foolsgold",
+    "train": {"rounds": 4, "participation": 0.7},
+}
 
 
 def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
-    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulate: Callable[..., Run],
+    simulate_all: Callable[..., list[Run]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = everything(simulate(**CUTS))
     assert len(whole["server/models"]) > 3 and any(name.startswith("server/node") for name in whole)
@@ -238,21 +294,26 @@ def by_default(simulate: Callable[..., Run], **changes: Any) -> list[int]:
     """Where each of six clients ends up, with the default settings."""
     data = {"clients": 6, "partition": {"name": "iid", "samples_per_client": 80}}
     train = {"rounds": 9, "local_epochs": 5, "batch_size": 10}
-    run = simulate(method="clustered-fl", data=data, train=train, model={"name": "mlp", "hidden": 16}, **changes)
+    run = simulate(
+        method="clustered-fl", data=data, train=train, model={"name": "mlp", "hidden": 16}, **changes
+    )
     assert server(run, "ids").tolist() == list(range(6))
     return server(run, "at").tolist()
 
 
-def test_by_default_opposed_groups_are_parted_and_alike_ones_stay_together(simulate: Callable[..., Run]) -> None:
-    """Half of the clients call every digit by its mirror image (9 - y); the same clients with one opinion are one cluster to the end,
-    although their updates become short and noisy."""
+def test_by_default_opposed_groups_are_parted_and_alike_ones_stay_together(
+    simulate: Callable[..., Run],
+) -> None:
+    """Half of the clients call every digit by its mirror image (9 - y); the same clients with one opinion are
+    one cluster to the end, although their updates become short and noisy."""
     opposed = by_default(simulate, attack={"name": "label-flip", "flip": "mirrored", "clients": [0, 1, 2]})
     assert len(set(opposed[:3])) == len(set(opposed[3:])) == 1 and opposed[0] != opposed[5]
     assert by_default(simulate) == [0] * 6
 
 
 def test_it_finds_the_groups(simulate: Callable[..., Run]) -> None:
-    """Two groups of clients with classes of their own, and whoever was away at the cut comes in by its update."""
+    """Two groups of clients with classes of their own, and whoever was away at the cut comes in by its
+    update."""
     data = {"clients": 10, "partition": {"name": "grouped", "groups": 2, "share": 0.9}}
     train = {"rounds": 5, "local_epochs": 3, "batch_size": 10, "participation": 0.7}
     method = {"name": "clustered-fl", "eps1": 1.4, "eps2": 1.3, "relative": False, "across": 1.0}

@@ -42,9 +42,10 @@ def client(**options: Any):
 
 @both_plans
 def test_one_epoch_of_weights_by_hand(plan: Plan) -> None:
-    """w_g = (1, 2). Client 4: own (0, 2), so they are (1, 0) apart and the mixture is (0.5, 2): residuals 2.5 and 0, gradient (1.25, 1.25),
-    W = (0.5 - 0.5 * 1.25 * 1, 0.5), clipped to (0, 0.5): the mixture is (0, 2). Client 7: own (1, 1), (0, 1) apart, mixture (1, 2):
-    gradient (0, 2), W = (1, 1 - 0.5 * 2), so it begins at (1, 1)."""
+    """w_g = (1, 2). Client 4: own (0, 2), so they are (1, 0) apart and the mixture is (0.5, 2): residuals 2.5
+    and 0, gradient (1.25, 1.25), W = (0.5 - 0.5 * 1.25 * 1, 0.5), clipped to (0, 0.5): the mixture is (0, 2).
+    Client 7: own (1, 1), (0, 1) apart, mixture (1, 2): gradient (0, 2), W = (1, 1 - 0.5 * 2), so it begins at
+    (1, 1)."""
     mixed, told = client()._mixed(local_of(plan, **settings()), state_of(), received())
     close(told["weights"], [[0.0, 0.5], [1.0, 0.0]])
     close(mixed, [[0.0, 2.0], [1.0, 1.0]])
@@ -64,7 +65,8 @@ def test_training_goes_on_from_the_mixture(plan: Plan) -> None:
 
 @both_plans
 def test_whoever_has_not_trained_takes_what_it_receives(plan: Plan) -> None:
-    """In any round; and whoever has the received model already has no choice. Neither counts as having learned."""
+    """In any round; and whoever has the received model already has no choice. Neither counts as having
+    learned."""
     new = torch.tensor([False, True])
     own = torch.stack([torch.zeros_like(W), W])
     state = state_of(learned=False, trained=new, own=own, weights=torch.ones_like(own))
@@ -102,13 +104,17 @@ def count_epochs(rule: Any, local: Any, state: dict[str, Tensor]) -> list[int]:
 
 @both_plans
 def test_the_first_learning_ends_when_the_loss_has_settled_and_each_client_for_itself(plan: Plan) -> None:
-    """Client 7 has learned before: one epoch. Client 4's loss changes from epoch to epoch until W is at its bound."""
+    """Client 7 has learned before: one epoch. Client 4's loss changes from epoch to epoch until W is at its
+    bound."""
     mixed = state_of(learned=False)
     mixed["learned"] = torch.tensor([False, True])
     assert count_epochs(client(window=3), local_of(plan, **settings(threshold=1e9)), mixed) == [4, 1]
     assert count_epochs(client(window=3), local_of(plan, **settings(threshold=0.0)), mixed) == [100, 1]
-    assert count_epochs(client(window=3, most_epochs=7), local_of(plan, **settings(threshold=0.0)), mixed) == [7, 1]
-    # W goes 0.5, then 0: losses 0.5 * 6.25 / 2 = 1.5625, then (4 + 1) / 4 = 1.25 for good: three alike after epoch 4
+    assert count_epochs(
+        client(window=3, most_epochs=7), local_of(plan, **settings(threshold=0.0)), mixed
+    ) == [7, 1]
+    # W goes 0.5, then 0: losses 0.5 * 6.25 / 2 = 1.5625, then (4 + 1) / 4 = 1.25 for good: three alike after
+    # epoch 4
     assert count_epochs(client(window=3), local_of(plan, **settings(threshold=0.01)), mixed) == [4, 1]
 
 
@@ -146,6 +152,10 @@ def test_weights_are_learned_in_whole_runs_and_stay_in_their_bounds(simulate: Si
     found = everything(simulate(**hard("fedala", train={"participation": 1.0, "rounds": 3})))
     weights = found["rows/weights"]
     assert weights.shape[1] == 6 * 10 + 10  # the last layer's weight and bias
-    assert bool((weights >= 0).all() and (weights <= 1).all()) and bool((weights < 1).any(1).all()) and bool(found["rows/learned"].all())
+    assert (
+        bool((weights >= 0).all() and (weights <= 1).all())
+        and bool((weights < 1).any(1).all())
+        and bool(found["rows/learned"].all())
+    )
     wide = everything(simulate(**{**hard("fedala"), "method": {"name": "fedala", "layers": 99}}))
     assert wide["rows/weights"].shape[1] == wide["server/model"].shape[0] - 13  # all but the buffers

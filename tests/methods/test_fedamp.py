@@ -25,7 +25,8 @@ def served(**settings: float):
 
 @both_plans
 def test_a_client_goes_on_from_its_own_and_is_pulled_to_what_it_received(plan: Plan) -> None:
-    """Client 4 at (0, 0): gradient (-1, 0), pull 3 / 2 ((0, 0) - (1, 2)). Client 7 at (1, 1): gradient (0, 1), pull 1.5 (0, -1)."""
+    """Client 4 at (0, 0): gradient (-1, 0), pull 3 / 2 ((0, 0) - (1, 2)). Client 7 at (1, 1): gradient (0,
+    1), pull 1.5 (0, -1)."""
     method = build("method", "fedamp")
     start = {"own": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)}
     state, sent = method.Client(method).train(local_of(plan, lam=3.0, alpha=2.0), start, received(), {})
@@ -34,9 +35,13 @@ def test_a_client_goes_on_from_its_own_and_is_pulled_to_what_it_received(plan: P
 
 
 def test_mixtures_by_hand() -> None:
-    """Squared distances: 4 to 7: 1, 4 to 9: 4, 7 to 9: 5; the newcomer 5 stands at the start (1, 2), 1, 2 and 5 from the others."""
+    """Squared distances: 4 to 7: 1, 4 to 9: 4, 7 to 9: 5; the newcomer 5 stands at the start (1, 2), 1, 2 and
+    5 from the others."""
     server, ctx = served(alpha=0.6, sigma=2.0), context([4, 5])
-    state = {"ids": torch.tensor([4, 7, 9]), "models": torch.tensor([[0.0, 2.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64)}
+    state = {
+        "ids": torch.tensor([4, 7, 9]),
+        "models": torch.tensor([[0.0, 2.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64),
+    }
     sent, xi = server.mixtures(state, ctx, ctx.cohort)
 
     def a(x: float) -> float:
@@ -45,12 +50,21 @@ def test_mixtures_by_hand() -> None:
     near, far = a(1), a(4)
     close(xi, [[0.0, near, far], [a(1), a(2), a(1)]])
     own = 1 - 2 * a(1) - a(2)
-    close(sent, [[2 * far, 2 * (1 - near - far) + near + 2 * far], [own + 2 * a(1), 2 * own + 2 * a(1) + a(2) + 2 * a(1)]])
+    close(
+        sent,
+        [
+            [2 * far, 2 * (1 - near - far) + near + 2 * far],
+            [own + 2 * a(1), 2 * own + 2 * a(1) + a(2) + 2 * a(1)],
+        ],
+    )
 
 
 def test_others_never_count_more_than_there_is() -> None:
     server, ctx = served(alpha=100.0), context([4])
-    state = {"ids": torch.tensor([4, 7, 9]), "models": torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)}
+    state = {
+        "ids": torch.tensor([4, 7, 9]),
+        "models": torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
+    }
     sent, xi = server.mixtures(state, ctx, ctx.cohort)
     close(xi, [[0.0, 0.5, 0.5]])
     close(sent, [[0.5, 0.5]])
@@ -61,26 +75,41 @@ def test_others_never_count_more_than_there_is() -> None:
 def test_a_round_keeps_what_was_sent() -> None:
     """Client 4 is known, 7 is new; 9 stays as it was; 7's reply is lost the first time."""
     server, ctx = served(sigma=1e9), context([4, 7])
-    state = {"ids": torch.tensor([4, 9]), "models": torch.tensor([[3.0, 3.0], [5.0, 5.0]], dtype=torch.float64)}
-    for replies, expected in (([4], [[4.0, 3.0], [5.0, 5.0]]), ([4, 7], [[4.0, 3.0], [1.0, 1.0], [5.0, 5.0]])):
+    state = {
+        "ids": torch.tensor([4, 9]),
+        "models": torch.tensor([[3.0, 3.0], [5.0, 5.0]], dtype=torch.float64),
+    }
+    for replies, expected in (
+        ([4], [[4.0, 3.0], [5.0, 5.0]]),
+        ([4, 7], [[4.0, 3.0], [1.0, 1.0], [5.0, 5.0]]),
+    ):
         steps = server.round(state, ctx)
         asked = next(steps)
-        torch.testing.assert_close(asked.bank, torch.tensor([[3.0, 3.0], [1.0, 2.0]], dtype=torch.float64), rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            asked.bank, torch.tensor([[3.0, 3.0], [1.0, 2.0]], dtype=torch.float64), rtol=0, atol=1e-7
+        )
         assert asked.bytes_down().tolist() == [16, 16]
         with pytest.raises(StopIteration) as end:
             steps.send(answer(replies, [[1.0, 0.0], [0.0, -1.0]][: len(replies)], [1.0] * len(replies)))
         fresh, verdict = end.value.value
-        torch.testing.assert_close(fresh["models"], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            fresh["models"], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7
+        )
         assert fresh["ids"].tolist() == sorted([*replies, 9]) and verdict.ids.tolist() == replies
-        assert verdict.tables["attention"].shape == (len(replies), 2) and verdict.tables["attended"].tolist() == [4, 9]
+        assert verdict.tables["attention"].shape == (len(replies), 2) and verdict.tables[
+            "attended"
+        ].tolist() == [4, 9]
 
 
 def test_counters_of_batch_norm_do_not_say_who_is_close(simulate: Simulate) -> None:
-    """Local steps are counted in buffers: with them inside the distance, clients with much data would be far from those with little."""
+    """Local steps are counted in buffers: with them inside the distance, clients with much data would be far
+    from those with little."""
     run = simulate(**hard("fedamp", train={"participation": 1.0, "rounds": 2}))
     assert "num_batches_tracked" in str([slot.name for slot in run._experiment.network.layout.slots])
     p = run._experiment.network.layout.parameters
-    kept = everything(simulate(**hard("fedamp", train={"participation": 1.0, "rounds": 1})))["server/models"][:, :p]
+    kept = everything(simulate(**hard("fedamp", train={"participation": 1.0, "rounds": 1})))["server/models"][
+        :, :p
+    ]
     apart = torch.cdist(kept, kept) ** 2
     expected = torch.exp(-apart).fill_diagonal_(0)
     expected = expected / expected.sum(1, keepdim=True).clamp(min=1)
@@ -92,11 +121,13 @@ def test_counters_of_batch_norm_do_not_say_who_is_close(simulate: Simulate) -> N
 
 
 def test_without_attention_it_is_local_training_with_a_pull_to_the_own_last_model(simulate: Simulate) -> None:
-    """Attention of 1e-30 to others. Reference: every client alone, pulled to where it stood when the round began."""
+    """Attention of 1e-30 to others. Reference: every client alone, pulled to where it stood when the round
+    began."""
     table = {
-        "method": {"name": "fedamp", "sigma": 1e30, "lam": 0.7}, "model": {"name": "mlp", "hidden": 4},
+        "method": {"name": "fedamp", "sigma": 1e30, "lam": 0.7},
+        "model": {"name": "mlp", "hidden": 4},
         "train": {"rounds": 2, "local_epochs": 2},
-    }  # fmt: skip
+    }
     run = simulate(**table)
     experiment = run._experiment
     network, federation = experiment.network, experiment.federation
@@ -110,14 +141,27 @@ def test_without_attention_it_is_local_training_with_a_pull_to_the_own_last_mode
             if id(net) not in seen:
                 seen.clear()
                 seen[id(net)] = (net, network.layout.tensors(next(anchors)))
-            pull = sum(((value - seen[id(net)][1][name]) ** 2).sum() for name, value in net.named_parameters())
+            pull = sum(
+                ((value - seen[id(net)][1][name]) ** 2).sum() for name, value in net.named_parameters()
+            )
             return torch.nn.functional.cross_entropy(net(x), y) + 0.35 * pull
 
-        models = slow_fit(network, models, federation.samples, federation.train.take(ids), key, experiment.cell.recipe, loss=pulled)
+        models = slow_fit(
+            network,
+            models,
+            federation.samples,
+            federation.train.take(ids),
+            key,
+            experiment.cell.recipe,
+            loss=pulled,
+        )
     torch.testing.assert_close(everything(run)["rows/own"], models, rtol=0, atol=1e-12)
 
 
 def test_without_a_pull_it_is_local(simulate: Simulate) -> None:
     changes = {"model": {"name": "mlp", "hidden": 4}, "train": {"rounds": 3, "participation": 0.6}}
-    own = [everything(simulate(method=method, **changes))["rows/own"] for method in ({"name": "fedamp", "lam": 0.0}, {"name": "local"})]
+    own = [
+        everything(simulate(method=method, **changes))["rows/own"]
+        for method in ({"name": "fedamp", "lam": 0.0}, {"name": "local"})
+    ]
     torch.testing.assert_close(*own, rtol=0, atol=1e-12)

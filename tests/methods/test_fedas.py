@@ -1,7 +1,8 @@
 """FedAS by hand on a model of two numbers, and whole runs against the algorithm written out slowly.
 
-The model is f = b x, logits (h f, 0). Client 4 has x = 1, 3 of class 0 and x = 2 of class 1, client 7 only x = 1 of class 0. The last own
-backbone of both is b = 2, the received one b = 1. Client 4's features were 2, 6 | 4, their class means 4 | 4; now they are 1, 3 | 2."""
+The model is f = b x, logits (h f, 0). Client 4 has x = 1, 3 of class 0 and x = 2 of class 1, client 7 only x
+= 1 of class 0. The last own backbone of both is b = 2, the received one b = 1. Client 4's features were 2, 6
+| 4, their class means 4 | 4; now they are 1, 3 | 2."""
 
 from __future__ import annotations
 
@@ -70,10 +71,19 @@ def local_of(plan: Plan, **recipe: Any) -> Local:
     """By default nothing is trained after alignment."""
     given: dict[str, Any] = {"lr": 0.0, "batch_size": 4, **recipe}
     return Local(
-        network=NETWORK, wire=WIRE, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [3, 1]),
-        validation=deal(SAMPLES, [0, 0]), initial=double([[0.5, 0.0]] * 2), plan=plan, recipe=Recipe(**given),
-        settings=SimpleNamespace(align_lr=torch.full((2,), 0.01, dtype=torch.float64)), selected=torch.tensor([True, True]),
-    )  # fmt: skip
+        network=NETWORK,
+        wire=WIRE,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [3, 1]),
+        validation=deal(SAMPLES, [0, 0]),
+        initial=double([[0.5, 0.0]] * 2),
+        plan=plan,
+        recipe=Recipe(**given),
+        settings=SimpleNamespace(align_lr=torch.full((2,), 0.01, dtype=torch.float64)),
+        selected=torch.tensor([True, True]),
+    )
 
 
 def received(has: bool = True) -> Received:
@@ -99,7 +109,8 @@ def trained(
 @pytest.mark.parametrize(
     ("target", "reduce", "expected"),
     [
-        # class 0: mean of 2 (1 - 4) 1 and 2 (3 - 4) 3, which is -6; class 1: 2 (2 - 4) 2 = -8. Client 7: 2 (1 - 2) 1 = -2.
+        # class 0: mean of 2 (1 - 4) 1 and 2 (3 - 4) 3, which is -6; class 1: 2 (2 - 4) 2 = -8. Client 7: 2 (1
+        # - 2) 1 = -2.
         ("prototype", "mean", [0.14, 0.02]),
         ("prototype", "sum", [0.20, 0.02]),
         # 2 (b - 2) x^2 = -2 (1 + 9 + 4), over 3 samples or summed
@@ -109,14 +120,17 @@ def trained(
 )
 def test_alignment_by_hand(plan: Plan, target: str, reduce: str, expected: list[float]) -> None:
     state, sent = trained(plan, settings={"align_target": target, "align_loss": reduce})
-    close(sent["update"], [[value] for value in expected])  # measured from what was received: alignment is part of the update
+    close(
+        sent["update"], [[value] for value in expected]
+    )  # measured from what was received: alignment is part of the update
     close(state["own"], [[1 + expected[0], 0.0], [1 + expected[1], 0.0]])
     assert state["trained"].tolist() == [True, True]
 
 
 @both_plans
 def test_alignment_goes_by_its_own_batches_and_epochs(plan: Plan) -> None:
-    """Batches of 1 in the data's order: b = 1 + .01 * 2 (4 - 1) 1 = 1.06; + .01 * 2 (4 - 3.18) 3; then class 1. Twice."""
+    """Batches of 1 in the data's order: b = 1 + .01 * 2 (4 - 1) 1 = 1.06; + .01 * 2 (4 - 3.18) 3; then class
+    1. Twice."""
     b = 1.0
     for _ in range(2):
         for x in (1, 3, 2):
@@ -129,12 +143,17 @@ def test_alignment_goes_by_its_own_batches_and_epochs(plan: Plan) -> None:
 
 @both_plans
 def test_class_means_may_leave_out_the_last_incomplete_batch(plan: Plan) -> None:
-    """Batches of 2: 1, 3 of class 0 and 2, 5 of class 1; a 7 of class 0 is left over. Under b = 2 the means are 4 | 7, with the 7 they are
-    22/3 | 7. Steps: 1 + .01 * 6 = 1.06, where the mean of 4 (7 - 2.12) and 10 (7 - 5.3) is 18.26. Client 7 has no whole batch."""
-    samples = samples_of(torch.tensor([[1.0], [3.0], [2.0], [5.0], [7.0], [1.0]]), torch.tensor([0, 0, 1, 1, 0, 0]))
+    """Batches of 2: 1, 3 of class 0 and 2, 5 of class 1; a 7 of class 0 is left over. Under b = 2 the means
+    are 4 | 7, with the 7 they are 22/3 | 7. Steps: 1 + .01 * 6 = 1.06, where the mean of 4 (7 - 2.12) and 10
+    (7 - 5.3) is 18.26. Client 7 has no whole batch."""
+    samples = samples_of(
+        torch.tensor([[1.0], [3.0], [2.0], [5.0], [7.0], [1.0]]), torch.tensor([0, 0, 1, 1, 0, 0])
+    )
     for means, first in (("whole-batches", 4), ("all", 22 / 3)):
         method = build("method", {"name": "fedas", "align_means": means, "align_batch_size": 2})
-        local = replace(local_of(plan, shuffle=False, drop_last=True), samples=samples, data=deal(samples, [5, 1]))
+        local = replace(
+            local_of(plan, shuffle=False, drop_last=True), samples=samples, data=deal(samples, [5, 1])
+        )
         _, sent = method.Client(method).train(local, state_of(), received(), {})
         b = 1 + 0.01 * ((first - 1) + 3 * (first - 3))
         close(sent["update"], [[b - 1 + 0.01 * (2 * (7 - 2 * b) + 5 * (7 - 5 * b))], [0.0]])
@@ -142,17 +161,28 @@ def test_class_means_may_leave_out_the_last_incomplete_batch(plan: Plan) -> None
 
 @both_plans
 def test_a_class_without_a_whole_batch_pulls_nothing(plan: Plan) -> None:
-    """Batches of 2, all of them used: 1, 3 of class 0 move b to 1.06; nothing is known of class 1, nor of client 7's only sample."""
+    """Batches of 2, all of them used: 1, 3 of class 0 move b to 1.06; nothing is known of class 1, nor of
+    client 7's only sample."""
     _, sent = trained(plan, settings={"align_means": "whole-batches", "align_batch_size": 2}, shuffle=False)
     close(sent["update"], [[0.06], [0.0]])
-    _, sent = trained(plan, settings={"align": "joint", "align_means": "whole-batches", "align_batch_size": 2}, lr=0.01, shuffle=False)
-    close(sent["update"], [[0.06], [0.0]])  # all three in one batch; class 0 has the same mean over its own samples
+    _, sent = trained(
+        plan,
+        settings={"align": "joint", "align_means": "whole-batches", "align_batch_size": 2},
+        lr=0.01,
+        shuffle=False,
+    )
+    close(
+        sent["update"], [[0.06], [0.0]]
+    )  # all three in one batch; class 0 has the same mean over its own samples
 
 
 @both_plans
-@pytest.mark.parametrize(("first", "expected"), [("skip", 0.0), ("literal", 0.14), ("received", 0.01 * 4 / 2)])
+@pytest.mark.parametrize(
+    ("first", "expected"), [("skip", 0.0), ("literal", 0.14), ("received", 0.01 * 4 / 2)]
+)
 def test_the_first_time(plan: Plan, first: str, expected: float) -> None:
-    """`received`: class means 2 | 2 of the features 1, 3 | 2: the mean of 2 (1 - 2) 1 and 2 (3 - 2) 3 is 2, downhill is -0.02."""
+    """`received`: class means 2 | 2 of the features 1, 3 | 2: the mean of 2 (1 - 2) 1 and 2 (3 - 2) 3 is 2,
+    downhill is -0.02."""
     sign = -1 if first == "received" else 1
     _, sent = trained(plan, state_of(trained=(False, True)), {"first": first})
     close(sent["update"], [[sign * expected], [0.02]])  # client 7 has trained before
@@ -168,11 +198,14 @@ def test_aligned_to_the_received_features(plan: Plan) -> None:
 
 @both_plans
 def test_alignment_as_a_term_of_training(plan: Plan) -> None:
-    """With h = 0 cross-entropy does not move b; h itself moves by -.1 times the mean of (1/2 - [y = 0]) f: (-1 - 3 + 2) / 6."""
+    """With h = 0 cross-entropy does not move b; h itself moves by -.1 times the mean of (1/2 - [y = 0]) f:
+    (-1 - 3 + 2) / 6."""
     state, sent = trained(plan, settings={"align": "joint"}, lr=0.1)
     close(sent["update"], [[1.4], [0.2]])
     close(state["own"][:, 1], [0.1 / 3, 0.05])
-    _, sent = trained(plan, state_of(trained=(False, True)), {"align": "joint", "align_target": "sample"}, lr=0.1)
+    _, sent = trained(
+        plan, state_of(trained=(False, True)), {"align": "joint", "align_target": "sample"}, lr=0.1
+    )
     close(sent["update"], [[0.0], [0.2]])
 
 
@@ -200,16 +233,21 @@ def test_alignment_leaves_running_statistics_alone_unless_told(plan: Plan) -> No
         method = build("method", {"name": "fedas", "align_statistics": told})
         local = replace(local_of(plan, epochs=0), network=network, wire=wire, initial=start)
         given = Received(wire.pack(start[:1]), torch.zeros(2, 1, dtype=torch.int64), wire)
-        state, sent = method.Client(method).train(local, {"own": own, "trained": torch.tensor([True, False])}, given, {})
+        state, sent = method.Client(method).train(
+            local, {"own": own, "trained": torch.tensor([True, False])}, given, {}
+        )
         assert not torch.equal(state["own"][0, :p], wire.unpack(wire.pack(start), own)[0, :p])
         assert torch.equal(state["own"][0, p:], start[0, p:]) is not told
-        assert torch.equal(state["own"][1], wire.unpack(wire.pack(start), own)[1])  # it skipped: nothing moved at all
+        assert torch.equal(
+            state["own"][1], wire.unpack(wire.pack(start), own)[1]
+        )  # it skipped: nothing moved at all
         assert torch.equal(state["own"][:, network.head], own[:, network.head])
 
 
 @both_plans
 def test_alignment_in_evaluation_mode_goes_by_running_statistics(plan: Plan) -> None:
-    """One step on client 4's three samples, by autograd on the module in evaluation mode; the statistics are used and stay."""
+    """One step on client 4's three samples, by autograd on the module in evaluation mode; the statistics are
+    used and stay."""
     network = Network(Normed, signature="test fedas normed", dtype=torch.float64)
     wire = Wire.of(network.layout, ~network.head)
     start, own = (network.initial(Key(seed)).clone() for seed in (0, 1))
@@ -217,7 +255,9 @@ def test_alignment_in_evaluation_mode_goes_by_running_statistics(plan: Plan) -> 
     method = build("method", {"name": "fedas", "align_mode": "evaluation", "align_statistics": True})
     local = replace(local_of(plan, epochs=0), network=network, wire=wire, initial=start.expand(2, -1))
     given = Received(wire.pack(start[None]), torch.zeros(2, 1, dtype=torch.int64), wire)
-    state, _ = method.Client(method).train(local, {"own": own.expand(2, -1), "trained": torch.tensor([True, True])}, given, {})
+    state, _ = method.Client(method).train(
+        local, {"own": own.expand(2, -1), "trained": torch.tensor([True, True])}, given, {}
+    )
     x, y = SAMPLES.batch(torch.arange(3), torch.float64), torch.tensor([0, 0, 1])
     was = network.load(own, torch.float64).eval().backbone(x).detach()
     net = network.load(wire.unpack(wire.pack(start[None]), own[None])[0], torch.float64).eval()
@@ -232,15 +272,29 @@ def test_alignment_in_evaluation_mode_goes_by_running_statistics(plan: Plan) -> 
 @pytest.mark.parametrize("target", ["prototype", "sample"])
 @pytest.mark.parametrize("joint", [False, True], ids=["before", "joint"])
 def test_what_a_compiler_is_given_of_the_losses(target: str, joint: bool) -> None:
-    """A hook, a second model inside the loss, evaluation mode for it: nothing of that must stop the step from being traced."""
+    """A hook, a second model inside the loss, evaluation mode for it: nothing of that must stop the step from
+    being traced."""
     network = Network(Normed, signature=f"test fedas traced {target} {joint}", dtype=torch.float64)
     told: dict[str, Any] = {"head": "head", "target": target, "reduce": "mean"}
     loss = partial(jointly, loss=cross_entropy, **told) if joint else partial(misaligned, **told)
     aux = {f"was.{name}": value for name, value in network.layout.tensors(starts(network, 2, seed=1)).items()}
     aux = {"prototypes": Key(3).normal(2, 2, 2, dtype=torch.float64)} if target == "prototype" else aux
     forget()
-    data, plan, aux = deal(SAMPLES, [3, 1]), Plan("compiled-vmap"), aux | {"aligning": torch.ones(2, dtype=torch.float64)}
-    fit(network, starts(network, 2), SAMPLES, data, client_keys(2), Recipe(batch_size=2, loss=loss), plan, aux=aux)
+    data, plan, aux = (
+        deal(SAMPLES, [3, 1]),
+        Plan("compiled-vmap"),
+        aux | {"aligning": torch.ones(2, dtype=torch.float64)},
+    )
+    fit(
+        network,
+        starts(network, 2),
+        SAMPLES,
+        data,
+        client_keys(2),
+        Recipe(batch_size=2, loss=loss),
+        plan,
+        aux=aux,
+    )
     (ready,) = programs._programs.values()
     want, got = ready._step(ready.memory), ready.traced()(ready.memory)
     assert want.keys() == got.keys()
@@ -272,35 +326,61 @@ def _of(weights: Tensor | None) -> Tensor:
 
 
 def test_who_has_more_samples_counts_more_by_the_log_likelihood_of_all_of_them() -> None:
-    """Client 4 has client 7's sample three times. Its gradient is three times as long: 9 of 10 parts; by the mean both have the same."""
+    """Client 4 has client 7's sample three times. Its gradient is three times as long: 9 of 10 parts; by the
+    mean both have the same."""
     samples, local = samples_of(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)), local_of(LOOP)
     local = replace(local, samples=samples, data=deal(samples, [3, 1]))
     for of, expected in (("full", [0.9, 0.1]), ("full-mean", [0.5, 0.5])):
         method = build("method", {"name": "fedas", "fim": of, "align": "off"})
-        close(_of(shares(method.Client(method).train(local, state_of(1.0), received(), {})[1]["fim"], "proportional")), expected)
+        close(
+            _of(
+                shares(
+                    method.Client(method).train(local, state_of(1.0), received(), {})[1]["fim"],
+                    "proportional",
+                )
+            ),
+            expected,
+        )
 
 
 def test_no_weight_is_above_the_clip() -> None:
     close(_of(shares(double([1.0, 1.0, 2.0, 96.0]), "proportional", clip=2.0)), [0.125, 0.125, 0.25, 0.5])
     # 0.96 and 0.02, cut to 0.3, leave 0.7 for 1 : 2 : 1; the 2 has 0.35 of it and is cut in turn
     close(_of(shares(double([1.0, 2.0, 1.0, 96.0]), "proportional", clip=1.2)), [0.2, 0.3, 0.2, 0.3])
-    close(_of(shares(double([0.0, 0.0, 5.0, 0.0]), "proportional", clip=3.0)), [0.25 / 3, 0.25 / 3, 0.75, 0.25 / 3])
+    close(
+        _of(shares(double([0.0, 0.0, 5.0, 0.0]), "proportional", clip=3.0)),
+        [0.25 / 3, 0.25 / 3, 0.75, 0.25 / 3],
+    )
     close(_of(shares(double([1.0, 5.0]), "proportional", clip=1.0)), [0.5, 0.5])
     close(_of(shares(double([1.0, 1.5]), "proportional", clip=3.0)), [0.4, 0.6])
 
 
 def context(**changes: Any) -> Context:
     given: dict[str, Any] = {
-        "round": 3, "cohort": torch.tensor([4, 7]), "available": torch.arange(10), "key": Key(0), "wire": WIRE, "layout": NETWORK.layout,
-        "initial": THETA, "aggregator": Mean(),
-    }  # fmt: skip
+        "round": 3,
+        "cohort": torch.tensor([4, 7]),
+        "available": torch.arange(10),
+        "key": Key(0),
+        "wire": WIRE,
+        "layout": NETWORK.layout,
+        "initial": THETA,
+        "aggregator": Mean(),
+    }
     return Context(**{**given, **changes})
 
 
-def answer(update: list[list[float]], fim: list[float], count: list[float], ids: tuple[int, ...] = (4, 7)) -> Uplink:
+def answer(
+    update: list[list[float]], fim: list[float], count: list[float], ids: tuple[int, ...] = (4, 7)
+) -> Uplink:
     n = len(ids)
-    fields = {"update": double(update).view(n, 1), "buffers": torch.zeros(n, 0, dtype=torch.float64), "count": double(count)}
-    return Uplink(torch.tensor(ids, dtype=torch.int64), fields | {"fim": double(fim), "loss": double([0.0] * n)})
+    fields = {
+        "update": double(update).view(n, 1),
+        "buffers": torch.zeros(n, 0, dtype=torch.float64),
+        "count": double(count),
+    }
+    return Uplink(
+        torch.tensor(ids, dtype=torch.int64), fields | {"fim": double(fim), "loss": double([0.0] * n)}
+    )
 
 
 def one_round(up: Uplink, ctx: Context | None = None, **settings: Any) -> tuple[State, Verdict]:
@@ -361,7 +441,9 @@ def test_weights_are_those_of_whom_detectors_let_pass_and_never_the_servers_own(
     close(verdict.tables["fim"], [1.0, 60.0, 3.0])
     state, verdict = one_round(up.only(up.ids == 5), context(detectors=(Picky(),)))
     close(state["model"], [1.0])
-    assert verdict.tables["alpha"].tolist() == [0.0] and verdict.notes == ("nobody's update was used: the model stays as it was",)
+    assert verdict.tables["alpha"].tolist() == [0.0] and verdict.notes == (
+        "nobody's update was used: the model stays as it was",
+    )
 
 
 def test_the_trace_is_a_score_that_screening_bounds_below() -> None:
@@ -378,7 +460,8 @@ def test_the_trace_is_a_score_that_screening_bounds_below() -> None:
 
 
 def test_a_chain_by_hand() -> None:
-    """Client 4 leaves 1.14 to client 7, whose alignment to 2 adds 0.01 * 2 * 0.86; the round's step is measured from theta."""
+    """Client 4 leaves 1.14 to client 7, whose alignment to 2 adds 0.01 * 2 * 0.86; the round's step is
+    measured from theta."""
     method = build("method", {"name": "fedas", "align": "serial"})
     rule, server = method.Client(method), method.Server(method)
     steps = server.round({"model": THETA}, context())
@@ -394,7 +477,9 @@ def test_a_chain_by_hand() -> None:
     close(link.fields["update"], [[0.0172]])
     assert link.bytes_up().tolist() == [8]
     asked = steps.send(link)
-    assert asked.task == "train" and asked.to.tolist() == [4, 7] and asked.bytes_down().tolist() == [0, 0]  # they have it
+    assert (
+        asked.task == "train" and asked.to.tolist() == [4, 7] and asked.bytes_down().tolist() == [0, 0]
+    )  # they have it
     with pytest.raises(StopIteration) as end:
         steps.send(answer([[0.4], [0.8]], [1.0, 3.0], [9, 1]))
     state, _ = end.value.value
@@ -423,7 +508,9 @@ def test_a_link_that_is_lost_breaks_nothing() -> None:
     method = build("method", {"name": "fedas", "align": "serial"})
     steps = method.Server(method).round({"model": THETA}, context())
     next(steps)
-    nobody = Uplink(torch.zeros(0, dtype=torch.int64), {"update": torch.zeros(0, 1), "buffers": torch.zeros(0, 0)})
+    nobody = Uplink(
+        torch.zeros(0, dtype=torch.int64), {"update": torch.zeros(0, 1), "buffers": torch.zeros(0, 0)}
+    )
     asked = steps.send(nobody)
     assert asked.to.tolist() == [7] and asked.bank.tolist() == [[1.0]]
     asked = steps.send(nobody)
@@ -461,13 +548,23 @@ class Slowly:
                     starts[c] = self.align(starts[c], c, round, place if serial else 0)
                 theta = starts[c] if serial else self.theta
             for c in cohort:
-                self.own[c] = self.fit(starts[c], c, round, len(cohort) if serial else 0, "fit", lr=0.1, epochs=2, batch_size=5)
-                alpha[c] = self.fisher(c) if self.method.synchronise else float(self.experiment.federation.train.counts[c])
+                self.own[c] = self.fit(
+                    starts[c], c, round, len(cohort) if serial else 0, "fit", lr=0.1, epochs=2, batch_size=5
+                )
+                alpha[c] = (
+                    self.fisher(c)
+                    if self.method.synchronise
+                    else float(self.experiment.federation.train.counts[c])
+                )
             self.trained |= set(cohort)
-            self.theta = sum((alpha[c] / sum(alpha.values()) * self.own[c] for c in cohort), torch.zeros_like(theta))
+            self.theta = sum(
+                (alpha[c] / sum(alpha.values()) * self.own[c] for c in cohort), torch.zeros_like(theta)
+            )
         return self
 
-    def fit(self, model: Tensor, c: int, round: int, step: int, purpose: str, loss: Any = None, **recipe: Any) -> Tensor:
+    def fit(
+        self, model: Tensor, c: int, round: int, step: int, purpose: str, loss: Any = None, **recipe: Any
+    ) -> Tensor:
         key = Key(0).fold("client", round, step).fold(torch.tensor([c])).fold(purpose)
         data = self.experiment.federation.train.take(torch.tensor([c]))
         return slow_fit(self.network, model[None], self.samples, data, key, Recipe(**recipe), loss=loss)[0]
@@ -486,7 +583,10 @@ class Slowly:
 
         def loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
             known = [k for k in y.unique() if int(k) in mean]
-            apart = (F.mse_loss(net.backbone(x[y == k]), mean[int(k)].expand(int((y == k).sum()), -1)) for k in known)
+            apart = (
+                F.mse_loss(net.backbone(x[y == k]), mean[int(k)].expand(int((y == k).sum()), -1))
+                for k in known
+            )
             return sum(apart, 0 * net.backbone(x).sum())
 
         return self.fit(model, c, round, step, "align", loss, lr=0.01, epochs=1, batch_size=16)
@@ -501,10 +601,18 @@ class Slowly:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"variant": "authors"}, {"synchronise": False}, {"align": "off"}, {"align": "off", "synchronise": False}],
+    [
+        {},
+        {"variant": "authors"},
+        {"synchronise": False},
+        {"align": "off"},
+        {"align": "off", "synchronise": False},
+    ],
     ids=["fedas", "authors", "alignment only", "synchronisation only", "neither: FedPer"],
 )
-def test_a_run_equals_the_algorithm_written_out(settings: dict[str, Any], simulate: Callable[..., Run]) -> None:
+def test_a_run_equals_the_algorithm_written_out(
+    settings: dict[str, Any], simulate: Callable[..., Run]
+) -> None:
     run = simulate(method={"name": "fedas", **settings}, **SETTINGS)
     slow = Slowly(run).play()
     torch.testing.assert_close(run.state()["model"], slow.theta[~slow.network.head], rtol=0, atol=1e-12)
@@ -513,14 +621,17 @@ def test_a_run_equals_the_algorithm_written_out(settings: dict[str, Any], simula
 
 
 def test_bytes(simulate: Callable[..., Run]) -> None:
-    """A backbone down; a backbone, the trace, the count and the loss up. A chain sends the aligned backbones up, too."""
+    """A backbone down; a backbone, the trace, the count and the loss up. A chain sends the aligned backbones
+    up, too."""
     backbone = 64 * 6 + 6
     for settings, down, up in (
         ({}, backbone, backbone + 3),
         ({"synchronise": False}, backbone, backbone + 2),
         ({"align": "serial"}, backbone, 2 * backbone + 3),
     ):
-        part = simulate(method={"name": "fedas", **settings}, train={"rounds": 1, "participation": 0.6}).metrics.iloc[-1]
+        part = simulate(
+            method={"name": "fedas", **settings}, train={"rounds": 1, "participation": 0.6}
+        ).metrics.iloc[-1]
         assert part["bytes/down"] == 3 * 8 * down and part["bytes/up"] == 3 * 8 * up
 
 
@@ -537,9 +648,13 @@ def table(settings: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda s: "-".join(str(v) for v in s.values()))
-def test_switches_are_the_same_under_every_plan(settings: dict[str, Any], simulate: Callable[..., Run]) -> None:
+def test_switches_are_the_same_under_every_plan(
+    settings: dict[str, Any], simulate: Callable[..., Run]
+) -> None:
     before = refusals()
-    loop, replayed = (everything(simulate(**table(settings, engine={"plan": plan}))) for plan in ("loop", "compiled-vmap"))
+    loop, replayed = (
+        everything(simulate(**table(settings, engine={"plan": plan}))) for plan in ("loop", "compiled-vmap")
+    )
     assert_same(loop, replayed, 1e-10)
     assert refusals() == before  # no loss was one that cannot be replayed
 
@@ -559,13 +674,23 @@ def test_switches_are_the_same_fused(
 
 def test_channels_that_travel() -> None:
     """Half of 3 outputs is rounded to 2; a layer's rows are its output channels."""
-    network = Network(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), head=None, signature="test channels", dtype=torch.float64)
+    network = Network(
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)),
+        head=None,
+        signature="test channels",
+        dtype=torch.float64,
+    )
     assert channels(network, 0.5).int().tolist() == [1, 1, 1, 1, 0, 0, *[1, 1, 0] * 3, *[1, 1, 0] * 2, 1]
     assert channels(network, 1.0).all() and int(channels(network, 0.0).sum()) == 1
 
 
-def test_without_private_channels_only_alignment_and_weights_tell_it_from_fine_tuned_fedavg(simulate: Callable[..., Run]) -> None:
-    split = simulate(method={"name": "fedas", "decoupling": "channels", "rho": 0.0, "align": "off", "synchronise": False}, **SETTINGS)
+def test_without_private_channels_only_alignment_and_weights_tell_it_from_fine_tuned_fedavg(
+    simulate: Callable[..., Run],
+) -> None:
+    split = simulate(
+        method={"name": "fedas", "decoupling": "channels", "rho": 0.0, "align": "off", "synchronise": False},
+        **SETTINGS,
+    )
     tuned = simulate(method="fedavg-ft", **SETTINGS)
     torch.testing.assert_close(split.state()["model"], tuned.state()["model"], rtol=0, atol=1e-12)
 
@@ -587,7 +712,8 @@ def test_a_liar_takes_the_average_unless_clipped(simulate: Callable[..., Run]) -
 
 
 def test_traces_are_recorded_beside_the_ids_of_their_clients(simulate: Callable[..., Run]) -> None:
-    """The norm test bans client 1, whose update screening refused: it is among the judged, and said no trace."""
+    """The norm test bans client 1, whose update screening refused: it is among the judged, and said no
+    trace."""
     attack = {"name": "sign-flip", "scale": 1e308, "lies": {"update": 1e308}, "clients": [1]}
     with_it = simulate(method="fedas", attack=attack, detectors=["norm"], train={"rounds": 1}).store.arrays(1)
     honest = simulate(method="fedas", train={"rounds": 1}).store.arrays(1)
@@ -600,17 +726,28 @@ def test_traces_are_recorded_beside_the_ids_of_their_clients(simulate: Callable[
 
 @pytest.mark.parametrize("align", ["parallel", "serial"])
 def test_under_attack_by_config(align: str, simulate: Callable[..., Run]) -> None:
-    run = simulate(method={"name": "fedas", "align": align}, attack={"name": "ipm", "fraction": 0.2}, aggregator="rfa")
+    run = simulate(
+        method={"name": "fedas", "align": align}, attack={"name": "ipm", "fraction": 0.2}, aggregator="rfa"
+    )
     assert torch.isfinite(run.state()["model"]).all() and run.final["accuracy"] > 0
     run = simulate(method={"name": "fedas", "align": align}, aggregator="fltrust", data={"root": 20})
     assert torch.isfinite(run.state()["model"]).all()
     part = run.store.read_json("parts/000001.json")
-    assert part is not None and any("ignores" in note for note in part["notes"]) is not run._experiment.parts.aggregator.uses_priors
+    assert (
+        part is not None
+        and any("ignores" in note for note in part["notes"])
+        is not run._experiment.parts.aggregator.uses_priors
+    )
 
 
 def test_the_authors_variant_is_a_preset_that_given_settings_win_over() -> None:
     authors = build("method", {"name": "fedas", "variant": "authors"})
-    assert (authors.align, authors.first, authors.align_means, authors.align_mode) == ("serial", "literal", "whole-batches", "evaluation")
+    assert (authors.align, authors.first, authors.align_means, authors.align_mode) == (
+        "serial",
+        "literal",
+        "whole-batches",
+        "evaluation",
+    )
     assert not authors.align_statistics
     mixed = build("method", {"name": "fedas", "variant": "authors", "first": "skip"})
     assert (mixed.align, mixed.first) == ("serial", "skip")
@@ -643,4 +780,7 @@ def test_a_network_without_a_head_is_told_what_to_do(simulate: Callable[..., Run
     import holdfast
 
     with pytest.raises(ConfigError, match="this method needs a head"):
-        simulate(method="fedas", model=holdfast.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head=None))
+        simulate(
+            method="fedas",
+            model=holdfast.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head=None),
+        )

@@ -1,7 +1,7 @@
 """FedCAP by hand on a model of two numbers, its edge cases, its switches, and what it reduces to.
 
-The pool of the hand-computed rounds: clients 1, 4 and 7, calibrated against the origin with d~ = (1, 0), (0, 2), (-3, 0), so that
-cosines are 0, -1 and 0, and w~ = (1, 0), (0, 2), (-3, 0)."""
+The pool of the hand-computed rounds: clients 1, 4 and 7, calibrated against the origin with d~ = (1, 0), (0,
+2), (-3, 0), so that cosines are 0, -1 and 0, and w~ = (1, 0), (0, 2), (-3, 0)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ def pool(ids: tuple[int, ...] = (1, 4, 7), rows: list[list[float]] | None = None
     rows = UPDATES[: len(ids)] if rows is None else rows
     there = doubles(rows).reshape(len(ids), 2)
     counts = doubles([1.0, 2.0, 5.0][: len(ids)])
-    pools = {"pool/ids": torch.tensor(ids, dtype=torch.int64), "pool/models": there, "pool/updates": there.clone(), "pool/counts": counts}
+    pools = {
+        "pool/ids": torch.tensor(ids, dtype=torch.int64),
+        "pool/models": there,
+        "pool/updates": there.clone(),
+        "pool/counts": counts,
+    }
     return {"model": doubles([5.0, 5.0]), "previous": ORIGIN.clone(), **pools}
 
 
@@ -58,7 +63,9 @@ def drive(steps: Any, *replies: Uplink) -> tuple[list[Exchange], Any]:
         up = todo.pop(0)
 
 
-def play(state: State | None, ctx: Context, *replies: Uplink, **settings: Any) -> tuple[list[Exchange], State, Verdict]:
+def play(
+    state: State | None, ctx: Context, *replies: Uplink, **settings: Any
+) -> tuple[list[Exchange], State, Verdict]:
     server = server_of(**settings)
     asked, (after, verdict) = drive(server.round(server.init(ctx) if state is None else state, ctx), *replies)
     return asked, after, verdict
@@ -70,7 +77,10 @@ def server_of(**settings: Any) -> Any:
 
 
 def request_of(ids: list[int], update: list[list[float]], **more: list[float]) -> Uplink:
-    fields = {"update": doubles(update).reshape(len(ids), 2), **{name: doubles(value) for name, value in more.items()}}
+    fields = {
+        "update": doubles(update).reshape(len(ids), 2),
+        **{name: doubles(value) for name, value in more.items()},
+    }
     return Uplink(torch.tensor(ids, dtype=torch.int64), fields)
 
 
@@ -104,7 +114,9 @@ def test_without_personalisation_what_it_trained_is_its_own(plan: Any) -> None:
 def test_a_request_is_an_update_and_leaves_nothing(plan: Any) -> None:
     for reference, fields in (("recovered", {"update"}), ("customised", {"update", "count"})):
         method = FedCap(reference=reference)
-        state, reply = method.Client(method).request(local_of(plan, lam=0.1), {"personal": torch.zeros(2, 2)}, received(), {})
+        state, reply = method.Client(method).request(
+            local_of(plan, lam=0.1), {"personal": torch.zeros(2, 2)}, received(), {}
+        )
         assert state is None and set(reply) == fields
         close(reply["update"], [[-0.25, -0.15], [0.0, -0.2]])
 
@@ -113,7 +125,8 @@ def test_a_request_is_an_update_and_leaves_nothing(plan: Any) -> None:
 
 
 def test_weights_by_hand() -> None:
-    """Client 4 is in the pool, with cosines 0 and 0 to the others; client 9 is not, with cosines 1, 0 and -1."""
+    """Client 4 is in the pool, with cosines 0 and 0 to the others; client 9 is not, with cosines 1, 0 and
+    -1."""
     similar = doubles([[0.0, 1.0, 0.0], [1.0, 0.0, -1.0]])
     own = torch.tensor([[False, True, False], [False, False, False]])
     got = customisation(similar, own, 2.0, 0.3)
@@ -151,9 +164,10 @@ def test_the_first_round_sends_the_start_to_all() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """Clients 1 and 7 of the pool; their cosine is -1, both are at a right angle to client 4. alpha = log 3, phi = 0.4: client 1 gets 0.4
-    of itself and 0.6 * (3/4, 1/4) of 4 and 7: (0.4 - 0.45, 0.9); client 7 the mirror image: 0.6 * (1/4 of 1, 3/4 of 4) and 0.4 of itself.
-    The reference is (5, 5): calibrated updates are what the clients end with, less that."""
+    """Clients 1 and 7 of the pool; their cosine is -1, both are at a right angle to client 4. alpha = log 3,
+    phi = 0.4: client 1 gets 0.4 of itself and 0.6 * (3/4, 1/4) of 4 and 7: (0.4 - 0.45, 0.9); client 7 the
+    mirror image: 0.6 * (1/4 of 1, 3/4 of 4) and 0.4 of itself. The reference is (5, 5): calibrated updates
+    are what the clients end with, less that."""
     ctx = context([1, 7])
     reply = answer([1, 7], [[1.0, 0.0], [0.0, 1.0]], [1, 3])
     asked, state, verdict = play(pool(), ctx, reply, alpha=math.log(3), phi=0.4, t_norm=100.0)
@@ -174,12 +188,17 @@ def test_a_round_by_hand() -> None:
 
 
 def test_who_was_absent_is_asked_for_an_update_first() -> None:
-    """Client 9's request (0, 5) points to client 4 and is at a right angle to the others; client 5's was lost, it gets the reference."""
+    """Client 9's request (0, 5) points to client 4 and is at a right angle to the others; client 5's was
+    lost, it gets the reference."""
     ctx = context([1, 5, 9])
     up = answer([1, 5, 9], [[0.0, 0.0]] * 3, [1, 1, 1])
-    asked, state, verdict = play(pool(), ctx, request_of([9], [[0.0, 5.0]]), up, alpha=math.log(2), phi=0.5, t_norm=100.0)
+    asked, state, verdict = play(
+        pool(), ctx, request_of([9], [[0.0, 5.0]]), up, alpha=math.log(2), phi=0.5, t_norm=100.0
+    )
     assert [e.task for e in asked] == ["request", "train"]
-    assert asked[0].to.tolist() == [5, 9] and asked[0].bank.tolist() == [[0.0, 0.0]]  # the reference the pool was calibrated against
+    assert asked[0].to.tolist() == [5, 9] and asked[0].bank.tolist() == [
+        [0.0, 0.0]
+    ]  # the reference the pool was calibrated against
     weights = [[0.5, 1 / 3, 1 / 6], [0.0, 0.0, 0.0], [0.25, 0.5, 0.25]]
     close(verdict.tables["customisation"], weights)
     close(sent(asked[1]), [[0.5 - 0.5, 2 / 3], [5.0, 5.0], [0.25 - 0.75, 1.0]])
@@ -187,18 +206,29 @@ def test_who_was_absent_is_asked_for_an_update_first() -> None:
 
 
 def test_all_are_new() -> None:
-    asked, state, _ = play(pool(), context([2, 3]), request_of([2, 3], [[1.0, 0.0], [0.0, 1.0]]), answer([2, 3], [[0.0] * 2] * 2, [1, 1]),
-                           alpha=0.0, t_norm=100.0)  # fmt: skip
+    asked, state, _ = play(
+        pool(),
+        context([2, 3]),
+        request_of([2, 3], [[1.0, 0.0], [0.0, 1.0]]),
+        answer([2, 3], [[0.0] * 2] * 2, [1, 1]),
+        alpha=0.0,
+        t_norm=100.0,
+    )
     close(sent(asked[1]), [[-2 / 3, 2 / 3]] * 2)
     assert state["pool/ids"].tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_calibration(calibrate: bool) -> None:
-    """With or without, the reference is the mean of the recovered models; what is compared and judged differs."""
-    ctx = context([1, 7], aggregator=build("aggregator", {"name": "mean", "weights": "uniform"}), weighting="uniform")
+    """With or without, the reference is the mean of the recovered models; what is compared and judged
+    differs."""
+    ctx = context(
+        [1, 7], aggregator=build("aggregator", {"name": "mean", "weights": "uniform"}), weighting="uniform"
+    )
     reply = answer([1, 7], [[1.0, 0.0], [0.0, 2.0]], [1, 3])
-    asked, state, verdict = play(pool(), ctx, reply, calibrate=calibrate, t_norm=1.5 if not calibrate else 100.0)
+    asked, state, verdict = play(
+        pool(), ctx, reply, calibrate=calibrate, t_norm=1.5 if not calibrate else 100.0
+    )
     hat = sent(asked[0])
     recovered = hat + doubles([[1.0, 0.0], [0.0, 2.0]])
     if calibrate:
@@ -220,14 +250,20 @@ def test_too_far_from_the_reference_is_banned_for_good() -> None:
     assert play(None, ctx, reply, t_norm=10.0)[2].banned == {}  # above, not at
     assert play(None, ctx, reply, detect=False, t_norm=1.0)[2].banned == {}
     three = answer([1, 4, 7], [[1.0, 0.0], [2.0, 0.0], [6.0, 8.0]], [1, 1, 1])
-    assert list(play(None, context([1, 4, 7], initial=ORIGIN), three, t_norm=3.0, t_unit="median")[2].banned) == [7]
+    assert list(
+        play(None, context([1, 4, 7], initial=ORIGIN), three, t_norm=3.0, t_unit="median")[2].banned
+    ) == [7]
 
 
 def test_everybody_banned() -> None:
     """The reference stays and is sent next time; nobody who is banned stays in the pool."""
     ctx = context([1, 4, 7])
     _, state, verdict = play(pool(), ctx, answer([1, 4, 7], [[99.0, 0.0]] * 3, [1, 1, 1]))
-    assert sorted(verdict.banned) == [1, 4, 7] and len(state["pool/ids"]) == 0 and state["pool/models"].shape == (0, 2)
+    assert (
+        sorted(verdict.banned) == [1, 4, 7]
+        and len(state["pool/ids"]) == 0
+        and state["pool/models"].shape == (0, 2)
+    )
     close(state["model"], [5.0, 5.0])
     close(state["previous"], [0.0, 0.0])
     asked, state, _ = play(state, context([2, 3]), answer([2, 3], [[1.0, 0.0], [0.0, 1.0]], [1, 1]))
@@ -243,19 +279,29 @@ def test_a_round_without_answers_leaves_the_pools() -> None:
     assert any("nobody answered" in note for note in verdict.notes)
     asked, state, _ = play(before, context([]), answer([], [], []))
     assert_same(state, before, 0.0)
-    _, state, _ = play(before, context([1, 9]), request_of([9], [[1.0, 0.0]]), answer([9], [[99.0, 0.0]], [1]))
+    _, state, _ = play(
+        before, context([1, 9]), request_of([9], [[1.0, 0.0]]), answer([9], [[99.0, 0.0]], [1])
+    )
     assert_same(state, before, 0.0)  # a stranger was banned
 
 
 def test_what_stands_still_is_at_a_right_angle() -> None:
-    asked, _, verdict = play(pool(rows=[[1.0, 0.0], [0.0, 0.0], [-3.0, 0.0]]), context([4]), answer([4], [[0.0, 0.0]], [1]), phi=0.2)
+    asked, _, verdict = play(
+        pool(rows=[[1.0, 0.0], [0.0, 0.0], [-3.0, 0.0]]),
+        context([4]),
+        answer([4], [[0.0, 0.0]], [1]),
+        phi=0.2,
+    )
     close(verdict.tables["customisation"], [[0.4, 0.2, 0.4]])
-    asked, _, verdict = play(pool(), context([9]), request_of([9], [[0.0, 0.0]]), answer([9], [[0.0, 0.0]], [1]))
+    asked, _, verdict = play(
+        pool(), context([9]), request_of([9], [[0.0, 0.0]]), answer([9], [[0.0, 0.0]], [1])
+    )
     close(verdict.tables["customisation"], [[1 / 3, 1 / 3, 1 / 3]])
 
 
 def test_nothing_that_overflows_enters() -> None:
-    """Screening lets a finite update pass, but the model it is added to may make it infinite: banned, or at least not used."""
+    """Screening lets a finite update pass, but the model it is added to may make it infinite: banned, or at
+    least not used."""
     far = torch.finfo(torch.float64).max
     state = pool() | {"model": doubles([-far, 0.0])}
     up = answer([1, 4], [[far, 0.0], [0.0, 1.0]], [1, 1])
@@ -267,11 +313,14 @@ def test_nothing_that_overflows_enters() -> None:
 
 
 def test_reference_from_the_customised_models() -> None:
-    """Algorithm 1, line 7: client 1 has 1 sample, client 9 says it has 3, client 5's request was lost and it does not count."""
+    """Algorithm 1, line 7: client 1 has 1 sample, client 9 says it has 3, client 5's request was lost and it
+    does not count."""
     ctx = context([1, 5, 9])
     up = answer([1, 5, 9], [[1.0, 0.0]] * 3, [1, 1, 1])
     requests = request_of([9], [[0.0, 5.0]], count=[3.0])
-    asked, state, _ = play(pool(), ctx, requests, up, alpha=math.log(2), phi=0.5, t_norm=100.0, reference="customised")
+    asked, state, _ = play(
+        pool(), ctx, requests, up, alpha=math.log(2), phi=0.5, t_norm=100.0, reference="customised"
+    )
     hat = sent(asked[1])
     reference = (hat[0] + 3 * hat[2]) / 4
     close(state["previous"], reference.tolist())
@@ -289,7 +338,11 @@ def test_the_servers_own_client_gets_the_reference_and_stays_out_of_the_pool() -
     ctx = context([1, 4, 7], aggregator=build("aggregator", "fltrust"))
     up = answer([ROOT, 1, 4, 7], [[1.0, 0.0], [0.5, 0.0], [0.5, 0.0], [0.5, 0.0]], [1, 1, 1, 1])
     asked, state, verdict = play(pool(), ctx, up, t_norm=100.0)
-    assert asked[0].to.tolist() == [ROOT, 1, 4, 7] and sent(asked[0])[0].tolist() == [5, 5] and asked[0].pick[:, 0].tolist() == [0, 1, 2, 3]
+    assert (
+        asked[0].to.tolist() == [ROOT, 1, 4, 7]
+        and sent(asked[0])[0].tolist() == [5, 5]
+        and asked[0].pick[:, 0].tolist() == [0, 1, 2, 3]
+    )
     assert state["pool/ids"].tolist() == [1, 4, 7] and verdict.ids.tolist() == [1, 4, 7]
 
 
@@ -297,8 +350,17 @@ def test_buffers_travel_with_their_models_and_do_not_count_for_similarity() -> N
     network = network_of(lambda: nn.BatchNorm1d(1))  # weight, bias; mean, variance, counter
     wire = Wire.of(network.layout, torch.ones(5, dtype=torch.bool))
     models = doubles([[1.0, 0.0, 3.0, 1.0, 2.0], [0.0, 1.0, 9.0, 4.0, 4.0]])
-    pools = {"ids": torch.tensor([1, 4]), "models": models, "updates": models[:, :2], "counts": doubles([1.0, 1.0])}
-    state = {"model": doubles([0.0] * 5), "previous": doubles([0.0] * 5), **{f"pool/{name}": value for name, value in pools.items()}}
+    pools = {
+        "ids": torch.tensor([1, 4]),
+        "models": models,
+        "updates": models[:, :2],
+        "counts": doubles([1.0, 1.0]),
+    }
+    state = {
+        "model": doubles([0.0] * 5),
+        "previous": doubles([0.0] * 5),
+        **{f"pool/{name}": value for name, value in pools.items()},
+    }
     ctx = context([1, 4], wire=wire, layout=network.layout, initial=state["model"])
     up = answer([1, 4], [[0.0, 0.0], [0.0, 0.0]], [1, 1])
     up = replace(up, fields={**up.fields, "buffers": doubles([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0]])})
@@ -313,19 +375,25 @@ def test_similarity_over_the_head() -> None:
     """The second number is the head: clients 1 and 4 agree there, and differ elsewhere."""
     rows = [[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0]]
     ctx = context([1], head=torch.tensor([False, True]))
-    _, _, verdict = play(pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), similarity="head", alpha=math.log(2), phi=0.0)
+    _, _, verdict = play(
+        pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), similarity="head", alpha=math.log(2), phi=0.0
+    )
     close(verdict.tables["customisation"], [[0.0, 0.8, 0.2]])
     _, _, verdict = play(pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), alpha=math.log(2), phi=0.0)
     close(verdict.tables["customisation"], [[0.0, 0.5, 0.5]])
-    with pytest.raises(ConfigError, match="method.similarity = \"head\" needs a model with a head"):
+    with pytest.raises(ConfigError, match='method.similarity = "head" needs a model with a head'):
         server_of(similarity="head").init(context())
 
 
 # ---- what is delivered
 
 
-def delivered(state: State, ids: list[int], *replies: Uplink, **settings: Any) -> tuple[list[Exchange], Tensor]:
-    asked, end = drive(server_of(**settings).deliver(state, context([1, 4]), torch.tensor(ids, dtype=torch.int64)), *replies)
+def delivered(
+    state: State, ids: list[int], *replies: Uplink, **settings: Any
+) -> tuple[list[Exchange], Tensor]:
+    asked, end = drive(
+        server_of(**settings).deliver(state, context([1, 4]), torch.tensor(ids, dtype=torch.int64)), *replies
+    )
     assert end.task == "deliver" and end.to.tolist() == ids
     return asked, sent(end)
 
@@ -346,19 +414,28 @@ def test_deliver() -> None:
 # ---- whole runs
 
 
-SETTINGS: dict[str, Any] = {"train": {"rounds": 3, "local_epochs": 2, "participation": 0.6, "lr_decay": 0.8}, "model": {
-    "name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2}}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "train": {"rounds": 3, "local_epochs": 2, "participation": 0.6, "lr_decay": 0.8},
+    "model": {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2},
+}
 
 
 def plain(run: Run) -> Mapping[str, Tensor]:
-    """All numbers but those that only FedCAP has: its customised models are the global one where nothing is customised."""
+    """All numbers but those that only FedCAP has: its customised models are the global one where nothing is
+    customised."""
     return {name: value for name, value in everything(run).items() if "/customised/" not in name}
 
 
 def test_without_any_switch_it_is_fedavg_ft(simulate: Callable[..., Run]) -> None:
-    ours, theirs = simulate(method={"name": "fedcap", **OFF}, **SETTINGS), simulate(method="fedavg-ft", **SETTINGS)
+    ours, theirs = (
+        simulate(method={"name": "fedcap", **OFF}, **SETTINGS),
+        simulate(method="fedavg-ft", **SETTINGS),
+    )
     assert_same(plain(ours), plain(theirs), 1e-12)
-    assert (ours.final["bytes/up"], ours.final["bytes/down"]) == (theirs.final["bytes/up"], theirs.final["bytes/down"])
+    assert (ours.final["bytes/up"], ours.final["bytes/down"]) == (
+        theirs.final["bytes/up"],
+        theirs.final["bytes/down"],
+    )
     assert ours.final["accuracy/customised"] == ours.final["accuracy/global"]
 
 
@@ -377,14 +454,19 @@ def test_with_detection_alone_it_is_fedavg_ft_with_a_detector(simulate: Callable
 
 
 def test_calibration_changes_nothing_where_nothing_is_customised(simulate: Callable[..., Run]) -> None:
-    first, second = (plain(simulate(method={"name": "fedcap", **OFF, "calibrate": on}, **SETTINGS)) for on in (False, True))
+    first, second = (
+        plain(simulate(method={"name": "fedcap", **OFF, "calibrate": on}, **SETTINGS)) for on in (False, True)
+    )
     assert_same(first, second, 0.0)
 
 
 def test_with_equal_weights_for_all_everybody_is_sent_the_mean(simulate: Callable[..., Run]) -> None:
-    """alpha = 0 and phi = 1/N at full participation with equal weights: the customised models are the reference, up to rounding."""
+    """alpha = 0 and phi = 1/N at full participation with equal weights: the customised models are the
+    reference, up to rounding."""
     equal: dict[str, Any] = {"train": {"rounds": 3}, "aggregator": {"name": "mean", "weights": "uniform"}}
-    ours = simulate(method={"name": "fedcap", "alpha": 0.0, "phi": "uniform", "detect": False, "lam": 0.7}, **equal)
+    ours = simulate(
+        method={"name": "fedcap", "alpha": 0.0, "phi": "uniform", "detect": False, "lam": 0.7}, **equal
+    )
     theirs = simulate(method={"name": "ditto", "lam": 0.7}, **equal)
     torch.testing.assert_close(ours.vector(), theirs.vector(), rtol=0, atol=1e-12)
     for client in range(5):
@@ -402,7 +484,10 @@ def test_a_whole_run_slowly(simulate: Callable[..., Run]) -> None:
 
     def customised(client: int, request: Tensor) -> Tensor:
         others = [i for i in models if i != client]
-        powers = {i: math.exp(4.0 * float(request @ updates[i] / request.norm() / updates[i].norm())) for i in others}
+        powers = {
+            i: math.exp(4.0 * float(request @ updates[i] / request.norm() / updates[i].norm()))
+            for i in others
+        }
         rest = sum((powers[i] / sum(powers.values()) * models[i] for i in others), torch.zeros_like(w))
         return 0.2 * models[client] + 0.8 * rest if client in models else rest
 
@@ -416,20 +501,31 @@ def test_a_whole_run_slowly(simulate: Callable[..., Run]) -> None:
         updates = {c: model - w for c, model in models.items()}
         previous, w = w, slow.mean(models)
     state = run.state()
-    for got, expected in ((run.vector(), w), (state["previous"], previous), (state["pool/models"], torch.stack([*models.values()])),
-                          (state["pool/updates"], torch.stack([*updates.values()]))):  # fmt: skip
+    for got, expected in (
+        (run.vector(), w),
+        (state["previous"], previous),
+        (state["pool/models"], torch.stack([*models.values()])),
+        (state["pool/updates"], torch.stack([*updates.values()])),
+    ):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
     seen = set().union(*slow.cohorts)
     for client in seen:
         torch.testing.assert_close(run.vector(client), v[client], rtol=0, atol=1e-9)
     for client in models:
-        torch.testing.assert_close(run.vector(client, "customised"), customised(client, updates[client]), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            run.vector(client, "customised"), customised(client, updates[client]), rtol=0, atol=1e-9
+        )
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"similarity": "head"}, {"reference": "customised"}, {"variant": "authors", "t_norm": 0.9}, {"phi": "uniform"},
-    {"calibrate": False}, {"t_unit": "median", "t_norm": 1.2},
-]  # fmt: skip
+    {},
+    {"similarity": "head"},
+    {"reference": "customised"},
+    {"variant": "authors", "t_norm": 0.9},
+    {"phi": "uniform"},
+    {"calibrate": False},
+    {"t_unit": "median", "t_norm": 1.2},
+]
 
 
 def test_every_option_plays_and_matters(simulate_all: Callable[..., list[Run]]) -> None:
@@ -447,48 +543,73 @@ def test_requests_are_paid_for(simulate: Callable[..., Run]) -> None:
     d = run._experiment.network.layout.size
     cohorts = [set(run.store.arrays(round)["cohort"].tolist()) for round in (1, 2, 3)]
     new = sum(len(cohorts[r] - cohorts[r - 1]) for r in (1, 2))
-    assert new > 0 and run.final["bytes/down"] == (9 + new) * d * 8 and run.final["bytes/up"] == 9 * (d + 2) * 8 + new * d * 8
+    assert (
+        new > 0
+        and run.final["bytes/down"] == (9 + new) * d * 8
+        and run.final["bytes/up"] == 9 * (d + 2) * 8 + new * d * 8
+    )
     full = simulate(method="fedcap").final
     assert full["bytes/down"] == 10 * d * 8  # at full participation as FedAvg
 
 
 def test_attackers_poison_their_requests(simulate: Callable[..., Run]) -> None:
-    """Two clients, one of them an attacker that is away every second round: its request is turned around too."""
-    settings: dict[str, Any] = {"train": {"rounds": 3, "availability": {"0": [[1, 2], [3, 4]]}}, "data": {"clients": 3}}
+    """Two clients, one of them an attacker that is away every second round: its request is turned around
+    too."""
+    settings: dict[str, Any] = {
+        "train": {"rounds": 3, "availability": {"0": [[1, 2], [3, 4]]}},
+        "data": {"clients": 3},
+    }
     honest = simulate(method="fedcap", **settings).store.arrays(3)["verdict/tables/customisation"]
-    turned = simulate(method="fedcap", attack={"name": "sign-flip", "clients": [0]}, **settings).store.arrays(3)
+    turned = simulate(method="fedcap", attack={"name": "sign-flip", "clients": [0]}, **settings).store.arrays(
+        3
+    )
     assert turned["verdict/tables/customisation/pool"].tolist() == [1, 2] and not torch.allclose(
         turned["verdict/tables/customisation"][0], honest[0], atol=1e-6
     )
 
 
 def test_what_attackers_do_in_an_evaluation_is_not_noted(simulate: Callable[..., Run]) -> None:
-    """Those outside the last cohort make a request to be measured; how often one measures must not change what is said of the attack."""
-    settings: dict[str, Any] = {"attack": {"name": "lie", "fraction": 0.4}, "train": {"rounds": 4, "participation": 0.4}}
+    """Those outside the last cohort make a request to be measured; how often one measures must not change
+    what is said of the attack."""
+    settings: dict[str, Any] = {
+        "attack": {"name": "lie", "fraction": 0.4},
+        "train": {"rounds": 4, "participation": 0.4},
+    }
     noted = [
-        [part.get("attack") for part in simulate(method="fedcap", evaluate={"every": every}, **settings).store.parts(4)] for every in (1, 4)
+        [
+            part.get("attack")
+            for part in simulate(method="fedcap", evaluate={"every": every}, **settings).store.parts(4)
+        ]
+        for every in (1, 4)
     ]
     assert noted[0] == noted[1] and any(noted[0])
 
 
 def test_who_is_removed_is_drawn_no_more_or_ignored(simulate: Callable[..., Run]) -> None:
-    attacked: dict[str, Any] = {"attack": {"name": "replacement", "clients": [1], "factor": 50.0}, "train": {"rounds": 3, "shuffle": False}}
+    attacked: dict[str, Any] = {
+        "attack": {"name": "replacement", "clients": [1], "factor": 50.0},
+        "train": {"rounds": 3, "shuffle": False},
+    }
     run = simulate(method={"name": "fedcap", "t_norm": 5.0}, **attacked)
     assert run.final["detection/fnr"] == 0 and run.final["detection/fpr"] == 0
-    assert run.store.arrays(1)["cohort"].tolist() == [0, 1, 2, 3, 4] and run.store.arrays(3)["cohort"].tolist() == [0, 2, 3, 4]
+    assert run.store.arrays(1)["cohort"].tolist() == [0, 1, 2, 3, 4] and run.store.arrays(3)[
+        "cohort"
+    ].tolist() == [0, 2, 3, 4]
     ignoring = simulate(method={"name": "fedcap", "t_norm": 5.0, "variant": "authors"}, **attacked)
     arrays = ignoring.store.arrays(3)
     assert arrays["cohort"].tolist() == [0, 1, 2, 3, 4] and arrays["verdict/ids"].tolist() == [0, 2, 3, 4]
     assert ignoring.state()["banned"].tolist() == [1] and ignoring.final["detection/dacc"] == 1.0
     assert ignoring.state()["pool/ids"].tolist() == [0, 2, 3, 4]
     assert_same({k: v for k, v in ignoring.state().items() if k != "banned"}, run.state(), 0.0)
-    assert [ignoring.final[name] for name in ("bytes/up", "bytes/down")] == [run.final[name] for name in ("bytes/up", "bytes/down")]
+    assert [ignoring.final[name] for name in ("bytes/up", "bytes/down")] == [
+        run.final[name] for name in ("bytes/up", "bytes/down")
+    ]
     assert arrays["took_part"].tolist() == [0, 2, 3, 4]
 
 
 def test_who_is_ignored_is_neither_asked_for_an_update_nor_sent_a_model() -> None:
-    """Client 4 is banned, client 9 is new: only 9 makes a request, only 1 and 9 train, as in the released code. Where all that were drawn
-    are banned, nobody is asked for anything."""
+    """Client 4 is banned, client 9 is new: only 9 makes a request, only 1 and 9 train, as in the released
+    code. Where all that were drawn are banned, nobody is asked for anything."""
     state = pool(ids=(1, 7), rows=[[1.0, 0.0], [-3.0, 0.0]]) | {"banned": torch.tensor([4])}
     up = answer([1, 9], [[0.0, 0.0]] * 2, [1, 1])
     asked, after, _ = play(state, context([1, 4, 9]), request_of([9], [[0.0, 5.0]]), up, variant="authors")
@@ -500,9 +621,12 @@ def test_who_is_ignored_is_neither_asked_for_an_update_nor_sent_a_model() -> Non
 
 
 def test_a_uniform_share_is_of_the_pool_and_with_the_authors_of_the_first_pool() -> None:
-    """Three clients are left of the first round and two of the second: the own share is a third, then a half; the released code computes
-    it once and keeps the third."""
-    first, second = answer([1, 4, 7], UPDATES, [1, 1, 1]), answer([1, 4, 7], [[0.0, 0.0], [0.0, 0.0], [99.0, 0.0]], [1, 1, 1])
+    """Three clients are left of the first round and two of the second: the own share is a third, then a half;
+    the released code computes it once and keeps the third."""
+    first, second = (
+        answer([1, 4, 7], UPDATES, [1, 1, 1]),
+        answer([1, 4, 7], [[0.0, 0.0], [0.0, 0.0], [99.0, 0.0]], [1, 1, 1]),
+    )
     for variant, shares in (("card", [1 / 3, 1 / 2]), ("authors", [1 / 3, 1 / 3])):
         settings = {"phi": "uniform", "variant": variant, "alpha": 0.0}
         state = play(None, context([1, 4, 7], initial=ORIGIN), first, **settings)[1]
@@ -523,7 +647,9 @@ class Looking(Detector):
 def test_who_is_ignored_is_not_asked_to_judge_others(simulate: Callable[..., Run]) -> None:
     method = {"name": "fedcap", "variant": "authors"}
     run = simulate(method=method, attack=Endless(clients=(1,)), detectors=(Looking(),), train={"rounds": 2})
-    assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)["cohort"].tolist() == [0, 1, 2, 3, 4]
+    assert run.state()["detector0/available"].tolist() == [0, 2, 3, 4] and run.store.arrays(2)[
+        "cohort"
+    ].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_who_is_ignored_is_banned_once_and_refused_once(simulate: Callable[..., Run]) -> None:
@@ -531,13 +657,17 @@ def test_who_is_ignored_is_banned_once_and_refused_once(simulate: Callable[..., 
     run = simulate(method=method, attack=Endless(clients=(1,)), train={"rounds": 3})
     parts = run.store.parts(3)
     assert [[*part["refused"]] for part in parts if part["round"]] == [["1"], [], []]
-    assert [[*part["banned"]] for part in parts if part["round"]] == [["1"], [], []] and run.final["detection/rounds"] == 1
+    assert [[*part["banned"]] for part in parts if part["round"]] == [["1"], [], []] and run.final[
+        "detection/rounds"
+    ] == 1
     assert run.store.arrays(3)["verdict/ids"].tolist() == [0, 2, 3, 4]
 
 
 def test_the_authors_variant_is_a_preset() -> None:
     assert build("method", {"name": "fedcap", "variant": "authors"}).removal == "ignored"
-    assert build("method", {"name": "fedcap", "variant": "authors", "removal": "excluded"}).removal == "excluded"
+    assert (
+        build("method", {"name": "fedcap", "variant": "authors", "removal": "excluded"}).removal == "excluded"
+    )
     assert FedCap().removal == "excluded"
 
 

@@ -1,7 +1,8 @@
 """FedCOM: the matching on small tables, both halves on a model of two numbers, and whole runs against Ditto.
 
-The model has one input and two outputs, W = (1, 2), and a squared loss on the first output only. Client 4 has 1 -> 0 and 2 -> 1: residuals
-1 and 1, gradient (1.5, 0). Client 7 has 1 -> 0: residual 1, gradient (1, 0). One step of 0.1 leads to (0.85, 2) and (0.9, 2)."""
+The model has one input and two outputs, W = (1, 2), and a squared loss on the first output only. Client 4 has
+1 -> 0 and 2 -> 1: residuals 1 and 1, gradient (1.5, 0). Client 7 has 1 -> 0: residual 1, gradient (1, 0). One
+step of 0.1 leads to (0.85, 2) and (0.9, 2)."""
 
 from __future__ import annotations
 
@@ -31,14 +32,29 @@ from holdfast.methods.fedcom import NOBODY, NOT_WANTED, class_gradients, last_la
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from holdfast.sweeps import session
-from tests.helpers import LOOP, PLANS, VMAP, assert_same, client_keys, deal, everything, network_of, random_samples, samples_of, tiny
+from tests.helpers import (
+    LOOP,
+    PLANS,
+    VMAP,
+    assert_same,
+    client_keys,
+    deal,
+    everything,
+    network_of,
+    random_samples,
+    samples_of,
+    tiny,
+)
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 0]), classes=2)
 NETWORK = network_of(lambda: nn.Linear(1, 2, bias=False))
 WHOLE = Wire.of(NETWORK.layout, torch.ones(2, dtype=torch.bool))
 W = torch.tensor([1.0, 2.0], dtype=torch.float64)
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
-PAIRS: dict[str, Any] = {"clients": 4, "partition": {"name": "complementary-pairs", "samples_per_client": 40, "ratio": 0.8}}
+PAIRS: dict[str, Any] = {
+    "clients": 4,
+    "partition": {"name": "complementary-pairs", "samples_per_client": 40, "ratio": 0.8},
+}
 
 
 def squared(net: nn.Module, batch: Batch) -> Tensor:
@@ -58,13 +74,28 @@ def client(**settings: Any) -> Any:
     return method.Client(method)
 
 
-def local_of(plan: Plan = LOOP, lam: float = 0.5, threshold: float = 0.5, facts: dict[str, Tensor] | None = None, **changes: Any) -> Local:
+def local_of(
+    plan: Plan = LOOP,
+    lam: float = 0.5,
+    threshold: float = 0.5,
+    facts: dict[str, Tensor] | None = None,
+    **changes: Any,
+) -> Local:
     given: dict[str, Any] = dict(
-        network=NETWORK, wire=WHOLE, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [2, 1]),
-        validation=deal(SAMPLES, [0, 0]), initial=torch.zeros(2, 2, dtype=torch.float64), plan=plan,
-        recipe=Recipe(lr=0.1, batch_size=2, loss=squared), selected=torch.tensor([True, True]), facts=facts or {},
+        network=NETWORK,
+        wire=WHOLE,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [2, 1]),
+        validation=deal(SAMPLES, [0, 0]),
+        initial=torch.zeros(2, 2, dtype=torch.float64),
+        plan=plan,
+        recipe=Recipe(lr=0.1, batch_size=2, loss=squared),
+        selected=torch.tensor([True, True]),
+        facts=facts or {},
         settings=SimpleNamespace(lam=double([lam, lam]), threshold=double([threshold, threshold])),
-    )  # fmt: skip
+    )
     return Local(**{**given, **changes})
 
 
@@ -82,7 +113,9 @@ G = double([[[-3, 0, 1], [0, 0, 0]], [[-1, -2, 0], [0, 0, 0]], [[-2, 5, -9], [0,
 IDS = torch.tensor([2, 5, 9])
 
 
-def matched(wanted: list[list[int]], channels: int, signals: Tensor = G, ids: Tensor = IDS) -> list[list[int]]:
+def matched(
+    wanted: list[list[int]], channels: int, signals: Tensor = G, ids: Tensor = IDS
+) -> list[list[int]]:
     return match(G, IDS, torch.tensor(wanted, dtype=torch.bool), signals, ids, channels).tolist()
 
 
@@ -90,15 +123,24 @@ def test_the_peer_has_the_smallest_sum_where_ones_own_row_is_smallest() -> None:
     asked = [[1, 0], [1, 0], [1, 0]]
     # x = 1: channel 0, 1, 2 of the three; of the others, 9 has -2 < -1; 2 has 0 < 5; 5 has 0 < 1
     assert matched(asked, 1) == [[9, NOT_WANTED], [2, NOT_WANTED], [5, NOT_WANTED]]
-    # x = 2: channels 0 1: 5 has -3, 9 has 3; channels 0 1: 2 has -3, 9 has 3; channels 0 2: 2 has -2, 5 has -1
+    # x = 2: channels 0 1: 5 has -3, 9 has 3; channels 0 1: 2 has -3, 9 has 3; channels 0 2: 2 has -2, 5 has
+    # -1
     assert matched(asked, 2) == [[5, NOT_WANTED], [2, NOT_WANTED], [2, NOT_WANTED]]
     # more than there are: all three, sums -2, -3, -6
     assert matched(asked, 20) == matched(asked, 3) == [[9, NOT_WANTED], [9, NOT_WANTED], [5, NOT_WANTED]]
 
 
 def test_no_match_where_nobody_is_there_or_nobody_has_learnt_the_class() -> None:
-    assert matched([[0, 1], [0, 0], [1, 1]], 1) == [[NOT_WANTED, NOBODY], [NOT_WANTED, NOT_WANTED], [5, NOBODY]]
-    assert matched([[1, 0]] * 3, 1, G[:1], IDS[:1]) == [[NOBODY, NOT_WANTED], [2, NOT_WANTED], [2, NOT_WANTED]]
+    assert matched([[0, 1], [0, 0], [1, 1]], 1) == [
+        [NOT_WANTED, NOBODY],
+        [NOT_WANTED, NOT_WANTED],
+        [5, NOBODY],
+    ]
+    assert matched([[1, 0]] * 3, 1, G[:1], IDS[:1]) == [
+        [NOBODY, NOT_WANTED],
+        [2, NOT_WANTED],
+        [2, NOT_WANTED],
+    ]
     assert matched([[1, 1]] * 3, 1, G[:0], IDS[:0]) == [[NOBODY, NOBODY]] * 3
 
 
@@ -112,7 +154,9 @@ def test_the_last_layer() -> None:
     plain = nn.Sequential(nn.Embedding(3, 5), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     assert last_layer(Layout.of(plain)).name == "3.weight" and last_layer(NETWORK.layout).shape == (2, 1)
     for other in (nn.Conv2d(1, 2, 3), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(3)), nn.BatchNorm1d(2)):
-        with pytest.raises(ConfigError, match="fedcom: clients are matched by the rows of a last linear layer"):
+        with pytest.raises(
+            ConfigError, match="fedcom: clients are matched by the rows of a last linear layer"
+        ):
             last_layer(Layout.of(other))
 
 
@@ -130,14 +174,20 @@ class HeadFirst(nn.Module):
 def test_a_named_head_is_where_the_last_layer_is() -> None:
     assert last_layer(Network(HeadFirst, head="fc").layout).name == "fc.weight"
     assert last_layer(Network(HeadFirst, head=None).layout).name == "body.weight"  # all that can be told
-    deep = Network(lambda: nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))), head="1")
+    deep = Network(
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))),
+        head="1",
+    )
     assert last_layer(deep.layout).name == "1.2.weight"
 
 
 def test_whoever_has_learnt_nothing_of_a_class_is_nobodys_peer() -> None:
-    """A client without a step, or, by the gradient of the class's loss, without a sample of it, has a row of zeros."""
+    """A client without a step, or, by the gradient of the class's loss, without a sample of it, has a row of
+    zeros."""
     untrained = double([[[-3, 0, 1], [-1, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[2, 5, 9], [0, 0, 0]]])
-    assert match(untrained[:1], IDS[:1], torch.tensor([[True, True]]), untrained, IDS, 2).tolist() == [[9, NOBODY]]
+    assert match(untrained[:1], IDS[:1], torch.tensor([[True, True]]), untrained, IDS, 2).tolist() == [
+        [9, NOBODY]
+    ]
 
 
 # ---- the client half
@@ -150,23 +200,31 @@ def test_the_first_phase(plan: Plan) -> None:
     close(reply["steps"], [1, 1])
     close(state["anchor"], [[1, 2], [1, 2]])
     close(state["personal"], STATE["personal"].tolist())
-    assert set(reply) == set(client(scale="steps").schema("train", WHOLE)) == {"update", "buffers", "count", "loss", "wanted", "steps"}
+    assert (
+        set(reply)
+        == set(client(scale="steps").schema("train", WHOLE))
+        == {"update", "buffers", "count", "loss", "wanted", "steps"}
+    )
 
 
 @both_plans
 def test_the_second_phase(plan: Plan) -> None:
-    """Client 4: the mean of (0, 0) and (2, 2), then gradient (1.5, 0) + 0.5 (0, -1). Client 7: no peer, (1, 0) + 0.5 (0, -1)."""
+    """Client 4: the mean of (0, 0) and (2, 2), then gradient (1.5, 0) + 0.5 (0, -1). Client 7: no peer, (1,
+    0) + 0.5 (0, -1)."""
     state, reply = client().personalise(local_of(plan), STATE, sent([[2.0, 2.0]], [[0], [-1]]), {})
     close(reply["personal"], [[0.85, 1.05], [0.9, 1.05]])
     assert torch.equal(state["personal"], reply["personal"]) and torch.equal(state["anchor"], STATE["anchor"])
 
 
 def test_several_peers_count_alike_and_the_pull_may_go_to_them() -> None:
-    """Client 4 starts from the mean of (0, 0), (2, 2) and (4, 1), which is (2, 1): residuals 2 and 3, gradient (4, 0)."""
+    """Client 4 starts from the mean of (0, 0), (2, 2) and (4, 1), which is (2, 1): residuals 2 and 3,
+    gradient (4, 0)."""
     peers = sent([[2.0, 2.0], [4.0, 1.0]], [[0, 1], [-1, -1]])
     _, reply = client().personalise(local_of(), STATE, peers, {})
     close(reply["personal"], [[2 - 0.1 * (4 + 0.5), 1 + 0.05], [0.9, 1.05]])
-    _, reply = client(pull_to="peer").personalise(local_of(), STATE, peers, {})  # their mean is (3, 1.5); without peers, w
+    _, reply = client(pull_to="peer").personalise(
+        local_of(), STATE, peers, {}
+    )  # their mean is (3, 1.5); without peers, w
     close(reply["personal"], [[2 - 0.1 * (4 - 0.5), 1 + 0.025], [0.9, 1.05]])
 
 
@@ -174,12 +232,16 @@ def test_personal_epochs() -> None:
     _, reply = client(personal_epochs=0).personalise(local_of(), STATE, sent([[2.0, 2.0]], [[0], [-1]]), {})
     close(reply["personal"], [[1, 1], [1, 1]])
     twice = local_of(recipe=Recipe(lr=0.1, epochs=2, batch_size=2, loss=squared))
-    many, two = (client(personal_epochs=e).personalise(twice, STATE, EVERYBODY, {})[1]["personal"] for e in (None, 2))
+    many, two = (
+        client(personal_epochs=e).personalise(twice, STATE, EVERYBODY, {})[1]["personal"] for e in (None, 2)
+    )
     assert torch.equal(many, two)
 
 
 def test_finetuning_is_dittos_personal_step() -> None:
-    state = client().finetune(local_of(), STATE, sent([[2.0, 2.0]], [[0], [-1]]))  # pulled to (2, 2), and to the w it had
+    state = client().finetune(
+        local_of(), STATE, sent([[2.0, 2.0]], [[0], [-1]])
+    )  # pulled to (2, 2), and to the w it had
     close(state["personal"], [[0.1 + 0.1, 0.1], [0.9, 1.05]])
 
 
@@ -196,7 +258,11 @@ def test_which_classes_are_wanted() -> None:
 
     assert wanted() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]  # 2 of 4 is not less than half
     assert wanted(0.6) == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
-    assert wanted(0.6, [1, 0, -1]) == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]  # what is known comes first: class 2 is noise
+    assert wanted(0.6, [1, 0, -1]) == [
+        [0, 1, 0],
+        [1, 0, 0],
+        [0, 0, 0],
+    ]  # what is known comes first: class 2 is noise
     assert wanted(0.6, [1, 0, -1], minority="inferred") == wanted(0.6)
 
 
@@ -208,21 +274,33 @@ def test_a_last_layer_of_other_classes_is_refused() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_the_gradient_of_each_class_at_the_received_model(plan: Plan, batch_size: int) -> None:
-    """At W = 0 both answers have chance 1/2. Client 4: -1/2 * 1 of 2 samples in row 0, -1/2 * 2 in row 1. Client 7: -1/2 in row 0."""
-    local = local_of(plan, recipe=Recipe(lr=0.1, batch_size=batch_size, momentum=0.9, weight_decay=1.0, loss=squared))
-    close(class_gradients(local, torch.zeros(2, 2, dtype=torch.float64)), [[[-0.25], [-0.5]], [[-0.5], [0.0]]])
+    """At W = 0 both answers have chance 1/2. Client 4: -1/2 * 1 of 2 samples in row 0, -1/2 * 2 in row 1.
+    Client 7: -1/2 in row 0."""
+    local = local_of(
+        plan, recipe=Recipe(lr=0.1, batch_size=batch_size, momentum=0.9, weight_decay=1.0, loss=squared)
+    )
+    close(
+        class_gradients(local, torch.zeros(2, 2, dtype=torch.float64)), [[[-0.25], [-0.5]], [[-0.5], [0.0]]]
+    )
 
 
 def test_the_gradient_against_a_pass_per_class() -> None:
-    samples, network = random_samples(20), network_of(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)))
+    samples, network = (
+        random_samples(20),
+        network_of(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))),
+    )
     model = torch.stack([network.initial(Key(i)) for i in range(2)])
-    local = local_of(VMAP, network=network, samples=samples, data=deal(samples, [13, 7]), recipe=Recipe(batch_size=4))
+    local = local_of(
+        VMAP, network=network, samples=samples, data=deal(samples, [13, 7]), recipe=Recipe(batch_size=4)
+    )
     found = class_gradients(local, model)
     for i, rows in enumerate((torch.arange(13), torch.arange(13, 20))):
         net = network.load(model[i], dtype=torch.float64)
         for c in range(3):
             mine = rows[samples.y[rows] == c]
-            loss = nn.functional.cross_entropy(net(samples.batch(mine, torch.float64)), samples.y[mine], reduction="sum") / len(rows)
+            loss = nn.functional.cross_entropy(
+                net(samples.batch(mine, torch.float64)), samples.y[mine], reduction="sum"
+            ) / len(rows)
             (gradient,) = torch.autograd.grad(loss, net[2].weight)  # type: ignore[index]
             torch.testing.assert_close(found[i, c], gradient[c], rtol=0, atol=1e-12)
 
@@ -241,19 +319,31 @@ class Judge(Detector):
     banned: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
 
-    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Context, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()
-        return Judgement(state, dict.fromkeys(self.banned, "told to"), {}, dict.fromkeys(self.rejected, "told to"))
+        return Judgement(
+            state, dict.fromkeys(self.banned, "told to"), {}, dict.fromkeys(self.rejected, "told to")
+        )
 
 
-def answer(ids: list[int], wanted: dict[int, int], refused: dict[int, str] | None = None, **more: Any) -> Uplink:
+def answer(
+    ids: list[int], wanted: dict[int, int], refused: dict[int, str] | None = None, **more: Any
+) -> Uplink:
     n = len(ids)
     fields = {
-        "update": double([UPDATES.get(k, [0, 0, 0]) for k in ids]).reshape(n, 3), "buffers": torch.zeros(n, 0, dtype=torch.float64),
-        "count": torch.ones(n, dtype=torch.float64), "loss": torch.zeros(n, dtype=torch.float64),
+        "update": double([UPDATES.get(k, [0, 0, 0]) for k in ids]).reshape(n, 3),
+        "buffers": torch.zeros(n, 0, dtype=torch.float64),
+        "count": torch.ones(n, dtype=torch.float64),
+        "loss": torch.zeros(n, dtype=torch.float64),
         "wanted": double([[float(wanted.get(k) == c) for c in range(3)] for k in ids]).reshape(n, 3),
-    }  # fmt: skip
-    return Uplink(torch.tensor(ids, dtype=torch.int64), {**fields, **{k: double(v) for k, v in more.items()}}, refused or {})
+    }
+    return Uplink(
+        torch.tensor(ids, dtype=torch.int64),
+        {**fields, **{k: double(v) for k, v in more.items()}},
+        refused or {},
+    )
 
 
 def models(value: float) -> Callable[[Exchange], Uplink]:
@@ -274,13 +364,24 @@ class Played:
 
     def context(self, cohort: list[int], **changes: Any) -> Context:
         ids = torch.tensor(cohort, dtype=torch.int64)
-        given = dict(round=1, cohort=ids, available=ids, key=Key(0), wire=LINE_WIRE, layout=LINE.layout, initial=ZERO, aggregator=Mean())
+        given = dict(
+            round=1,
+            cohort=ids,
+            available=ids,
+            key=Key(0),
+            wire=LINE_WIRE,
+            layout=LINE.layout,
+            initial=ZERO,
+            aggregator=Mean(),
+        )
         return Context(**{**given, **changes})
 
     def round(
         self, up: Uplink, back: Callable[[Exchange], Uplink] = PLAIN, judge: Judge | None = None
     ) -> tuple[list[Exchange], Verdict]:
-        steps = self.server.round(self.state, self.context(up.ids.tolist(), detectors=() if judge is None else (judge,)))
+        steps = self.server.round(
+            self.state, self.context(up.ids.tolist(), detectors=() if judge is None else (judge,))
+        )
         asked = next(steps)
         assert asked.task == "train"
         exchanges: list[Exchange] = []
@@ -307,15 +408,25 @@ ALL = [0, 1, 2, 3]
 
 
 def test_two_rounds() -> None:
-    """0 wants class 1, where 1 pushed most; 1 and 3 want class 2, where only 2 did. In round 1 nobody has sent a personal model yet."""
+    """0 wants class 1, where 1 pushed most; 1 and 3 want class 2, where only 2 did. In round 1 nobody has
+    sent a personal model yet."""
     play = Played()
     (first,), verdict = play.round(answer(ALL, WANTED))
-    assert first.task == "personalise" and got(first) == {0: [], 1: [], 2: [], 3: []} and first.bytes_down().tolist() == [0, 0, 0, 0]
+    assert (
+        first.task == "personalise"
+        and got(first) == {0: [], 1: [], 2: [], 3: []}
+        and first.bytes_down().tolist() == [0, 0, 0, 0]
+    )
     assert verdict.tables["matches"].tolist() == [[-1, 1, -1], [-1, -1, 2], [-1, -1, -1], [-1, -1, 2]]
     close(play.state["model"], [1.5, 1.5, 1.25])
     close(play.state["personal/rows"][:, 0], [0, 1, 2, 3])
     (second,), _ = play.round(answer(ALL, WANTED), models(0.5))
-    assert got(second) == {0: [1.0], 1: [2.0], 2: [], 3: [2.0]}  # of the round before, although others were trained in this one
+    assert got(second) == {
+        0: [1.0],
+        1: [2.0],
+        2: [],
+        3: [2.0],
+    }  # of the round before, although others were trained in this one
     assert len(second.bank) == 2 and second.bytes_down().tolist() == [24, 24, 0, 24]
     close(play.state["personal/rows"][:, 0], [0.5, 1.5, 2.5, 3.5])
 
@@ -338,7 +449,10 @@ def test_one_peer_for_two_classes_is_sent_once() -> None:
     up = answer([0, 2], {})
     up["wanted"][0] = double([0.0, 1.0, 1.0])
     (asked,), verdict = play.round(up)
-    assert verdict.tables["matches"].tolist() == [[-1, 2, 2], [-1, -1, -1]] and got(asked) == {0: [2.0], 2: []}
+    assert verdict.tables["matches"].tolist() == [[-1, 2, 2], [-1, -1, -1]] and got(asked) == {
+        0: [2.0],
+        2: [],
+    }
 
 
 @pytest.mark.parametrize("way", ["banned", "rejected", "refused"])
@@ -361,7 +475,11 @@ def test_who_is_away_helps_with_what_is_known_of_it() -> None:
     play = Played()
     play.round(answer([0, 1], {0: 1}))
     (asked,), verdict = play.round(answer([0, 2], {0: 1}))
-    assert verdict.ids.tolist() == [0, 2] and verdict.tables["matches"][0].tolist() == [-1, 1, -1] and got(asked) == {0: [1.0], 2: []}
+    assert (
+        verdict.ids.tolist() == [0, 2]
+        and verdict.tables["matches"][0].tolist() == [-1, 1, -1]
+        and got(asked) == {0: [1.0], 2: []}
+    )
 
 
 def test_a_peer_that_has_sent_no_model_is_skipped() -> None:
@@ -373,7 +491,11 @@ def test_a_peer_that_has_sent_no_model_is_skipped() -> None:
     play = Played()
     play.round(answer(ALL, WANTED), lost)
     (asked,), verdict = play.round(answer(ALL, WANTED))
-    assert got(asked) == {0: [1.0], 1: [], 2: [], 3: []} and verdict.tables["matches"][1].tolist() == [-1, -1, 2]
+    assert got(asked) == {0: [1.0], 1: [], 2: [], 3: []} and verdict.tables["matches"][1].tolist() == [
+        -1,
+        -1,
+        2,
+    ]
 
 
 def test_nobody_and_one_client_alone() -> None:
@@ -381,7 +503,11 @@ def test_nobody_and_one_client_alone() -> None:
     (asked,), verdict = play.round(answer([0], WANTED))
     assert verdict.tables["matches"].tolist() == [[-1, NOBODY, -1]] and got(asked) == {0: []}
     exchanges, verdict = play.round(answer([], {}))
-    assert not len(verdict.ids) and verdict.tables["matches"].shape == (0, 3) and all(not len(asked.to) for asked in exchanges)
+    assert (
+        not len(verdict.ids)
+        and verdict.tables["matches"].shape == (0, 3)
+        and all(not len(asked.to) for asked in exchanges)
+    )
     close(play.state["personal/rows"][:, 0], [0])
 
 
@@ -397,12 +523,20 @@ def test_without_matching_nothing_is_handed_on() -> None:
     play = Played(matching=False)
     for _ in range(2):
         (asked,), verdict = play.round(answer(ALL, WANTED))
-        assert got(asked) == {0: [], 1: [], 2: [], 3: []} and bool((verdict.tables["matches"] == NOT_WANTED).all())
+        assert got(asked) == {0: [], 1: [], 2: [], 3: []} and bool(
+            (verdict.tables["matches"] == NOT_WANTED).all()
+        )
 
 
 def test_scales_and_signals() -> None:
-    """1's g of class 1 is -3 of length 3 in 6 steps; 2's is -2 of length sqrt(29) in 1 step; 0's own does not count."""
-    for settings, best in (({}, 1), ({"scale": "norm"}, 1), ({"scale": "steps"}, 2), ({"signal": "gradient"}, 3)):
+    """1's g of class 1 is -3 of length 3 in 6 steps; 2's is -2 of length sqrt(29) in 1 step; 0's own does not
+    count."""
+    for settings, best in (
+        ({}, 1),
+        ({"scale": "norm"}, 1),
+        ({"scale": "steps"}, 2),
+        ({"signal": "gradient"}, 3),
+    ):
         gradient = [[[0], [-9], [0]], [[0], [-1], [0]], [[0], [-1], [0]], [[0], [-2], [0]]]
         _, verdict = Played(**settings).round(answer(ALL, {0: 1}, steps=[1, 6, 1, 1], gradient=gradient))
         assert verdict.tables["matches"][0].tolist() == [-1, best, -1]
@@ -416,15 +550,22 @@ def test_the_servers_own_client_is_nobodys_peer() -> None:
     up = answer([ROOT, 0, 1], {ROOT: 1, 0: 1})
     up["update"][0] = double([0.0, 100.0, 0.0])
     (asked,), verdict = Played().round(up)
-    assert verdict.ids.tolist() == asked.to.tolist() == [0, 1] and verdict.tables["matches"][0].tolist() == [-1, 1, -1]
+    assert verdict.ids.tolist() == asked.to.tolist() == [0, 1] and verdict.tables["matches"][0].tolist() == [
+        -1,
+        1,
+        -1,
+    ]
 
 
 # ---- whole runs
 
 
-@pytest.mark.parametrize("settings", [{"matching": False}, {"threshold": 1e-9}], ids=["no matching", "no minority"])
+@pytest.mark.parametrize(
+    "settings", [{"matching": False}, {"threshold": 1e-9}], ids=["no matching", "no minority"]
+)
 def test_without_peers_it_is_ditto(settings: dict[str, Any], simulate: Callable[..., Run]) -> None:
-    """Ditto trains w and v on the same batches, FedCOM one after the other on batches of their own; unshuffled these are the same."""
+    """Ditto trains w and v on the same batches, FedCOM one after the other on batches of their own;
+    unshuffled these are the same."""
     train = {"rounds": 3, "local_epochs": 2, "participation": 0.6, "momentum": 0.5, "shuffle": False}
     ditto = everything(simulate(method={"name": "ditto", "lam": 0.3}, train=train))
     fedcom = everything(simulate(method={"name": "fedcom", "lam": 0.3, **settings}, train=train))
@@ -447,10 +588,15 @@ def test_pairs_find_each_other(simulate: Callable[..., Run]) -> None:
 
 
 def test_inferred_classes_are_judged_by_the_target_alone(simulate: Callable[..., Run]) -> None:
-    """Where noise counts as a minority class, somebody is found for it too; it has no partner to be compared with."""
-    run = simulate(method={"name": "fedcom", "minority": "inferred"}, data=PAIRS, train={"rounds": 1, "local_epochs": 3})
+    """Where noise counts as a minority class, somebody is found for it too; it has no partner to be compared
+    with."""
+    run = simulate(
+        method={"name": "fedcom", "minority": "inferred"}, data=PAIRS, train={"rounds": 1, "local_epochs": 3}
+    )
     assert int((run.store.arrays(1)["verdict/tables/matches"] >= 0).sum()) == 8
-    assert run.store.parts(1)[0]["metrics"]["matching/decisions"] == 4 and run.final["matching/accuracy"] == 1.0
+    assert (
+        run.store.parts(1)[0]["metrics"]["matching/decisions"] == 4 and run.final["matching/accuracy"] == 1.0
+    )
 
 
 def test_no_partners_no_matching_accuracy(simulate: Callable[..., Run]) -> None:
@@ -459,8 +605,10 @@ def test_no_partners_no_matching_accuracy(simulate: Callable[..., Run]) -> None:
 
 
 SWITCHES: list[dict[str, Any]] = [
-    {"order": "sequential"}, {"signal": "gradient", "scale": "norm"}, {"pull_to": "peer", "scale": "steps"},
-]  # fmt: skip
+    {"order": "sequential"},
+    {"signal": "gradient", "scale": "norm"},
+    {"pull_to": "peer", "scale": "steps"},
+]
 
 
 @pytest.mark.parametrize("settings", SWITCHES, ids=["sequential", "gradient", "peer"])
@@ -468,22 +616,31 @@ def test_every_switch_under_both_plans(settings: dict[str, Any], simulate: Calla
     data = {"clients": 4, "partition": PAIRS["partition"]}
     model = {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2}
     tables = [
-        {"method": {"name": "fedcom", **settings}, "data": data, "model": model, "train": {"participation": 0.75, "rounds": 3},
-         "engine": {"plan": plan}} for plan in ("loop", "vmap")
-    ]  # fmt: skip
+        {
+            "method": {"name": "fedcom", **settings},
+            "data": data,
+            "model": model,
+            "train": {"participation": 0.75, "rounds": 3},
+            "engine": {"plan": plan},
+        }
+        for plan in ("loop", "vmap")
+    ]
     loop, vmap = (everything(simulate(**table)) for table in tables)
     assert_same(loop, vmap, 1e-10)
     assert bool((loop["3/verdict/tables/matches"] >= 0).any())
 
 
-def test_fused_partitions_keep_their_own_facts(simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]) -> None:
+def test_fused_partitions_keep_their_own_facts(
+    simulate: Callable[..., Run], simulate_all: Callable[..., list[Run]]
+) -> None:
     tables = [{"method": "fedcom", "data": PAIRS}, {"method": "fedcom"}]
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         assert_same(everything(fused), everything(simulate(**table)), 1e-10)
 
 
 def test_lies_about_models_reach_the_peers_only_if_they_are_finite(simulate: Callable[..., Run]) -> None:
-    """A malicious client's personal model may be anything; what is not finite is refused, and the last good one stays."""
+    """A malicious client's personal model may be anything; what is not finite is refused, and the last good
+    one stays."""
     attack = {"name": "sign-flip", "clients": [1], "lies": {"model": 1e300}}
     run = simulate(method="fedcom", data=PAIRS, attack=attack, train={"rounds": 3})
     head = run.store.head()
@@ -494,7 +651,9 @@ def test_lies_about_models_reach_the_peers_only_if_they_are_finite(simulate: Cal
 def test_a_run_that_was_stopped_between_the_phases_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_disk: None
 ) -> None:
-    config = tiny(method="fedcom", data=PAIRS, train={"rounds": 3, "participation": 0.75}, engine={"plan": "loop"})
+    config = tiny(
+        method="fedcom", data=PAIRS, train={"rounds": 3, "participation": 0.75}, engine={"plan": "loop"}
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     session.start([("", config)], whole)
     exchange = Simulator.exchange

@@ -1,4 +1,5 @@
-"""FedFomo: what a client makes of the models of others, whom the server sends them to, and that it really mixes."""
+"""FedFomo: what a client makes of the models of others, whom the server sends them to, and that it really
+mixes."""
 
 from __future__ import annotations
 
@@ -54,11 +55,19 @@ def vectors(*rows: tuple[float, float]) -> Tensor:
 def local_of(plan: Plan, validation: tuple[int, int] = (2, 1), train: tuple[int, int] = (2, 1)) -> Local:
     wire = Wire.of(NETWORK.layout, torch.ones(2, dtype=torch.bool))
     return Local(
-        network=NETWORK, wire=wire, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, train),
-        validation=deal(SAMPLES, validation), initial=torch.zeros(2, 2, dtype=torch.float64), plan=plan,
-        recipe=Recipe(lr=0.1, epochs=0, batch_size=2), settings=SimpleNamespace(held_back=torch.full((2,), 0.2, dtype=torch.float64)),
+        network=NETWORK,
+        wire=wire,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, train),
+        validation=deal(SAMPLES, validation),
+        initial=torch.zeros(2, 2, dtype=torch.float64),
+        plan=plan,
+        recipe=Recipe(lr=0.1, epochs=0, batch_size=2),
+        settings=SimpleNamespace(held_back=torch.full((2,), 0.2, dtype=torch.float64)),
         selected=torch.ones(2, dtype=torch.bool),
-    )  # fmt: skip
+    )
 
 
 def client(others: int = 2) -> Any:
@@ -73,8 +82,8 @@ def server(others: int = 2) -> Any:
 
 @both_plans
 def test_what_helps_is_taken_by_how_much_it_helps(plan: Plan) -> None:
-    """Client 4: from w_old = (0, 0), A = (3, -4) is 5 away and helps, B = (0, 3) is 3 away and hurts, its own (1, 0) is 1 away and helps.
-    Client 7: its own (0, 1) hurts; A helps; it was not sent a second one."""
+    """Client 4: from w_old = (0, 0), A = (3, -4) is 5 away and helps, B = (0, 3) is 3 away and hurts, its own
+    (1, 0) is 1 away and helps. Client 7: its own (0, 1) hurts; A helps; it was not sent a second one."""
     bank = vectors((3.0, -4.0), (0.0, 3.0))
     got = Received(bank, torch.tensor([[-1, 1, 0], [-1, 0, -1]]), local_of(plan).wire)
     state = {"own": vectors((1.0, 0.0), (0.0, 1.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}
@@ -90,8 +99,13 @@ def test_what_helps_is_taken_by_how_much_it_helps(plan: Plan) -> None:
 
 @both_plans
 def test_whoever_is_helped_by_nobody_keeps_its_own(plan: Plan) -> None:
-    """Client 4: all hurt. Client 7: sent a copy of its w_old, which is no way away, and something so far that it cannot be told how far."""
-    got = Received(vectors((0.0, 3.0), (0.0, 0.0), (-1e200, 1e200)), torch.tensor([[-1, 0, -1], [-1, 1, 2]]), local_of(plan).wire)
+    """Client 4: all hurt. Client 7: sent a copy of its w_old, which is no way away, and something so far that
+    it cannot be told how far."""
+    got = Received(
+        vectors((0.0, 3.0), (0.0, 0.0), (-1e200, 1e200)),
+        torch.tensor([[-1, 0, -1], [-1, 1, 2]]),
+        local_of(plan).wire,
+    )
     state = {"own": vectors((0.0, 1.0), (0.0, 1.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}
     fresh, sent = client().train(local_of(plan), state, got, {})
     close(sent["affinity"], [[(LN2 - loss(0, 3)) / 3, 0.0], [0.0, 0.0]])
@@ -114,7 +128,9 @@ def test_without_anything_to_try_models_on_a_client_keeps_its_own() -> None:
     trained, held = client()._held_back(local)
     assert held.count.tolist() == [0, 0] and trained.data.count.tolist() == [1, 1]
     got = Received(vectors((3.0, -4.0)), torch.tensor([[-1, 0, -1], [-1, 0, -1]]), local.wire)
-    fresh, sent = client().train(local, {"own": vectors((1.0, 0.0), (0.0, 1.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}, got, {})
+    fresh, sent = client().train(
+        local, {"own": vectors((1.0, 0.0), (0.0, 1.0)), "old": vectors((0.0, 0.0), (0.0, 0.0))}, got, {}
+    )
     close(fresh["own"], [[1.0, 0.0], [0.0, 1.0]])
     close(sent["affinity"], [[0.0, 0.0], [0.0, 0.0]])
 
@@ -126,23 +142,34 @@ def test_a_fifth_is_held_back_the_same_in_every_round_and_only_where_there_is_no
     assert trained.data.count.tolist() == [8, 2] and held.count.tolist() == [2, 1]
     rows = [*trained.data.rows[0, :8].tolist(), *held.rows[0, :2].tolist()]
     assert sorted(rows) == list(range(10)) and again.rows.tolist() == held.rows.tolist()
-    assert trained.data.rows[1, :2].tolist() == [10, 11] and held.rows[1, :1].tolist() == [0]  # its own validation sample
+    assert trained.data.rows[1, :2].tolist() == [10, 11] and held.rows[1, :1].tolist() == [
+        0
+    ]  # its own validation sample
     assert client(others=0)._held_back(local)[0] is local
 
 
 def kept(**changes: Any) -> dict[str, Tensor]:
     affinity = torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, -1.0], [5.0, 0.0, 0.0]], dtype=torch.float64)
-    return {"ids": torch.tensor([4, 7, 9]), "models": vectors((1, 1), (2, 2), (3, 3)), "affinity": affinity, **changes}
+    return {
+        "ids": torch.tensor([4, 7, 9]),
+        "models": vectors((1, 1), (2, 2), (3, 3)),
+        "affinity": affinity,
+        **changes,
+    }
 
 
 def test_the_best_are_sent_but_never_the_own_and_never_what_nobody_sent() -> None:
     ctx = context([4, 5, 7])
     best = server(1)._best(kept(), ctx, ctx.cohort)
-    assert best[0].tolist() == [2] and best[2].tolist() == [0] and int(best[1]) in (0, 1, 2)  # 7: 4 is untried, 9 has hurt
+    assert (
+        best[0].tolist() == [2] and best[2].tolist() == [0] and int(best[1]) in (0, 1, 2)
+    )  # 7: 4 is untried, 9 has hurt
     best = server(5)._best(kept(), ctx, ctx.cohort)
     assert best[0].tolist() == [2, 1, -1, -1, -1] and best[2].tolist() == [0, 2, -1, -1, -1]
     assert sorted(best[1].tolist()) == [-1, -1, 0, 1, 2]
-    drawn = {int(server(1)._best(kept(), replace(ctx, key=ctx.key.fold(i)), torch.tensor([5]))) for i in range(30)}
+    drawn = {
+        int(server(1)._best(kept(), replace(ctx, key=ctx.key.fold(i)), torch.tensor([5]))) for i in range(30)
+    }
     assert drawn == {0, 1, 2}  # among equals luck decides
     empty = server(2)._best(server(2).init(ctx), ctx, ctx.cohort)
     assert empty.tolist() == [[-1, -1]] * 3
@@ -159,7 +186,9 @@ def test_a_round_of_the_server_by_hand() -> None:
         steps.send(Uplink(up.ids, {**up.fields, "affinity": omega}))
     state, verdict = end.value.value
     assert state["ids"].tolist() == [4, 5, 7, 9]
-    close(state["models"], [[2.0, 2.0], [1.0, 3.0], [2.0, 2.0], [3.0, 3.0]])  # the common start (1, 2) and the update
+    close(
+        state["models"], [[2.0, 2.0], [1.0, 3.0], [2.0, 2.0], [3.0, 3.0]]
+    )  # the common start (1, 2) and the update
     first, second = (0 if int(place) == 0 else int(place) + 1 for place in asked.pick[1, 1:])
     row = [0.0] * 4
     row[first], row[second] = 0.125, 0.0625
@@ -181,10 +210,15 @@ SPLIT = {"split": {"train": 0.5, "validation": 0.25, "test": 0.25}}
 
 
 def test_it_really_mixes(simulate: Simulate) -> None:
-    """The second round begins where the first round's models, tried on each client's validation samples, say."""
+    """The second round begins where the first round's models, tried on each client's validation samples,
+    say."""
     table = hard("fedfomo", data=SPLIT, train={"participation": 1.0, "rounds": 2})
     run, first = simulate(**table), simulate(**{**table, "train": {**table["train"], "rounds": 1}})
-    own, begun, sent = (everything(first)["rows/own"], everything(run)["rows/old"], run.store.arrays(2)["verdict/tables/sent"])
+    own, begun, sent = (
+        everything(first)["rows/own"],
+        everything(run)["rows/old"],
+        run.store.arrays(2)["verdict/tables/sent"],
+    )
     experiment = run._experiment
     network, federation = experiment.network, experiment.federation
 
@@ -192,7 +226,9 @@ def test_it_really_mixes(simulate: Simulate) -> None:
         rows, labels = federation.validation.client(client)
         module = network.load(vector, torch.float64).double().eval()
         with torch.no_grad():
-            return float(nn.functional.cross_entropy(module(federation.samples.batch(rows, torch.float64)), labels))
+            return float(
+                nn.functional.cross_entropy(module(federation.samples.batch(rows, torch.float64)), labels)
+            )
 
     p, moved = network.layout.parameters, 0
     for i in range(5):
@@ -212,7 +248,9 @@ def test_bytes_are_those_of_the_models_that_were_sent(simulate: Simulate) -> Non
     run = simulate(**table)
     size = run._experiment.network.layout.size * 8
     down, up = (list(run.metrics[f"bytes/{way}"]) for way in ("down", "up"))
-    assert down == [0, 5 * 2 * size] and up == [5 * (size + 8 * 4)] * 2  # count, loss and two numbers beside the model
+    assert (
+        down == [0, 5 * 2 * size] and up == [5 * (size + 8 * 4)] * 2
+    )  # count, loss and two numbers beside the model
 
 
 @pytest.mark.parametrize("data", [SPLIT, {}], ids=["validation", "no validation"])
@@ -224,7 +262,15 @@ def test_without_others_it_is_local(data: dict[str, Any], simulate: Simulate) ->
 
 
 def test_a_single_client_has_nobody_to_learn_from() -> None:
-    table = Padded(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), torch.tensor([1]))
-    assert table.drawn(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([1]), torch.tensor([0])).count.tolist() == [0]
-    state = {"ids": torch.tensor([4]), "models": vectors((1, 1)), "affinity": torch.zeros(1, 1, dtype=torch.float64)}
+    table = Padded(
+        torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), torch.tensor([1])
+    )
+    assert table.drawn(
+        torch.zeros(1, 1, dtype=torch.int64), torch.tensor([1]), torch.tensor([0])
+    ).count.tolist() == [0]
+    state = {
+        "ids": torch.tensor([4]),
+        "models": vectors((1, 1)),
+        "affinity": torch.zeros(1, 1, dtype=torch.float64),
+    }
     assert server(2)._best(state, context([4]), torch.tensor([4])).tolist() == [[-1, -1]]

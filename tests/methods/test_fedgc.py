@@ -1,4 +1,5 @@
-"""FedGC: the correction by hand and against its formula in plain loops, heads that know only some classes, and rounds by hand."""
+"""FedGC: the correction by hand and against its formula in plain loops, heads that know only some classes,
+and rounds by hand."""
 
 from __future__ import annotations
 
@@ -39,11 +40,13 @@ def parts(**settings: Any) -> tuple[FedGC, Any, Network]:
 
 
 def test_two_embeddings_by_hand() -> None:
-    """Client 0 holds class 0 with a = 1, client 1 class 1 with b = 2: with s = sigmoid(a b - a^2) and r = sigmoid(a b - b^2) the gradient
-    is s (b - a) + r b, and r (a - b) + s a."""
+    """Client 0 holds class 0 with a = 1, client 1 class 1 with b = 2: with s = sigmoid(a b - a^2) and r =
+    sigmoid(a b - b^2) the gradient is s (b - a) + r b, and r (a - b) + s a."""
     a, b = 1.0, 2.0
     s, r = 1 / (1 + math.exp(a * a - a * b)), 1 / (1 + math.exp(b * b - a * b))
-    got = correction(double([[[a], [9.0]], [[9.0], [b]]]), torch.tensor([[True, False], [False, True]]), False)
+    got = correction(
+        double([[[a], [9.0]], [[9.0], [b]]]), torch.tensor([[True, False], [False, True]]), False
+    )
     close(got[..., 0], [[s * (b - a) + r * b, 0.0], [0.0, r * (a - b) + s * a]])
 
 
@@ -57,16 +60,20 @@ def slowly(rows: Tensor, held: Tensor, alike: bool) -> Tensor:
                 mean = torch.stack([rows[z, c] for z in range(clients) if held[z, c]]).mean(0)
                 near = (w[k, c] @ mean).exp()
                 others = [
-                    (w[k, c] @ w[z, j]).exp() for z in range(clients) for j in range(classes)
+                    (w[k, c] @ w[z, j]).exp()
+                    for z in range(clients)
+                    for j in range(classes)
                     if z != k and held[z, j] and (alike or j != c)
-                ]  # fmt: skip
+                ]
                 value = value - (near / (near + sum(others))).log()
     return torch.autograd.grad(value, w)[0]
 
 
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("at_once", [1024, 3])
-def test_the_correction_is_the_gradient_of_its_formula(alike: bool, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_correction_is_the_gradient_of_its_formula(
+    alike: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fedgc, "ROWS_AT_ONCE", at_once)
     rows, held = Key(1).normal(4, 3, 5, dtype=torch.float64), Key(2).uniform(4, 3) < 0.6
     torch.testing.assert_close(correction(rows, held, alike), slowly(rows, held, alike), rtol=0, atol=1e-12)
@@ -92,22 +99,31 @@ def test_an_absent_class_is_never_chosen_and_its_loss_is_a_number() -> None:
 
 @both_plans
 def test_a_client_trains_on_its_own_classes_alone(plan: Plan) -> None:
-    """Client 4 has classes 0, 0, 1: softmax over two classes from h = 0, so h0 moves by 0.1 * (1/2 + 3/2 - 2/2) / 3, h1 by the opposite,
-    h2 not at all. Client 7 has class 2 alone and nothing to learn."""
+    """Client 4 has classes 0, 0, 1: softmax over two classes from h = 0, so h0 moves by 0.1 * (1/2 + 3/2 -
+    2/2) / 3, h1 by the opposite, h2 not at all. Client 7 has class 2 alone and nothing to learn."""
     _, rule, network = parts()
     local = local_of(network, rule, SAMPLES, [3, 1], plan, [4, 7])
     received = sent_to(local, START[:4])
     state, sent = rule.train(local, {"own": START.repeat(2, 1)}, received, {})
     close(state["own"], [[1.0, 0.1 / 3, -0.1 / 3, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
     close(sent["update"], [[0.0, 0.1 / 3, -0.1 / 3, 0.0], [0.0] * 4])
-    assert sent["held"].tolist() == [[2, 1, 0], [0, 0, 1]] and set(sent) == set(rule.schema("train", local.wire))
+    assert sent["held"].tolist() == [[2, 1, 0], [0, 0, 1]] and set(sent) == set(
+        rule.schema("train", local.wire)
+    )
     # one that never trained knows its classes all the same
-    close(rule.personal(local, {"own": START.repeat(2, 1)}, received)[:, 4:], [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    close(
+        rule.personal(local, {"own": START.repeat(2, 1)}, received)[:, 4:], [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    )
 
 
 def replies(ids: list[int], update: Any, held: Any) -> Uplink:
     n = len(ids)
-    usual = {"update": double(update), "buffers": double([[]] * n), "count": double([1.0] * n), "loss": double([0.0] * n)}
+    usual = {
+        "update": double(update),
+        "buffers": double([[]] * n),
+        "count": double([1.0] * n),
+        "loss": double([0.0] * n),
+    }
     return Uplink(torch.tensor(ids), {**usual, "held": double(held)})
 
 
@@ -124,11 +140,15 @@ def test_rounds_of_the_server() -> None:
     close(state["models"], [[a, 0.0, 0.0, 1.0, 0.0, 0.0], [0.0, b, 0.0, 0.0, 1.0, 0.0]])
     later = delivered(method, state, ctx, [4, 5, 7])
     close(later.bank[later.pick[:, 0]], [[3.0, a, 0.0, 0.0], [3.0, 0.5, 1.0, 0.0], [3.0, 0.0, b, 0.0]])
-    # client 5 comes with class 2 at c, from the common head; 4 and 7 are away: their heads stay, and are kept away from
+    # client 5 comes with class 2 at c, from the common head; 4 and 7 are away: their heads stay, and are kept
+    # away from
     ctx = context_of(network, rule, START, [5], head=head)
     _, state, _ = one_round(method, state, ctx, replies([5], [[0.0, 0.0, 0.0, 3.0]], [[0, 0, 4]]))
     close(state["models"][[0, 2], :3], [[a, 0.0, 0.0], [0.0, b, 0.0]])
-    rows, held = double([[[a], [0.0], [0.0]], [[0.5], [1.0], [3.0]], [[0.0], [b], [0.0]]]), torch.eye(3)[[0, 2, 1]] > 0
+    rows, held = (
+        double([[[a], [0.0], [0.0]], [[0.5], [1.0], [3.0]], [[0.0], [b], [0.0]]]),
+        torch.eye(3)[[0, 2, 1]] > 0,
+    )
     close(state["models"][1, :3], double([0.5, 1.0, 3.0]) - 0.2 * slowly(rows, held, False)[1, :, 0])
 
 
@@ -143,7 +163,8 @@ class Ban(Detector):
 
 
 def test_a_banned_clients_head_is_forgotten() -> None:
-    """It was heard in round 1, and banned in round 2: nobody is kept away from its embedding, or drawn to a mean that it is in."""
+    """It was heard in round 1, and banned in round 2: nobody is kept away from its embedding, or drawn to a
+    mean that it is in."""
     method, rule, network = parts(lam=2.0, lr=0.1)
     ctx = context_of(network, rule, START, [4, 7], head=double([0.0, 1.0, 1.0, 1.0]) > 0)
     up = replies([4, 7], [[1.0, 1.0, 0.0, 0.0], [3.0, 0.0, 2.0, 0.0]], [[5, 0, 0], [0, 1, 0]])
@@ -152,7 +173,9 @@ def test_a_banned_clients_head_is_forgotten() -> None:
     _, after, verdict = one_round(method, state, replace(ctx, detectors=(Ban(),)), up)
     assert list(verdict.banned) == [7] and after["ids"].tolist() == [4] and len(after["models"]) == 1
     came_from = delivered(method, state, ctx, [4]).bank[1, 1:]
-    close(after["models"][0, :3], came_from + double([1.0, 0.0, 0.0]))  # alone with its class: nothing to correct
+    close(
+        after["models"][0, :3], came_from + double([1.0, 0.0, 0.0])
+    )  # alone with its class: nothing to correct
 
 
 def test_a_correction_beyond_all_bounds_is_not_taken() -> None:
@@ -168,8 +191,14 @@ def test_without_correction_and_with_all_classes_it_is_fedper(simulate: Callable
     """FedAS without its two parts is FedPer: private heads under an averaged body."""
     data = {"clients": 3, "partition": {"name": "iid", "samples_per_client": 150}}
     tables = {"fedas": {"align": "off", "synchronise": False}, "fedgc": {"lam": 0.0}}
-    train = {"local_epochs": 1, "participation": 1.0}  # one that is first seen late would start from the averaged head
-    per, gc = (everything(simulate(**hard(name, method=table, data=data, train=train))) for name, table in tables.items())
+    train = {
+        "local_epochs": 1,
+        "participation": 1.0,
+    }  # one that is first seen late would start from the averaged head
+    per, gc = (
+        everything(simulate(**hard(name, method=table, data=data, train=train)))
+        for name, table in tables.items()
+    )
     own = gc["rows/own"]
     assert bool((own[:, -10:] == 1).all())  # everybody has every class
     torch.testing.assert_close(own[:, :-10], per["rows/own"], rtol=0, atol=1e-12)

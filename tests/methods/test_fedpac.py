@@ -1,4 +1,5 @@
-"""FedPAC against its formulas written out slowly, and its rounds on a model of three numbers: f = b x, logits (h0 f, h1 f)."""
+"""FedPAC against its formulas written out slowly, and its rounds on a model of three numbers: f = b x, logits
+(h0 f, h1 f)."""
 
 from __future__ import annotations
 
@@ -28,13 +29,19 @@ from tests.helpers import LOOP, VMAP, deal, everything, random_samples, slow_fit
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to
 
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
-NETWORK = Network(lambda: Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)), signature="test fedpac", dtype=torch.float64)
+NETWORK = Network(
+    lambda: Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)),
+    signature="test fedpac",
+    dtype=torch.float64,
+)
 START = double([1.0, 0.0, 0.0])  # b, h0, h1
 COUNTS = [7, 1, 30, 5]
 SAMPLES = random_samples(43)
 DEEP = Network(
-    lambda: Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)), signature="test fedpac deep", dtype=torch.float64
-)  # fmt: skip
+    lambda: Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)),
+    signature="test fedpac deep",
+    dtype=torch.float64,
+)
 
 
 def method_of(**settings: Any) -> FedPAC:
@@ -61,8 +68,8 @@ def test_statistics_are_the_authors_traces() -> None:
 
 
 def test_mixtures_minimise_bias_and_variance() -> None:
-    """Two clients, one class, h = 0 and 1, V = 1 and 3. For client 0, B = (0, 0; 0, 1): min a0^2 + 4 a1^2 at (4, 1) / 5. For client 1,
-    B = (1, 0; 0, 0): min 2 a0^2 + 3 a1^2 at (3, 2) / 5."""
+    """Two clients, one class, h = 0 and 1, V = 1 and 3. For client 0, B = (0, 0; 0, 1): min a0^2 + 4 a1^2 at
+    (4, 1) / 5. For client 1, B = (1, 0; 0, 0): min 2 a0^2 + 3 a1^2 at (3, 2) / 5."""
     alpha, alone = mixtures(double([1.0, 3.0]), double([[[0.0]], [[1.0]]]), 1e-3)
     close(alpha, [[0.8, 0.2], [0.6, 0.4]])
     close(mixtures(double([1.0, 3.0]), double([[[0.0]], [[1.0]]]), 0.3)[0], [[1.0, 0.0], [0.6, 0.4]])
@@ -92,12 +99,15 @@ def test_numbers_beyond_all_bounds_leave_each_with_its_own_head() -> None:
 @pytest.mark.parametrize("times", [1e3, 1e15])
 @pytest.mark.parametrize("lie", ["features", "variance"])
 def test_one_liar_does_not_level_the_others_mixtures(lie: str, times: float) -> None:
-    """Features or a variance beyond all measure keep the liar out of everybody's mixture; hardly anything changes between the others."""
+    """Features or a variance beyond all measure keep the liar out of everybody's mixture; hardly anything
+    changes between the others."""
     variance, h = 0.2 + Key(1).uniform(6, dtype=torch.float64), Key(2).normal(6, 3, 4, dtype=torch.float64)
     honest, _ = mixtures(variance[:5], h[:5], 0.0)
     variance[5], h[5] = (variance[5] * times, h[5]) if lie == "variance" else (variance[5], h[5] * times)
     lied, _ = mixtures(variance, h, 0.0)
-    torch.testing.assert_close(lied[:5, :5], honest, rtol=0, atol=0.03)  # to lean on absurd features a very little may even be best
+    torch.testing.assert_close(
+        lied[:5, :5], honest, rtol=0, atol=0.03
+    )  # to lean on absurd features a very little may even be best
     assert float(lied[:5, 5].max()) < 0.01
 
 
@@ -109,7 +119,9 @@ def test_a_client_trains_the_head_and_then_the_body(plan: Plan) -> None:
     local = local_of(DEEP, rule, SAMPLES, COUNTS, plan, [1, 2, 5, 9], recipe, lam=0.7)
     aim, known = Key(5).normal(3, 4, dtype=torch.float64), double([1.0, 0.0, 1.0])
     extra = {"prototypes": aim.expand(n, 3, 4), "known": known.expand(n, 3)}
-    state, sent = rule.train(local, {"own": torch.zeros_like(models)}, sent_to(local, models, [0, 1, 2, 3]), extra)
+    state, sent = rule.train(
+        local, {"own": torch.zeros_like(models)}, sent_to(local, models, [0, 1, 2, 3]), extra
+    )
 
     def body_loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
         found = net.backbone(x)
@@ -126,7 +138,15 @@ def test_a_client_trains_the_head_and_then_the_body(plan: Plan) -> None:
             return net
 
         network.load = freezing  # type: ignore[method-assign]
-        return slow_fit(network, start, SAMPLES, local.data, local.key.fold(purpose), replace(recipe, epochs=epochs), loss=loss)
+        return slow_fit(
+            network,
+            start,
+            SAMPLES,
+            local.data,
+            local.key.fold(purpose),
+            replace(recipe, epochs=epochs),
+            loss=loss,
+        )
 
     begun = phase(models, "backbone", "head", 1, lambda net, x, y: F.cross_entropy(net(x), y))
     expected = phase(begun, "head", "fit", 2, body_loss)
@@ -143,21 +163,35 @@ def test_training_the_head_leaves_the_bodys_running_statistics_alone(simulate: C
     run = simulate(**hard("fedpac", train={"rounds": 1, "local_epochs": 0}))
     layout, own = run._experiment.network.layout, everything(run)["rows/own"]
     body = ~run._experiment.network.head
-    assert bool(body[layout.parameters :].any()) and bool((own[:, ~body] != run._experiment.initial[~body]).any())
+    assert bool(body[layout.parameters :].any()) and bool(
+        (own[:, ~body] != run._experiment.initial[~body]).any()
+    )
     assert torch.equal(own[:, body], run._experiment.initial[body].expand(len(own), -1))
 
 
 def replies(ids: list[int], update: Any, h: Any, variance: Any, means: Any, held: Any) -> Uplink:
     n = len(ids)
     fields = {
-        "update": double(update).reshape(n, 3), "buffers": double([[]] * n), "count": double([1.0] * n), "loss": double([0.0] * n),
-        "prototypes": double(means).reshape(n, 2, 1), "held": double(held).reshape(n, 2),
-        "h": double(h).reshape(n, 2, 1), "variance": double(variance),
-    }  # fmt: skip
+        "update": double(update).reshape(n, 3),
+        "buffers": double([[]] * n),
+        "count": double([1.0] * n),
+        "loss": double([0.0] * n),
+        "prototypes": double(means).reshape(n, 2, 1),
+        "held": double(held).reshape(n, 2),
+        "h": double(h).reshape(n, 2, 1),
+        "variance": double(variance),
+    }
     return Uplink(torch.tensor(ids), fields)
 
 
-UP = replies([4, 7], [[1.0, 1.0, 0.0], [3.0, 0.0, 1.0]], [[0.0, 0.0], [1.0, 0.0]], [1.0, 3.0], [[2.0, 0.0], [4.0, 9.0]], [[3, 0], [1, 0]])
+UP = replies(
+    [4, 7],
+    [[1.0, 1.0, 0.0], [3.0, 0.0, 1.0]],
+    [[0.0, 0.0], [1.0, 0.0]],
+    [1.0, 3.0],
+    [[2.0, 0.0], [4.0, 9.0]],
+    [[3, 0], [1, 0]],
+)
 
 
 def test_a_round_of_the_server() -> None:
@@ -171,10 +205,20 @@ def test_a_round_of_the_server() -> None:
     assert state["known"].tolist() == [1, 0] and state["ids"].tolist() == [4, 7]
     close(verdict.tables["alpha"], [[0.8, 0.2], [0.6, 0.4]])
     later = delivered(method, state, ctx, [4, 5, 7])
-    close(later.bank[later.pick[:, 0]], [[3.0, 0.8, 0.2], [3.0, 0.5, 0.5], [3.0, 0.6, 0.4]])  # 5 was never seen: the common head
-    # round 2: client 7 comes from its own head (0.6, 0.4) and moves by (0, 1, 0); client 5 from the common one, and stays
+    close(
+        later.bank[later.pick[:, 0]], [[3.0, 0.8, 0.2], [3.0, 0.5, 0.5], [3.0, 0.6, 0.4]]
+    )  # 5 was never seen: the common head
+    # round 2: client 7 comes from its own head (0.6, 0.4) and moves by (0, 1, 0); client 5 from the common
+    # one, and stays
     ctx = context_of(NETWORK, method.Client(method), START, [5, 7], head=NETWORK.head)
-    up = replies([5, 7], [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0]] * 2, [1.0, 1.0], [[1.0, 5.0]] * 2, [[0, 2], [0, 2]])
+    up = replies(
+        [5, 7],
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
+        [[0.0, 0.0]] * 2,
+        [1.0, 1.0],
+        [[1.0, 5.0]] * 2,
+        [[0, 2], [0, 2]],
+    )
     _, state, _ = one_round(method, state, ctx, up)
     close(state["model"], [3.0, (0.5 + 1.6) / 2, (0.5 + 0.4) / 2])
     close(state["models"], [[0.8, 0.2], [1.05, 0.45], [1.05, 0.45]])
@@ -201,7 +245,9 @@ class NotSeven(Detector):
 
 def test_whoever_is_turned_away_or_has_no_samples_is_in_no_mixture() -> None:
     method = method_of()
-    ctx = context_of(NETWORK, method.Client(method), START, [4, 7], head=NETWORK.head, detectors=(NotSeven(),))
+    ctx = context_of(
+        NETWORK, method.Client(method), START, [4, 7], head=NETWORK.head, detectors=(NotSeven(),)
+    )
     _, state, verdict = one_round(method, method.Server(method).init(ctx), ctx, UP)
     close(state["model"], [2.0, 1.0, 0.0])
     close(verdict.tables["alpha"], [[1.0, 0.0], [0.0, 0.0]])
@@ -213,11 +259,15 @@ def test_whoever_is_turned_away_or_has_no_samples_is_in_no_mixture() -> None:
 
 
 def test_with_fixed_heads_and_no_pull_bodies_are_averaged_as_by_fedbabu(simulate: Callable[..., Run]) -> None:
-    """However heads are mixed, a mixture of equal ones is the same; c-pfl without committee and tuning just averages bodies."""
+    """However heads are mixed, a mixture of equal ones is the same; c-pfl without committee and tuning just
+    averages bodies."""
     plain, pac = (
-        simulate(**hard(name, method=table)) for name, table in
-        {"c-pfl": {"committee": False, "tune_epochs": 0}, "fedpac": {"lam": 0.0, "head_epochs": 0}}.items()
-    )  # fmt: skip
+        simulate(**hard(name, method=table))
+        for name, table in {
+            "c-pfl": {"committee": False, "tune_epochs": 0},
+            "fedpac": {"lam": 0.0, "head_epochs": 0},
+        }.items()
+    )
     body = ~pac._experiment.network.head
     torch.testing.assert_close(pac.state()["model"][body], plain.state()["model"], rtol=0, atol=1e-12)
 

@@ -26,7 +26,9 @@ def test_the_received_body_and_the_own_head_are_trained_at_once(plan: Plan) -> N
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
-def test_who_does_not_take_part_is_not_overwritten_before_evaluation(name: str, simulate: Callable[..., Run]) -> None:
+def test_who_does_not_take_part_is_not_overwritten_before_evaluation(
+    name: str, simulate: Callable[..., Run]
+) -> None:
     train = {"rounds": 4, "participation": 0.6}
     run = simulate(method=name, train=train)
     cohorts = [set(run.store.arrays(round)["cohort"].tolist()) for round in range(1, 5)]
@@ -34,22 +36,33 @@ def test_who_does_not_take_part_is_not_overwritten_before_evaluation(name: str, 
     idle = set.union(*cohorts[:-1]) - cohorts[-1]
     assert idle
     for client in range(5):
-        own, used = rows(run, client)["own"] if client in set.union(*cohorts) else run._experiment.initial, run.vector(client)
+        own, used = (
+            rows(run, client)["own"] if client in set.union(*cohorts) else run._experiment.initial,
+            run.vector(client),
+        )
         assert torch.equal(used, own) if client in idle else torch.equal(used, wire.unpack(server(run), own))
     assert network.layout.size > wire.size
-    pushed = simulate(method=name, train=train, evaluate={"unselected": "deliver"})  # what PFLlib does, for whoever wants it
+    pushed = simulate(
+        method=name, train=train, evaluate={"unselected": "deliver"}
+    )  # what PFLlib does, for whoever wants it
     for client in idle:
         assert torch.equal(pushed.vector(client), wire.unpack(server(run), rows(run, client)["own"]))
-    left = simulate(method=name, train=train, evaluate={"selected": "keep_own"})  # what FedAS is scored with: as training left it
+    left = simulate(
+        method=name, train=train, evaluate={"selected": "keep_own"}
+    )  # what FedAS is scored with: as training left it
     for client in set.union(*cohorts):
         assert torch.equal(left.vector(client), rows(run, client)["own"])
 
 
-def test_a_client_first_seen_late_has_the_newest_body_and_the_common_head(simulate: Callable[..., Run]) -> None:
+def test_a_client_first_seen_late_has_the_newest_body_and_the_common_head(
+    simulate: Callable[..., Run],
+) -> None:
     run = simulate(method="fedper", train={"rounds": 3, "availability": {"4": [[9, 10]]}})
     network = run._experiment.network
     head = network.head
-    assert torch.equal(run.vector(4)[head], run._experiment.initial[head]) and torch.equal(run.vector(4)[~head], server(run))
+    assert torch.equal(run.vector(4)[head], run._experiment.initial[head]) and torch.equal(
+        run.vector(4)[~head], server(run)
+    )
     late = simulate(method="fedper", train={"rounds": 3, "availability": {"4": [[3, 4]]}})
     assert not torch.equal(late.vector(4)[head], run._experiment.initial[head])
 
@@ -60,7 +73,9 @@ def whole() -> nn.Module:
 
 def test_with_all_of_the_model_private_it_is_local_training(simulate: Callable[..., Run]) -> None:
     train = {"rounds": 3, "participation": 0.6}
-    alone, private = (simulate(method=name, model=Model(whole, head="0"), train=train) for name in ("local", "fedper"))
+    alone, private = (
+        simulate(method=name, model=Model(whole, head="0"), train=train) for name in ("local", "fedper")
+    )
     for client in range(5):
         close(private.vector(client), alone.vector(client))
     assert server(private).numel() == 0

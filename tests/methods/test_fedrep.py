@@ -17,8 +17,8 @@ from tests.methods.two import World, both_plans, close, numbers, rows, server
 
 @both_plans
 def test_first_the_head_then_the_body(plan: Plan) -> None:
-    """Client 4: h = 2 - 0.1 * 2 * 1; then r = 1.8, b = 1 - 0.1 * 1.8 * 1.8. Client 7 has the head 1: h = 1 - 0.1 * 1 * 2 = 0.8; then
-    r = 0.6, b = 1 - 0.1 * 0.6 * 0.8 * 2."""
+    """Client 4: h = 2 - 0.1 * 2 * 1; then r = 1.8, b = 1 - 0.1 * 1.8 * 1.8. Client 7 has the head 1: h = 1 -
+    0.1 * 1 * 2 = 0.8; then r = 0.6, b = 1 - 0.1 * 0.6 * 0.8 * 2."""
     world = World(plan, name="fedrep", head_epochs=1)
     state, sent = world.rule.train(world.local, {"own": numbers([9, 2], [9, 1])}, world.sent(1.0), {})
     close(state["own"], [[0.676, 1.8], [0.904, 0.8]])
@@ -57,7 +57,15 @@ def test_without_head_epochs_it_is_fedavg_of_the_body(simulate: Callable[..., Ru
     def trained(w: Tensor, client: int, round: int) -> Tensor:
         key = Key(0).fold("client", round, 0).fold(torch.tensor([client])).fold("fit")
         data = federation.train.take(torch.tensor([client]))
-        return slow_fit(network, w[None], federation.samples, data, key, Recipe(lr=0.1, epochs=2, batch_size=5), after=head_back)[0]
+        return slow_fit(
+            network,
+            w[None],
+            federation.samples,
+            data,
+            key,
+            Recipe(lr=0.1, epochs=2, batch_size=5),
+            after=head_back,
+        )[0]
 
     w, share = w0, federation.train.counts.double() / federation.train.counts.sum()
     for round in (1, 2):

@@ -27,7 +27,9 @@ from tests.helpers import client_keys, deal, samples_of, slow_fit
 from tests.methods.test_by_hand import both_plans, close
 
 Simulate = Callable[..., Run]
-SAMPLES = samples_of(torch.ones(4, 1), torch.tensor([0, 0, 1, 0]), classes=3)  # client 4: classes 0, 0, 1; client 7: class 0; nobody: 2
+SAMPLES = samples_of(
+    torch.ones(4, 1), torch.tensor([0, 0, 1, 0]), classes=3
+)  # client 4: classes 0, 0, 1; client 7: class 0; nobody: 2
 
 
 def rule(head: str | None = "head") -> FedRodClient:
@@ -54,31 +56,52 @@ WIRE = Wire.of(NETWORK.layout, rule().shared(NETWORK, 1))
 
 def local_of(plan: Plan) -> Local:
     return Local(
-        network=NETWORK, wire=WIRE, ids=torch.tensor([4, 7]), key=client_keys(2), samples=SAMPLES, data=deal(SAMPLES, [3, 1]),
-        validation=deal(SAMPLES, [0, 0]), initial=torch.zeros(2, 8, dtype=torch.float64), plan=plan,
-        recipe=Recipe(lr=0.6, epochs=1, batch_size=3), settings=SimpleNamespace(), selected=torch.ones(2, dtype=torch.bool),
-    )  # fmt: skip
+        network=NETWORK,
+        wire=WIRE,
+        ids=torch.tensor([4, 7]),
+        key=client_keys(2),
+        samples=SAMPLES,
+        data=deal(SAMPLES, [3, 1]),
+        validation=deal(SAMPLES, [0, 0]),
+        initial=torch.zeros(2, 8, dtype=torch.float64),
+        plan=plan,
+        recipe=Recipe(lr=0.6, epochs=1, batch_size=3),
+        settings=SimpleNamespace(),
+        selected=torch.ones(2, dtype=torch.bool),
+    )
 
 
 def received() -> Received:
     """body 1, generic (0, 0, 0)."""
-    return Received(torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.int64), WIRE)
+    return Received(
+        torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.int64), WIRE
+    )
 
 
 def test_all_but_the_personal_head_travels() -> None:
-    assert [slot.name for slot in NETWORK.layout.slots] == ["body.weight", "head.generic.weight", "head.personal.weight", "head.voice"]
+    assert [slot.name for slot in NETWORK.layout.slots] == [
+        "body.weight",
+        "head.generic.weight",
+        "head.personal.weight",
+        "head.voice",
+    ]
     assert WIRE.index.tolist() == [0, 1, 2, 3] and WIRE.parameters == 4
 
 
 @both_plans
 def test_a_step_by_hand(plan: Plan) -> None:
-    """With n = (2, 1, 0), the balanced softmax of equal logits is (2/3, 1/3, 0), which is what client 4 has: the generic head stays, where
-    a plain softmax would move it. Client 7 has one class only, which the balanced softmax takes for certain. The personal heads start at 0
-    and see a softmax of (1/3, 1/3, 1/3): gradients (1/3 - 2/3, 1/3 - 1/3, 1/3) and (1/3 - 1, 1/3, 1/3)."""
+    """With n = (2, 1, 0), the balanced softmax of equal logits is (2/3, 1/3, 0), which is what client 4 has:
+    the generic head stays, where a plain softmax would move it. Client 7 has one class only, which the
+    balanced softmax takes for certain. The personal heads start at 0 and see a softmax of (1/3, 1/3, 1/3):
+    gradients (1/3 - 2/3, 1/3 - 1/3, 1/3) and (1/3 - 1, 1/3, 1/3)."""
     state, sent = rule().train(local_of(plan), rule().init(local_of(plan)), received(), {})
     close(sent["update"], [[0.0] * 4] * 2)
-    close(state["own"], [[1.0, 0.0, 0.0, 0.0, 0.2, 0.0, -0.2, 1.0], [1.0, 0.0, 0.0, 0.0, 0.4, -0.2, -0.2, 1.0]])
-    torch.testing.assert_close(log_counts(local_of(plan))[:, :2].exp(), torch.tensor([[2.0, 1.0], [1.0, 1e-30]], dtype=torch.float64))
+    close(
+        state["own"], [[1.0, 0.0, 0.0, 0.0, 0.2, 0.0, -0.2, 1.0], [1.0, 0.0, 0.0, 0.0, 0.4, -0.2, -0.2, 1.0]]
+    )
+    torch.testing.assert_close(
+        log_counts(local_of(plan))[:, :2].exp(), torch.tensor([[2.0, 1.0], [1.0, 1e-30]], dtype=torch.float64)
+    )
 
 
 @both_plans
@@ -89,8 +112,13 @@ def test_the_personal_head_adds_to_the_generic_one_and_moves_nothing_else(plan: 
     got = Received(whole[:1, :4], torch.zeros(2, 1, dtype=torch.int64), WIRE)
     state, _ = rule().train(local, {"own": whole}, got, {})
     for i, labels in enumerate(([0, 0, 1], [0])):
-        body, generic, personal = (whole[i, part].clone().requires_grad_() for part in (slice(0, 1), slice(1, 4), slice(4, 7)))
-        y, prior = torch.tensor(labels), torch.tensor([[2.0, 1.0, 1e-30], [1.0, 1e-30, 1e-30]][i], dtype=torch.float64).log()
+        body, generic, personal = (
+            whole[i, part].clone().requires_grad_() for part in (slice(0, 1), slice(1, 4), slice(4, 7))
+        )
+        y, prior = (
+            torch.tensor(labels),
+            torch.tensor([[2.0, 1.0, 1e-30], [1.0, 1e-30, 1e-30]][i], dtype=torch.float64).log(),
+        )
         logits = (body * generic).expand(len(y), 3)
         grads = torch.autograd.grad(F.cross_entropy(logits + prior, y), [body, generic])
         summed = (body * generic).detach() + body.detach() * personal
@@ -107,8 +135,11 @@ def test_the_sum_is_heard_only_where_a_client_has_trained() -> None:
 
 
 def test_the_global_half_is_fedavg_with_a_balanced_softmax(simulate: Simulate) -> None:
-    """Without the personal head: two rounds written out, every client by plain SGD on the balanced loss, then the weighted mean."""
-    run = simulate(method="fedrod", model={"name": "mlp", "hidden": 4}, train={"rounds": 2, "local_epochs": 2})
+    """Without the personal head: two rounds written out, every client by plain SGD on the balanced loss, then
+    the weighted mean."""
+    run = simulate(
+        method="fedrod", model={"name": "mlp", "hidden": 4}, train={"rounds": 2, "local_epochs": 2}
+    )
     experiment = run._experiment
     network, federation, cell = experiment.network, experiment.federation, experiment.cell
     ids = torch.arange(federation.clients)
@@ -119,7 +150,9 @@ def test_the_global_half_is_fedavg_with_a_balanced_softmax(simulate: Simulate) -
         key = experiment.key.fold("client", round, 0).fold(ids).fold("fit")
         clients, seen = iter(counts), {}
 
-        def balanced(net: Any, x: Tensor, y: Tensor, clients: Any = clients, seen: dict[int, Any] = seen) -> Tensor:
+        def balanced(
+            net: Any, x: Tensor, y: Tensor, clients: Any = clients, seen: dict[int, Any] = seen
+        ) -> Tensor:
             if id(net) not in seen:
                 seen.clear()
                 seen[id(net)] = (net, next(clients))
@@ -127,14 +160,17 @@ def test_the_global_half_is_fedavg_with_a_balanced_softmax(simulate: Simulate) -
             return F.cross_entropy(net(x) + seen[id(net)][1].log(), y)
 
         data = federation.train.take(ids)
-        trained = slow_fit(network, model.expand(len(ids), -1), federation.samples, data, key, cell.recipe, loss=balanced)
+        trained = slow_fit(
+            network, model.expand(len(ids), -1), federation.samples, data, key, cell.recipe, loss=balanced
+        )
         model = (counts.sum(1) / counts.sum()) @ trained
     assert bool((counts == 0).any())
     torch.testing.assert_close(run.state()["model"], model[shared], rtol=0, atol=1e-12)
 
 
 def test_each_model_is_what_it_says(simulate: Simulate) -> None:
-    """A client that took part has a voice, one that never did predicts by the generic head; the global model never has one."""
+    """A client that took part has a voice, one that never did predicts by the generic head; the global model
+    never has one."""
     run = simulate(**hard("fedrod", train={"rounds": 1, "participation": 0.4}))
     took_part = set(run.store.arrays(1)["took_part"].tolist())
     assert 0 < len(took_part) < 5
@@ -155,13 +191,15 @@ def test_a_model_with_more_outputs_than_classes(simulate: Simulate) -> None:
     run = simulate(method="fedrod", model=holdfast.Model(lambda: net(12), head="3"))
     generic = run.model().get_submodule("3").generic.weight
     start = run._experiment.network.layout.unflatten(run._experiment.initial)["3.generic.weight"]
-    assert torch.equal(generic[10:].double(), start[10:]) and not torch.equal(generic[:10].double(), start[:10])
+    assert torch.equal(generic[10:].double(), start[10:]) and not torch.equal(
+        generic[:10].double(), start[:10]
+    )
 
 
 @both_plans
 def test_a_term_on_the_head_is_the_generic_heads_alone(plan: Plan) -> None:
-    """The loss is only such a term: h0 + 2 h1 + 3 h2 of the head, and 5 of the body. Heads and body move by these numbers once, the
-    personal head by nothing."""
+    """The loss is only such a term: h0 + 2 h1 + 3 h2 of the head, and 5 of the body. Heads and body move by
+    these numbers once, the personal head by nothing."""
 
     def term(net: Any, batch: Any) -> Tensor:
         weight = net.head.weight[:, 0] * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
@@ -176,7 +214,10 @@ def test_a_term_on_the_head_is_the_generic_heads_alone(plan: Plan) -> None:
 
 def test_around_a_users_own_model(simulate: Simulate) -> None:
     def net() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Sequential(nn.Linear(6, 10), nn.Tanh())))
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Sequential(nn.Linear(6, 10), nn.Tanh())),
+        )
 
     run = simulate(method="fedrod", model=holdfast.Model(net, head="1.2"))
     assert isinstance(run.model(client=0).get_submodule("1.2"), TwoHeads)

@@ -37,7 +37,8 @@ def parts(**settings: Any) -> tuple[GPFL, Any, Network]:
 
 
 def test_the_valve_scales_and_shifts_what_the_head_is_given() -> None:
-    """Both maps are set to be constant: scale 2 and shift -1, whatever the condition; features 0.2 and 3 become 0 and 8."""
+    """Both maps are set to be constant: scale 2 and shift -1, whatever the condition; features 0.2 and 3
+    become 0 and 8."""
     valve = Valve(nn.Linear(2, 1, bias=False), 1, 2).double()
     for part, value in ((valve.scale, 2.0), (valve.shift, -1.0)):
         nn.init.zeros_(part[2].weight)
@@ -54,7 +55,10 @@ def test_conditions_follow_from_the_received_embeddings(plan: Plan) -> None:
     local = local_of(network, rule, SAMPLES, COUNTS, plan, [1, 2, 5, 9], lam=1.0, mu=0.0)
     own, sent = starts(network, 4), local.wire.pack(network.initial(Key(9)))
     model = rule.personal(local, {"own": own}, sent_to(local, torch.stack([sent]), [0, 0, 0, 0]))
-    views, embedding = network.layout.unflatten(model), network.layout.unflatten(local.wire.unpack(sent, own[0]))["head.embedding"]
+    views, embedding = (
+        network.layout.unflatten(model),
+        network.layout.unflatten(local.wire.unpack(sent, own[0]))["head.embedding"],
+    )
     close(local.wire.pack(model), sent.expand(4, -1))
     close(views["head.inner.weight"], network.layout.unflatten(own)["head.inner.weight"])
     close(views["head.generic"], embedding.mean(0).expand(4, -1))
@@ -87,19 +91,33 @@ def test_a_training_is_that_of_the_losses_written_out(plan: Plan, length: str) -
         cosine = F.cosine_similarity(generic[:, None], embedding[None], dim=2, eps=1e-12)
         gap = generic - frozen[y]
         far = gap.square().sum().sqrt() if length == "batch" else gap.square().sum(1).sqrt().mean()
-        return F.cross_entropy(logits, y) + F.cross_entropy(cosine, y) + lam * far + mu / 2 * sum(
-            p.square().sum() for name, p in net.named_parameters() if name.startswith(("head.embedding", "head.scale", "head.shift"))
-        )  # fmt: skip
+        return (
+            F.cross_entropy(logits, y)
+            + F.cross_entropy(cosine, y)
+            + lam * far
+            + mu
+            / 2
+            * sum(
+                p.square().sum()
+                for name, p in net.named_parameters()
+                if name.startswith(("head.embedding", "head.scale", "head.shift"))
+            )
+        )
 
     begun = rule.personal(local, {"own": own}, sent_to(local, local.wire.pack(start)))
     expected = slow_fit(network, begun, SAMPLES, local.data, local.key.fold("fit"), recipe, loss=loss)
     torch.testing.assert_close(state["own"], expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(sent["update"], (local.wire.pack(expected) - local.wire.pack(start))[:, : local.wire.parameters],
-                               rtol=0, atol=1e-10)  # fmt: skip
+    torch.testing.assert_close(
+        sent["update"],
+        (local.wire.pack(expected) - local.wire.pack(start))[:, : local.wire.parameters],
+        rtol=0,
+        atol=1e-10,
+    )
 
 
 def test_the_head_stays_and_bytes_say_so(simulate: Callable[..., Run]) -> None:
-    """d = 6 features, 10 classes: 60 embeddings and two maps of 36 + 6 + 12 beside the body travel; 70 numbers of the head do not."""
+    """d = 6 features, 10 classes: 60 embeddings and two maps of 36 + 6 + 12 beside the body travel; 70
+    numbers of the head do not."""
     run = simulate(**hard("gpfl", train={"participation": 1.0, "availability": {"0": [[3, 4]]}}))
     network = run._experiment.network
     plain = simulate(**hard("fedavg"))._experiment.network.layout.size
@@ -109,7 +127,9 @@ def test_the_head_stays_and_bytes_say_so(simulate: Callable[..., Run]) -> None:
     assert run.metrics["bytes/up"].tolist() == [n * (sent + 2) * 8 for n in (4, 4, 5)]
 
 
-def test_conditions_follow_the_embeddings_also_where_unselected_clients_are_handed_the_newest(simulate: Callable[..., Run]) -> None:
+def test_conditions_follow_the_embeddings_also_where_unselected_clients_are_handed_the_newest(
+    simulate: Callable[..., Run],
+) -> None:
     table = hard("gpfl", train={"participation": 0.6, "rounds": 3}, evaluate={"unselected": "deliver"})
     run = simulate(**table)
     layout = run._experiment.network.layout

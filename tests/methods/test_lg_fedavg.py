@@ -23,7 +23,9 @@ def test_the_received_head_on_the_own_body(plan: Plan) -> None:
 
 def test_with_a_head_that_is_the_whole_model_it_is_fedavg(simulate: Callable[..., Run]) -> None:
     train = {"rounds": 3, "participation": 0.6}
-    average, mine = (simulate(method=name, model=Model(whole, head="0"), train=train) for name in ("fedavg", "lg-fedavg"))
+    average, mine = (
+        simulate(method=name, model=Model(whole, head="0"), train=train) for name in ("fedavg", "lg-fedavg")
+    )
     for client in mine.store.arrays(3)["cohort"].tolist():
         close(mine.vector(client), average.vector())
 

@@ -14,10 +14,14 @@ HEAD = torch.tensor([False, True, True])
 
 def test_there_and_back() -> None:
     asked = broadcast("train", MODEL, torch.tensor([ROOT, 2, 4, 7]))
-    sent = under_own_heads(asked, MODEL, HEAD, torch.tensor([1, 4, 7]), double([[0.0, 0.0], [5.0, 6.0], [7.0, 8.0]]))
+    sent = under_own_heads(
+        asked, MODEL, HEAD, torch.tensor([1, 4, 7]), double([[0.0, 0.0], [5.0, 6.0], [7.0, 8.0]])
+    )
     close(sent.bank[sent.pick[:, 0]], [[1, 2, 3, 9], [1, 2, 3, 9], [1, 5, 6, 9], [1, 7, 8, 9]])
     assert len(sent.bank) == 3  # the plain one travels from one row
-    up = Uplink(torch.tensor([ROOT, 4, 7]), {"update": double([[0.5, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]])})
+    up = Uplink(
+        torch.tensor([ROOT, 4, 7]), {"update": double([[0.5, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]])}
+    )
     back = as_of_one_model(up, sent, MODEL)
     close(back["update"] + MODEL[:3], [[1.5, 2, 3], [1, 6, 6], [1, 7, 7]])
 
@@ -27,4 +31,6 @@ def test_nobody_has_a_head_or_answers() -> None:
     asked = broadcast("train", MODEL, torch.tensor([2, 4]))
     sent = under_own_heads(asked, MODEL, HEAD, nobody, double([]).reshape(0, 2))
     assert sent.bank.tolist() == [MODEL.tolist()] and sent.pick.tolist() == [[0], [0]]
-    assert as_of_one_model(Uplink(nobody, {"update": double([]).reshape(0, 3)}), sent, MODEL)["update"].shape == (0, 3)
+    assert as_of_one_model(Uplink(nobody, {"update": double([]).reshape(0, 3)}), sent, MODEL)[
+        "update"
+    ].shape == (0, 3)

@@ -1,5 +1,6 @@
-"""Parts as a user would write them, without a change inside the package: partly shared models, customised models with two exchanges and a
-last training, detectors, aggregators, wrappers, attacks, networks and losses."""
+"""Parts as a user would write them, without a change inside the package: partly shared models, customised
+models with two exchanges and a last training, detectors, aggregators, wrappers, attacks, networks and
+losses."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ class FedPer(Method):
 
 
 def test_partly_shared_models(simulate: Simulate) -> None:
-    run = simulate(method=FedPer(), model={"name": "mlp", "hidden": 6, "batch_norm": True}, train=HARD["train"])
+    run = simulate(
+        method=FedPer(), model={"name": "mlp", "hidden": 6, "batch_norm": True}, train=HARD["train"]
+    )
     experiment = run._experiment
     network, counts = experiment.network, experiment.federation.train.counts.double()
     head = network.head
@@ -82,9 +85,14 @@ def test_partly_shared_models(simulate: Simulate) -> None:
             key = Key(0).fold("client", round, 0).fold(torch.tensor([client])).fold("fit")
             start = torch.where(head, own[client], shared)
             data = experiment.federation.train.take(torch.tensor([client]))
-            own[client] = slow_fit(network, start[None], experiment.federation.samples, data, key, Recipe(lr=0.1, epochs=2, batch_size=5))[
-                0
-            ]
+            own[client] = slow_fit(
+                network,
+                start[None],
+                experiment.federation.samples,
+                data,
+                key,
+                Recipe(lr=0.1, epochs=2, batch_size=5),
+            )[0]
         total = sum(counts[c] for c in cohort)
         shared = torch.where(head, shared, sum((counts[c] / total * own[c] for c in cohort), torch.zeros(())))
     torch.testing.assert_close(run.vector(), shared, rtol=0, atol=1e-9)
@@ -97,9 +105,13 @@ def test_partly_shared_models(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("unselected", ["keep_own", "deliver", "finetune"])
-def test_partly_shared_models_fused_and_on_both_plans(unselected: str, simulate: Simulate, simulate_all: Callable[..., list[Run]]) -> None:
+def test_partly_shared_models_fused_and_on_both_plans(
+    unselected: str, simulate: Simulate, simulate_all: Callable[..., list[Run]]
+) -> None:
     """The head of the measured global model is each experiment's own start, not the first one's."""
-    tables = [{**HARD, "method": FedPer(), "seed": seed, "evaluate": {"unselected": unselected}} for seed in (0, 1)]
+    tables = [
+        {**HARD, "method": FedPer(), "seed": seed, "evaluate": {"unselected": unselected}} for seed in (0, 1)
+    ]
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         alone = everything(simulate(**table))
         assert_same(everything(fused), alone, 1e-10)
@@ -113,7 +125,9 @@ class CustomClient(ClientRule):
     tasks = frozenset({"train", "rate"})
 
     def schema(self, task: str, wire: Wire) -> Schema:
-        return {"rating": Field("score", (2,), low=0, high=1)} if task == "rate" else super().schema(task, wire)
+        return (
+            {"rating": Field("score", (2,), low=0, high=1)} if task == "rate" else super().schema(task, wire)
+        )
 
     def init(self, local: Local) -> State:
         return {"rated": torch.zeros(local.n, dtype=torch.float64)}
@@ -141,9 +155,12 @@ class CustomServer(ServerRule):
         bank[up.ids, ctx.wire.parameters :] = up["buffers"]
         model = bank.mean(0)
         asked = Exchange(
-            "rate", ids, torch.cat([bank, model[None]]), torch.stack([ids, torch.full_like(ids, len(bank))], 1),
+            "rate",
+            ids,
+            torch.cat([bank, model[None]]),
+            torch.stack([ids, torch.full_like(ids, len(bank))], 1),
             {"hint": torch.full((len(ids),), 0.5, dtype=torch.float64)},
-        )  # fmt: skip
+        )
         rated = yield asked
         weight = rated["rating"][:, :1]
         bank[rated.ids] = weight * bank[rated.ids] + (1 - weight) * model
@@ -182,7 +199,9 @@ def test_customised_models_two_exchanges_and_a_last_training(simulate: Simulate)
     bank, model = run.state()["bank"], run.state()["model"]
     frame = run.clients()
     for client in range(5):
-        assert torch.equal(run.vector(client), bank[client]) and torch.equal(run.vector(client, "global"), model)
+        assert torch.equal(run.vector(client), bank[client]) and torch.equal(
+            run.vector(client, "global"), model
+        )
         rows, labels = run._experiment.federation.test.client(client)
         x = run._experiment.federation.samples.batch(rows, torch.float64)
         for kind in ("global", "customised", "personal"):
@@ -199,12 +218,20 @@ def test_customised_models_two_exchanges_and_a_last_training(simulate: Simulate)
 
 
 def test_only_the_global_model_of_a_customised_method(simulate: Simulate) -> None:
-    both, only = (simulate(method=Custom(), evaluate={"models": models}) for models in (["global", "customised"], ["global"]))
-    assert only.final["accuracy/global"] == both.final["accuracy/global"] and only.final["accuracy/customised"] is None
+    both, only = (
+        simulate(method=Custom(), evaluate={"models": models})
+        for models in (["global", "customised"], ["global"])
+    )
+    assert (
+        only.final["accuracy/global"] == both.final["accuracy/global"]
+        and only.final["accuracy/customised"] is None
+    )
     assert both.final["loss/global"] != both.final["loss/customised"]
 
 
-def test_customised_models_fused_and_on_both_plans(simulate: Simulate, simulate_all: Callable[..., list[Run]]) -> None:
+def test_customised_models_fused_and_on_both_plans(
+    simulate: Simulate, simulate_all: Callable[..., list[Run]]
+) -> None:
     tables: list[dict[str, Any]] = [
         {**HARD, "method": Custom()},
         {**HARD, "method": Custom(step=0.25), "seed": 1, "data": {"clients": 3}},
@@ -241,7 +268,9 @@ def test_private_state_must_begin_as_it_goes_on(simulate: Simulate) -> None:
         def init(self, local: Local) -> State:
             return {}
 
-        def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
+        def train(
+            self, local: Local, state: State, received: Received, extra: Fields
+        ) -> tuple[State, Fields]:
             return super().train(local, {"own": local.initial}, received, extra)
 
         def personal(self, local: Local, state: State, received: Received) -> Tensor:
@@ -268,25 +297,36 @@ def test_a_finish_that_only_computes_is_committed_too(simulate: Simulate) -> Non
         Server = Doubling
 
     plain, double = simulate(method=FedPer()), simulate(method=Double())
-    assert torch.equal(double.state()["model"], 2 * plain.state()["model"]) and double.round == 3 and plain.round == 2
+    assert (
+        torch.equal(double.state()["model"], 2 * plain.state()["model"])
+        and double.round == 3
+        and plain.round == 2
+    )
 
 
 # ---- detectors
 
 
 class Norm(Detector):
-    """Bans whoever is further than a multiple of the median from the mean model; remembers how many it has seen."""
+    """Bans whoever is further than a multiple of the median from the mean model; remembers how many it has
+    seen."""
 
     factor: float = 3.0
 
     def init(self) -> State:
         return {"seen": torch.zeros((), dtype=torch.int64)}
 
-    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Context, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()
         far = (models - models.median(0).values).norm(dim=1) if len(models) else torch.zeros(0)
         limit = self.factor * float(far.median()) if len(far) else 0.0
-        banned = {int(i): f"{float(f):.3g} is more than {limit:.3g}" for i, f in zip(ids, far, strict=True) if f > limit}
+        banned = {
+            int(i): f"{float(f):.3g} is more than {limit:.3g}"
+            for i, f in zip(ids, far, strict=True)
+            if f > limit
+        }
         return Judgement({"seen": state["seen"] + len(ids)}, banned, {"far": far})
 
 
@@ -302,10 +342,14 @@ def test_a_detector_on_fedavg_bans(simulate: Simulate) -> None:
     run = simulate(method="fedavg", detectors=(Norm(),), attack=attack)
     assert run._experiment.adversary.malicious.tolist() == [1, 3]
     first, second = (run.store.read_json(f"parts/{r:06d}.json") or {} for r in (1, 2))
-    assert set(first["banned"]) == {"1", "3"} and second["banned"] == {} and "more than" in first["banned"]["1"]
+    assert (
+        set(first["banned"]) == {"1", "3"} and second["banned"] == {} and "more than" in first["banned"]["1"]
+    )
     arrays = run.store.arrays(1)
     assert arrays["verdict/ids"].tolist() == [0, 1, 2, 3, 4]
-    assert arrays["verdict/weights"][[1, 3]].tolist() == [0, 0] and float(arrays["verdict/weights"].sum()) == pytest.approx(1)
+    assert arrays["verdict/weights"][[1, 3]].tolist() == [0, 0] and float(
+        arrays["verdict/weights"].sum()
+    ) == pytest.approx(1)
     far = arrays["verdict/scores/" + Norm().name + "/far"]
     assert far.argsort(descending=True)[:2].sort().values.tolist() == [1, 3]
     assert run.store.arrays(2)["cohort"].tolist() == [0, 2, 4]  # for good
@@ -318,7 +362,12 @@ def test_a_detector_on_fedavg_bans(simulate: Simulate) -> None:
 
 
 def test_detectors_one_after_the_other_keep_their_own_memory(simulate: Simulate) -> None:
-    run = simulate(method="ditto", detectors=(Norm(factor=1e9), Norm()), attack=SignFlip(clients=(1,)), train={"rounds": 1})
+    run = simulate(
+        method="ditto",
+        detectors=(Norm(factor=1e9), Norm()),
+        attack=SignFlip(clients=(1,)),
+        train={"rounds": 1},
+    )
     assert run.state()["detector0/seen"].item() == run.state()["detector1/seen"].item() == 5
     assert run.store.arrays(1)["verdict/ids"].tolist() == [0, 1, 2, 3, 4]
 
@@ -331,7 +380,9 @@ def test_detectors_survive_rounds_without_clients(simulate: Simulate) -> None:
 class Everyone(Detector):
     """Trusts nobody."""
 
-    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(
+        self, state: State, ctx: Context, models: Tensor, ids: Tensor
+    ) -> Generator[Exchange, Uplink, Judgement]:
         yield from ()
         return Judgement({}, {int(i): "on principle" for i in ids})
 
@@ -341,7 +392,10 @@ def test_when_all_are_banned_the_model_stays_with_a_note(simulate: Simulate) -> 
     assert torch.equal(run.vector(), run._experiment.initial)
     first = run.store.read_json("parts/000001.json")
     assert first is not None and any("nobody's update was used" in note for note in first["notes"])
-    assert run.store.arrays(1)["verdict/weights"].tolist() == [0.0] * 5 and len(run.store.arrays(2)["cohort"]) == 0
+    assert (
+        run.store.arrays(1)["verdict/weights"].tolist() == [0.0] * 5
+        and len(run.store.arrays(2)["cohort"]) == 0
+    )
 
 
 # ---- aggregators and wrappers
@@ -372,14 +426,27 @@ def test_an_aggregator_with_the_servers_own_data(simulate: Simulate) -> None:
     for round in (1, 2):
         key = Key(0).fold("client", round, 0).fold(torch.tensor([-1])).fold("fit")
         data = experiment.federation.root.take(torch.tensor([0]))
-        w = slow_fit(experiment.network, w[None], experiment.federation.samples, data, key, Recipe(lr=0.1, epochs=1, batch_size=5))[0]
+        w = slow_fit(
+            experiment.network,
+            w[None],
+            experiment.federation.samples,
+            data,
+            key,
+            Recipe(lr=0.1, epochs=1, batch_size=5),
+        )[0]
     torch.testing.assert_close(run.vector(), w, rtol=0, atol=1e-9)
     d = len(w)
-    assert run.final["bytes/down"] == 10 * d * 8 and run.final["bytes/up"] == 10 * (d + 2) * 8  # the server sends itself nothing
+    assert (
+        run.final["bytes/down"] == 10 * d * 8 and run.final["bytes/up"] == 10 * (d + 2) * 8
+    )  # the server sends itself nothing
     assert run.state()["aggregator/calls"].item() == 2
     assert run.store.arrays(1)["verdict/ids"].tolist() == [0, 1, 2, 3, 4]
     part = run.store.read_json("parts/000001.json")
-    assert part is not None and any("ignores sample counts" in note for note in part["notes"]) and part["metrics"]["cohort"] == 5
+    assert (
+        part is not None
+        and any("ignores sample counts" in note for note in part["notes"])
+        and part["metrics"]["cohort"] == 5
+    )
     with pytest.raises(ConfigError, match="needs the server's own data; set data.root"):
         simulate(aggregator=Root())
 
@@ -405,7 +472,8 @@ def test_a_wrapper(simulate: Simulate, forget: None) -> None:
     wrapped = simulate(aggregator={**table, "wrap": ["halve"]})
     assert_models(wrapped, simulate(aggregator=table, train={"server_lr": 0.5}))
     assert_models(
-        simulate(aggregator={**table, "wrap": [{"name": "halve"}, "halve"]}), simulate(aggregator=table, train={"server_lr": 0.25})
+        simulate(aggregator={**table, "wrap": [{"name": "halve"}, "halve"]}),
+        simulate(aggregator=table, train={"server_lr": 0.25}),
     )
     with pytest.raises(ConfigError, match="unknown wrapper 'half'; did you mean 'halve'"):
         simulate(aggregator={**table, "wrap": ["half"]})
@@ -419,7 +487,10 @@ def assert_models(a: Run, b: Run) -> None:
 
 
 SCHEMA: Schema = {"update": Field("update", (2,)), "count": Field("count", (), low=0)}
-UP = Uplink(torch.tensor([0, 2, 3, 6]), {"update": torch.arange(8.0).view(4, 2), "count": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+UP = Uplink(
+    torch.tensor([0, 2, 3, 6]),
+    {"update": torch.arange(8.0).view(4, 2), "count": torch.tensor([1.0, 2.0, 3.0, 4.0])},
+)
 
 
 class Spy(Attack):
@@ -431,14 +502,18 @@ class Spy(Attack):
         return self.act(up, view)
 
 
-def poison(act: Callable[[Uplink, View], Mapping[str, Tensor]], task: str = "train", **settings: Any) -> Uplink:
+def poison(
+    act: Callable[[Uplink, View], Mapping[str, Tensor]], task: str = "train", **settings: Any
+) -> Uplink:
     attack = Spy(act=act, clients=settings.pop("clients", (2, 6, 9)), **settings)
     return Adversary(attack, torch.arange(10), Key(0)).poison(task, SCHEMA, UP, Key(1))
 
 
 def test_an_attack_changes_only_its_own_rows() -> None:
     up = poison(lambda up, view: {"update": -view.own("update")})
-    assert up["update"].tolist() == [[0, 1], [-2, -3], [4, 5], [-6, -7]] and torch.equal(up["count"], UP["count"])
+    assert up["update"].tolist() == [[0, 1], [-2, -3], [4, 5], [-6, -7]] and torch.equal(
+        up["count"], UP["count"]
+    )
     assert UP["update"].tolist() == torch.arange(8.0).view(4, 2).tolist()  # the honest replies are untouched
 
 
@@ -450,18 +525,26 @@ def test_an_attack_sees_only_what_it_declares_to_know() -> None:
         return {}
 
     poison(look)
-    assert seen == [([2], [2], [[2, 3]]), ([6], [6], [[6, 7]])]  # nothing of the others is within reach, not even of colluders
+    assert seen == [
+        ([2], [2], [[2, 3]]),
+        ([6], [6], [[6, 7]]),
+    ]  # nothing of the others is within reach, not even of colluders
     poison(look, knows="colluders")
     assert seen.pop() == ([2, 6], [2, 6], [[2, 3], [6, 7]])
     poison(look, knows="everyone")
     assert seen.pop() == ([2, 6], [0, 2, 3, 6], [[2, 3], [6, 7]])
-    with pytest.raises(RunError, match='reads what everyone sent but declares to know only own; set attack.knows = "everyone"'):
+    with pytest.raises(
+        RunError,
+        match='reads what everyone sent but declares to know only own; set attack.knows = "everyone"',
+    ):
         poison(lambda up, view: {"update": view.everyone("update")[:2]})
     with pytest.raises(RunError, match="declares to know only own"):
         poison(lambda up, view: {"update": view.colluders("update")})
     with pytest.raises(RunError, match="declares to know only colluders"):
         poison(lambda up, view: {"update": view.everyone("update")}, knows="colluders")
-    up = poison(lambda up, view: {"update": view.colluders("update").mean(0).expand(2, -1)}, knows="colluders")
+    up = poison(
+        lambda up, view: {"update": view.colluders("update").mean(0).expand(2, -1)}, knows="colluders"
+    )
     assert up["update"].tolist() == [[0, 1], [4, 5], [4, 5], [4, 5]]
     up = poison(lambda up, view: {"update": -view.everyone("update").mean(0).expand(2, -1)}, knows="everyone")
     assert up["update"][[1, 3]].tolist() == [[-3, -4], [-3, -4]]
@@ -470,7 +553,9 @@ def test_an_attack_sees_only_what_it_declares_to_know() -> None:
 def test_an_attack_touches_only_the_declared_kinds_and_tasks() -> None:
     with pytest.raises(RunError, match="may not touch 'count', which is of kind count"):
         poison(lambda up, view: {"count": torch.tensor([99.0])})
-    with pytest.raises(RunError, match="sends 'updat', which task 'train' does not have; did you mean 'update'"):
+    with pytest.raises(
+        RunError, match="sends 'updat', which task 'train' does not have; did you mean 'update'"
+    ):
         poison(lambda up, view: {"updat": torch.zeros(2, 2)})
     assert poison(lambda up, view: 1 / 0, task="score") is UP  # type: ignore[arg-type, return-value]
     assert poison(lambda up, view: 1 / 0, clients=(1,)) is UP  # type: ignore[arg-type, return-value]
@@ -480,19 +565,24 @@ def test_an_attack_touches_only_the_declared_kinds_and_tasks() -> None:
 
         kinds = frozenset({"count"})
 
-    liar = Adversary(Liar(act=lambda up, view: {"count": torch.tensor([99.0])}, clients=(2, 6)), torch.arange(10), Key(0))
+    liar = Adversary(
+        Liar(act=lambda up, view: {"count": torch.tensor([99.0])}, clients=(2, 6)), torch.arange(10), Key(0)
+    )
     assert liar.poison("train", SCHEMA, UP, Key(1))["count"].tolist() == [1, 99, 3, 99]
 
 
 @pytest.mark.parametrize(
-    ("fraction", "clients", "many"), [(0.3, 10, 3), (0.29, 100, 29), (0.57, 100, 57), (0.0, 10, 0), (1.0, 7, 7), (0.3, 5, 1)]
+    ("fraction", "clients", "many"),
+    [(0.3, 10, 3), (0.29, 100, 29), (0.57, 100, 57), (0.0, 10, 0), (1.0, 7, 7), (0.3, 5, 1)],
 )
 def test_a_share_of_attackers_is_drawn_by_key(fraction: float, clients: int, many: int) -> None:
     drawn = Adversary(Attack(fraction=fraction), torch.arange(clients), Key(0)).malicious
     assert len(drawn) == many and drawn.tolist() == sorted(set(drawn.tolist()))
     assert torch.equal(Adversary(Attack(fraction=fraction), torch.arange(clients), Key(0)).malicious, drawn)
     if 0 < many < clients and clients == 100:
-        assert not torch.equal(Adversary(Attack(fraction=fraction), torch.arange(clients), Key(1)).malicious, drawn)
+        assert not torch.equal(
+            Adversary(Attack(fraction=fraction), torch.arange(clients), Key(1)).malicious, drawn
+        )
 
 
 def test_attackers_by_id() -> None:
@@ -520,7 +610,9 @@ def test_attackers_data_reaches_only_their_own_tables(simulate: Simulate) -> Non
 
         def data(self, federation: Any, malicious: Tensor, key: Key) -> Any:
             owner = torch.repeat_interleave(torch.arange(federation.clients), federation.train.counts)
-            label = torch.where(torch.isin(owner, malicious), 9 - federation.train.label, federation.train.label)
+            label = torch.where(
+                torch.isin(owner, malicious), 9 - federation.train.label, federation.train.label
+            )
             return replace(federation, train=replace(federation.train, label=label))
 
     honest, attacked = (simulate(method="local", attack=attack) for attack in (None, Flip(clients=(1,))))
@@ -566,10 +658,19 @@ def scribble(federation: Any) -> Any:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        *((lambda f, t=t: without_labels(f, t), f"changed the table '{t}'") for t in ("test", "validation", "global_test", "root")),
+        *(
+            (lambda f, t=t: without_labels(f, t), f"changed the table '{t}'")
+            for t in ("test", "validation", "global_test", "root")
+        ),
         (blank, "changed samples that were there before"),
-        (lambda f: replace(f, samples=replace(f.samples, y=9 - f.samples.y)), "changed samples that were there before"),
-        (lambda f: replace(f, samples=replace(f.samples, std=(2.0,))), "changed what the dataset says of itself"),
+        (
+            lambda f: replace(f, samples=replace(f.samples, y=9 - f.samples.y)),
+            "changed samples that were there before",
+        ),
+        (
+            lambda f: replace(f, samples=replace(f.samples, std=(2.0,))),
+            "changed what the dataset says of itself",
+        ),
         (scribble, "changed data in place"),
     ],
 )
@@ -587,10 +688,16 @@ def test_poisoned_inputs_are_scratch_rows(simulate: Simulate) -> None:
         mine = train.row[begin:end]
         row = train.row.clone()
         row[begin:end] = len(samples) + torch.arange(end - begin)
-        more = replace(samples, x=torch.cat([samples.x, samples.x.max() - samples.x[mine]]), y=torch.cat([samples.y, samples.y[mine]]))
+        more = replace(
+            samples,
+            x=torch.cat([samples.x, samples.x.max() - samples.x[mine]]),
+            y=torch.cat([samples.y, samples.y[mine]]),
+        )
         return replace(federation, samples=more, train=replace(train, row=row))
 
-    honest, attacked = (simulate(method="local", attack=attack) for attack in (None, Tamper(act=noisy, clients=(1,))))
+    honest, attacked = (
+        simulate(method="local", attack=attack) for attack in (None, Tamper(act=noisy, clients=(1,)))
+    )
     for client in range(5):
         assert torch.equal(honest.vector(client), attacked.vector(client)) == (client != 1)
     simulate(attack=Tamper(act=noisy, clients=(1,)))
@@ -604,10 +711,14 @@ def test_an_attacker_that_knows_only_itself_has_randomness_of_its_own() -> None:
             return {"update": key.normal(len(up), 2)}
 
     def sent(*clients: int) -> Tensor:
-        return Adversary(Noise(clients=clients), torch.arange(10), Key(0)).poison("train", SCHEMA, UP, Key(1))["update"]
+        return Adversary(Noise(clients=clients), torch.arange(10), Key(0)).poison(
+            "train", SCHEMA, UP, Key(1)
+        )["update"]
 
     both = sent(2, 6)
-    assert not torch.equal(both[1], both[3]) and torch.equal(sent(2)[1], both[1])  # nor does it depend on who else attacks
+    assert not torch.equal(both[1], both[3]) and torch.equal(
+        sent(2)[1], both[1]
+    )  # nor does it depend on who else attacks
 
 
 class Boast(Attack):
@@ -621,7 +732,10 @@ class Boast(Attack):
 
 
 def test_boasted_counts_cannot_overflow(simulate: Simulate) -> None:
-    absurd, bold = (simulate(attack=Boast(clients=(1, 2), count=count), train={"dtype": "float32"}) for count in (2e38, 1e9))
+    absurd, bold = (
+        simulate(attack=Boast(clients=(1, 2), count=count), train={"dtype": "float32"})
+        for count in (2e38, 1e9)
+    )
     assert absurd.final["refused"] == 4 and bold.final["refused"] == 0
     for run in (absurd, bold):
         weights = run.store.arrays(2)["verdict/weights"]
@@ -631,7 +745,9 @@ def test_boasted_counts_cannot_overflow(simulate: Simulate) -> None:
 def test_counts_whose_sum_is_no_number_weigh_equally(simulate: Simulate) -> None:
     ctx = simulate(train={"dtype": "float32"})._experiment.context()
     for count in ([3e38, 3e38, 1.0], [0.0, 0.0, 0.0]):
-        assert ctx.priors(Uplink(torch.arange(3), {"count": torch.tensor(count)})).tolist() == pytest.approx([1 / 3] * 3)
+        assert ctx.priors(Uplink(torch.arange(3), {"count": torch.tensor(count)})).tolist() == pytest.approx(
+            [1 / 3] * 3
+        )
 
 
 # ---- a user's own network and loss
@@ -652,16 +768,25 @@ def margin(net: Any, batch: Batch) -> Tensor:
     logits = net(batch.x)
     right = F.one_hot(batch.y, 10).bool()
     rival = torch.where(right, torch.full_like(logits, -1e9), logits).amax(1)
-    return F.relu(1 + rival - torch.where(right, logits, torch.zeros_like(logits)).sum(1)) + 0.01 * net.fc.weight.square().sum()
+    return (
+        F.relu(1 + rival - torch.where(right, logits, torch.zeros_like(logits)).sum(1))
+        + 0.01 * net.fc.weight.square().sum()
+    )
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_a_users_own_module_and_loss(plan: str, tmp_path: Path) -> None:
     module = Mine()
     before = copy.deepcopy(module.state_dict())
-    sections = {**TINY, "train": {**TINY["train"], "rounds": 6, "loss": margin}, "engine": {"plan": plan, "threads": 1}}
+    sections = {
+        **TINY,
+        "train": {**TINY["train"], "rounds": 6, "loss": margin},
+        "engine": {"plan": plan, "threads": 1},
+    }
     sections["data"] = {"clients": 4, "partition": {"name": "iid", "samples_per_client": 40}}
-    run = holdfast.run(out=tmp_path / "run", **{**sections, "method": FedPer(), "model": holdfast.Model(module, head="fc")})
+    run = holdfast.run(
+        out=tmp_path / "run", **{**sections, "method": FedPer(), "model": holdfast.Model(module, head="fc")}
+    )
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
     assert run.metrics["loss/train"].iloc[-1] < 0.8 * run.metrics["loss/train"].iloc[0]
     one, two = run.model(client=1), run.model(client=2)
@@ -670,9 +795,13 @@ def test_a_users_own_module_and_loss(plan: str, tmp_path: Path) -> None:
     assert 0 < int(one.norm.num_batches_tracked) <= 6 * 6
 
 
-def test_experiments_with_the_same_object_are_fused(simulate: Simulate, simulate_all: Callable[..., list[Run]]) -> None:
+def test_experiments_with_the_same_object_are_fused(
+    simulate: Simulate, simulate_all: Callable[..., list[Run]]
+) -> None:
     model = holdfast.Model(Mine, head="fc")
-    tables: list[dict[str, Any]] = [{"model": model, "seed": seed, "train": {"loss": margin, "lr": 0.1 + seed / 10}} for seed in (0, 1)]
+    tables: list[dict[str, Any]] = [
+        {"model": model, "seed": seed, "train": {"loss": margin, "lr": 0.1 + seed / 10}} for seed in (0, 1)
+    ]
     for table, fused in zip(tables, simulate_all(tables), strict=True):
         assert_same(everything(fused), everything(simulate(**table)), 1e-10)
 

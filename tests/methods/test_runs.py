@@ -1,4 +1,5 @@
-"""Whole runs against the papers' algorithms, written out slowly with nn.Module and torch.optim.SGD; and what they reduce to."""
+"""Whole runs against the papers' algorithms, written out slowly with nn.Module and torch.optim.SGD; and what
+they reduce to."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from holdfast.wrappers.clip import Clip
 from tests.helpers import assert_same, everything, slow_fit
 
 ROUNDS, LR, EPOCHS, BATCH = 3, 0.1, 2, 5
-SETTINGS: dict[str, Any] = {"train": {"rounds": ROUNDS, "local_epochs": EPOCHS, "participation": 0.6, "lr_decay": 0.8}}
+SETTINGS: dict[str, Any] = {
+    "train": {"rounds": ROUNDS, "local_epochs": EPOCHS, "participation": 0.6, "lr_decay": 0.8}
+}
 
 
 class Slowly:
@@ -29,11 +32,17 @@ class Slowly:
 
     def __init__(self, run: Run):
         self.experiment = run._experiment
-        self.network, self.federation, self.w0 = self.experiment.network, self.experiment.federation, self.experiment.initial
+        self.network, self.federation, self.w0 = (
+            self.experiment.network,
+            self.experiment.federation,
+            self.experiment.initial,
+        )
         self.cohorts = [run.store.arrays(round)["cohort"].tolist() for round in range(1, ROUNDS + 1)]
         self.counts = self.federation.train.counts.double()
 
-    def train(self, model: Tensor, client: int, round: int, pull: tuple[Tensor, float] | None = None, step: int = 0) -> Tensor:
+    def train(
+        self, model: Tensor, client: int, round: int, pull: tuple[Tensor, float] | None = None, step: int = 0
+    ) -> Tensor:
         key = Key(0).fold("client", round, step).fold(torch.tensor([client])).fold("fit")
         recipe = Recipe(lr=LR * 0.8 ** (round - 1), epochs=EPOCHS, batch_size=BATCH)
 
@@ -106,19 +115,28 @@ def test_local(everyone: bool, simulate: Callable[..., Run]) -> None:
 
 
 def test_without_pull_fedprox_is_fedavg(simulate: Callable[..., Run]) -> None:
-    prox, avg = everything(simulate(method={"name": "fedprox", "mu": 0.0}, **SETTINGS)), everything(simulate(method="fedavg", **SETTINGS))
+    prox, avg = (
+        everything(simulate(method={"name": "fedprox", "mu": 0.0}, **SETTINGS)),
+        everything(simulate(method="fedavg", **SETTINGS)),
+    )
     assert_same(prox, avg, 1e-12)
 
 
 def test_without_pull_dittos_private_models_are_those_of_local_training(simulate: Callable[..., Run]) -> None:
-    ditto, local = everything(simulate(method={"name": "ditto", "lam": 0.0}, **SETTINGS)), everything(simulate(method="local", **SETTINGS))
+    ditto, local = (
+        everything(simulate(method={"name": "ditto", "lam": 0.0}, **SETTINGS)),
+        everything(simulate(method="local", **SETTINGS)),
+    )
     torch.testing.assert_close(ditto["rows/personal"], local["rows/own"], rtol=0, atol=1e-12)
     avg = everything(simulate(method="fedavg", **SETTINGS))
     torch.testing.assert_close(ditto["server/model"], avg["server/model"], rtol=0, atol=1e-12)
 
 
 def test_fine_tuning_does_not_change_the_global_model(simulate: Callable[..., Run]) -> None:
-    tuned, plain = everything(simulate(method="fedavg-ft", **SETTINGS)), everything(simulate(method="fedavg", **SETTINGS))
+    tuned, plain = (
+        everything(simulate(method="fedavg-ft", **SETTINGS)),
+        everything(simulate(method="fedavg", **SETTINGS)),
+    )
     torch.testing.assert_close(tuned["server/model"], plain["server/model"], rtol=0, atol=1e-12)
 
 
@@ -162,11 +180,15 @@ def test_in_float32_everything_is_half_as_long(simulate: Callable[..., Run]) -> 
 # ---- clients outside the cohort
 
 
-ABSENT: dict[str, Any] = {"train": {"rounds": 2, "local_epochs": 1, "availability": {"4": [[9, 10]], "3": [[1, 2]]}}}
+ABSENT: dict[str, Any] = {
+    "train": {"rounds": 2, "local_epochs": 1, "availability": {"4": [[9, 10]], "3": [[1, 2]]}}
+}
 """Client 4 never trains, client 3 trains in the first round only, the others always."""
 
 
-def vectors(simulate: Callable[..., Run], name: str, unselected: str, **more: Any) -> tuple[Run, list[Tensor]]:
+def vectors(
+    simulate: Callable[..., Run], name: str, unselected: str, **more: Any
+) -> tuple[Run, list[Tensor]]:
     run = simulate(method={"name": name}, evaluate={"unselected": unselected}, **ABSENT, **more)
     return run, [run.vector(client) for client in range(5)]
 
@@ -175,7 +197,13 @@ def test_fedavg_ft_outside_the_cohort(simulate: Callable[..., Run]) -> None:
     kept_run, kept = vectors(simulate, "fedavg-ft", "keep_own")
     w, rows = kept_run.vector(), everything(kept_run)
     own = dict(zip(rows["rows/ids"].tolist(), rows["rows/own"], strict=True))
-    assert set(own) == {0, 1, 2, 3} and kept_run.clients().selected.tolist() == [True, True, True, False, False]
+    assert set(own) == {0, 1, 2, 3} and kept_run.clients().selected.tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     for client in range(4):
         assert torch.equal(kept[client], own[client])  # client 3 keeps what it trained in round 1
     assert torch.equal(kept[4], w)  # it never had a model of its own
@@ -187,9 +215,14 @@ def test_fedavg_ft_outside_the_cohort(simulate: Callable[..., Run]) -> None:
         key = Key(0).fold("client", 2, 1).fold(torch.tensor([client])).fold("fit")
         data = experiment.federation.train.take(torch.tensor([client]))
         recipe = Recipe(lr=0.1, epochs=1, batch_size=5)
-        close(tuned[client], slow_fit(experiment.network, w[None], experiment.federation.samples, data, key, recipe)[0])
+        close(
+            tuned[client],
+            slow_fit(experiment.network, w[None], experiment.federation.samples, data, key, recipe)[0],
+        )
     assert torch.equal(tuned[0], own[0])
-    assert everything(run).keys() == rows.keys() and torch.equal(everything(run)["rows/own"], rows["rows/own"])  # nothing was written
+    assert everything(run).keys() == rows.keys() and torch.equal(
+        everything(run)["rows/own"], rows["rows/own"]
+    )  # nothing was written
 
 
 def test_ditto_outside_the_cohort(simulate: Callable[..., Run]) -> None:
@@ -199,16 +232,22 @@ def test_ditto_outside_the_cohort(simulate: Callable[..., Run]) -> None:
     own = dict(zip(rows["rows/ids"].tolist(), rows["rows/personal"], strict=True))
     assert all(torch.equal(kept[c], own[c]) for c in range(4)) and torch.equal(kept[4], run.vector())
     _, sent = vectors(simulate, "ditto", "deliver")
-    assert all(torch.equal(sent[c], own[c]) for c in range(3)) and all(torch.equal(sent[c], run.vector()) for c in (3, 4))
+    assert all(torch.equal(sent[c], own[c]) for c in range(3)) and all(
+        torch.equal(sent[c], run.vector()) for c in (3, 4)
+    )
     tuned_run, tuned = vectors(simulate, "ditto", "finetune")
     assert all(torch.equal(tuned[c], own[c]) for c in range(3))
     assert not torch.equal(tuned[3], own[3]) and not torch.equal(tuned[4], kept[4])
-    assert_same({k: v for k, v in everything(tuned_run).items() if k.startswith(("rows", "server"))},
-                {k: v for k, v in rows.items() if k.startswith(("rows", "server"))}, 0.0)  # fmt: skip
+    assert_same(
+        {k: v for k, v in everything(tuned_run).items() if k.startswith(("rows", "server"))},
+        {k: v for k, v in rows.items() if k.startswith(("rows", "server"))},
+        0.0,
+    )
 
 
 def test_a_lost_reply_is_not_taking_part(simulate: Callable[..., Run]) -> None:
-    """With all replies lost, nobody has anything of its own: everybody would get the untouched start model."""
+    """With all replies lost, nobody has anything of its own: everybody would get the untouched start
+    model."""
     run = simulate(method="fedavg-ft", train={"dropout": 1.0})
     assert not run.clients().selected.any() and torch.equal(run.vector(), run._experiment.initial)
     assert torch.equal(run.vector(0), run._experiment.initial)
@@ -240,7 +279,10 @@ def test_the_rule_learns_who_was_refused(simulate: Callable[..., Run]) -> None:
 
 def test_a_simulation_has_no_cap_unless_set(simulate: Callable[..., Run]) -> None:
     run = simulate(train={"server_lr": 1e5}, detectors=({"name": "norm", "threshold": 1e12},))
-    assert run.store.arrays(2)["verdict/scores/norm/norm"].max() > FEDERATION_NORM_CAP and run.final["refused"] == 0
+    assert (
+        run.store.arrays(2)["verdict/scores/norm/norm"].max() > FEDERATION_NORM_CAP
+        and run.final["refused"] == 0
+    )
 
 
 def test_refused_by_everyone(simulate: Callable[..., Run]) -> None:
@@ -248,4 +290,6 @@ def test_refused_by_everyone(simulate: Callable[..., Run]) -> None:
     assert torch.equal(run.vector(), run._experiment.initial) and run.final["refused"] == 10
     part = run.store.read_json("parts/000001.json")
     assert part is not None
-    assert part["refused"]["0"] == "update is longer than 1e-09" and any("nobody" in note for note in part["notes"])
+    assert part["refused"]["0"] == "update is longer than 1e-09" and any(
+        "nobody" in note for note in part["notes"]
+    )

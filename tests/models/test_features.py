@@ -50,7 +50,10 @@ def test_other_tensors_may_stand_in() -> None:
 
 def test_in_stacks_under_swapped_tensors_and_traced() -> None:
     nets = [Odd(), Odd()]
-    stacked = {name: torch.stack([dict(net.named_parameters())[name] for net in nets]) for name, _ in nets[0].named_parameters()}
+    stacked = {
+        name: torch.stack([dict(net.named_parameters())[name] for net in nets])
+        for name, _ in nets[0].named_parameters()
+    }
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:

@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from holdfast.models.batched_convolution import DECOMPOSITIONS, FoldedConv2d, FoldedMaxPool2d, as_products, batch_norm, folded, unfolded
+from holdfast.models.batched_convolution import (
+    DECOMPOSITIONS,
+    FoldedConv2d,
+    FoldedMaxPool2d,
+    as_products,
+    batch_norm,
+    folded,
+    unfolded,
+)
 from holdfast.models.network import Network
 
 N, BATCH = 3, 4
@@ -26,13 +34,16 @@ LAYERS = {
     "conv padded by reflection": nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
     "pool": nn.MaxPool2d(2),
     "pool with padding and a part of a window": nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
-    "conv and pool": nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.MaxPool2d(2)),
+    "conv and pool": nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.MaxPool2d(2)
+    ),
     "group norm between": nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
 }
 
 
 def stacked(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of n differently initialised copies on x [n, ...], and the gradients of a sum of theirs for x and all parameters."""
+    """Outputs of n differently initialised copies on x [n, ...], and the gradients of a sum of theirs for x
+    and all parameters."""
     torch.manual_seed(0)
     copies = [copy.deepcopy(module) for _ in range(N)]
     for each in copies:
@@ -63,12 +74,22 @@ def test_a_folded_layer_equals_vmap(name: str, form: Callable[[], AbstractContex
 
 @pytest.mark.parametrize(
     ("size", "kernel", "dilation", "padding", "stride"),
-    [((14, 14), (5, 5), (1, 1), (0, 0), (1, 1)), ((9, 11), (3, 2), (2, 1), (1, 2), (2, 3)), ((7, 7), (2, 2), (1, 1), (0, 0), (2, 2))],
+    [
+        ((14, 14), (5, 5), (1, 1), (0, 0), (1, 1)),
+        ((9, 11), (3, 2), (2, 1), (1, 2), (2, 3)),
+        ((7, 7), (2, 2), (1, 1), (0, 0), (2, 2)),
+    ],
 )
-def test_patches_fold_back_as_pytorch_does_it(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> None:
-    patches = torch.randn_like(F.unfold(torch.zeros(4, 3, *size, dtype=torch.float64), kernel, dilation, padding, stride))
+def test_patches_fold_back_as_pytorch_does_it(
+    size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> None:
+    patches = torch.randn_like(
+        F.unfold(torch.zeros(4, 3, *size, dtype=torch.float64), kernel, dilation, padding, stride)
+    )
     expected = F.fold(patches, size, kernel, dilation, padding, stride)
-    quick = DECOMPOSITIONS[torch.ops.aten.col2im.default](patches, [*size], [*kernel], [*dilation], [*padding], [*stride])
+    quick = DECOMPOSITIONS[torch.ops.aten.col2im.default](
+        patches, [*size], [*kernel], [*dilation], [*padding], [*stride]
+    )
     torch.testing.assert_close(quick, expected, rtol=0, atol=1e-12)
 
 
@@ -82,7 +103,9 @@ def test_a_shared_weight_and_a_gradient_inside_of_vmap() -> None:
     def slope(net: nn.Module, own: Tensor) -> Tensor:
         return grad(lambda w: functional_call(net, {"weight": w}, (own,)).square().sum())(net.weight)
 
-    torch.testing.assert_close(vmap(lambda own: slope(quick, own))(x), vmap(lambda own: slope(plain, own))(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        vmap(lambda own: slope(quick, own))(x), vmap(lambda own: slope(plain, own))(x), rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -91,7 +114,12 @@ def test_batch_norm_of_a_stack_updates_every_clients_statistics(training: bool) 
     mean, var, weight, bias = (torch.rand(N, 2, dtype=torch.float64) + 0.5 for _ in range(4))
     expected_mean, expected_var = mean.clone(), var.clone()
     expected = torch.stack(
-        [nn.functional.batch_norm(x[i], expected_mean[i], expected_var[i], weight[i], bias[i], training, 0.1, 1e-5) for i in range(N)]
+        [
+            nn.functional.batch_norm(
+                x[i], expected_mean[i], expected_var[i], weight[i], bias[i], training, 0.1, 1e-5
+            )
+            for i in range(N)
+        ]
     )
     out = vmap(lambda *own: batch_norm(*own, training, 0.1, 1e-5))(x, mean, var, weight, bias)
     for mine, theirs in ((out, expected), (mean, expected_mean), (var, expected_var)):
@@ -104,7 +132,9 @@ def test_only_pytorchs_own_layers_are_changed_and_can_be_changed_back() -> None:
 
     assert type(folded(Mine(1, 1, 1))) is Mine
     assert type(folded(nn.MaxPool2d(2, return_indices=True))) is nn.MaxPool2d
-    assert type(folded(nn.Conv2d(1, 1, 1))) is FoldedConv2d and type(folded(nn.MaxPool2d(2))) is FoldedMaxPool2d
+    assert (
+        type(folded(nn.Conv2d(1, 1, 1))) is FoldedConv2d and type(folded(nn.MaxPool2d(2))) is FoldedMaxPool2d
+    )
     assert type(unfolded(folded(nn.Conv2d(1, 1, 1)))) is nn.Conv2d
 
 

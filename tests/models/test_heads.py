@@ -1,4 +1,5 @@
-"""A module in the place of the head: names stay, the head's own tensors are found through it, and sizes are read off its matrices."""
+"""A module in the place of the head: names stay, the head's own tensors are found through it, and sizes are
+read off its matrices."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def test_it_takes_the_heads_place_also_in_a_sequence() -> None:
     assert around(net, "2", Doubled) is net
     torch.testing.assert_close(net(x), 2 * before)
     assert net[2].sizes == (3, 5) and net[2].weight is net[2].inner.weight
-    assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias", "2.inner.weight", "2.inner.bias"]
+    assert [name for name, _ in net.named_parameters()] == [
+        "0.weight",
+        "0.bias",
+        "2.inner.weight",
+        "2.inner.bias",
+    ]
     torch.testing.assert_close(copy.deepcopy(net)(x), 2 * before)
     with pytest.raises(AttributeError):
         _ = net[2].nonsense
@@ -57,7 +63,13 @@ def test_a_linear_head_where_it_travels() -> None:
     """Of a wire that carries the head alone, the places are those of the packed vector."""
     layout = Layout.of(nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 3)), "1")
     weight, bias = linear_head(layout)
-    assert bias is not None and (weight.start, weight.stop, bias.stop) == (15, 30, 33) and layout.slot("1.bias") == bias
+    assert (
+        bias is not None
+        and (weight.start, weight.stop, bias.stop) == (15, 30, 33)
+        and layout.slot("1.bias") == bias
+    )
     weight, bias = linear_head(Wire.of(layout, layout.under("1")).layout(layout))
-    assert bias is not None and (weight.start, weight.stop, bias.stop) == (0, 15, 18) and weight.shape == (3, 5)
+    assert (
+        bias is not None and (weight.start, weight.stop, bias.stop) == (0, 15, 18) and weight.shape == (3, 5)
+    )
     assert linear_head(Layout.of(nn.Sequential(nn.Linear(2, 5, bias=False)), "0"))[1] is None

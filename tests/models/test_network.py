@@ -42,7 +42,9 @@ def test_load_gives_the_users_own_kind_of_module() -> None:
     module = n.load(vector)
     assert [type(m) for m in module] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout, nn.Linear]
     assert module[1].num_batches_tracked.item() == 7 and module[1].num_batches_tracked.dtype == torch.int64
-    flat = n.layout.flatten({**dict(module.named_parameters()), **dict(module.named_buffers())}, torch.float32)
+    flat = n.layout.flatten(
+        {**dict(module.named_parameters()), **dict(module.named_buffers())}, torch.float32
+    )
     assert torch.equal(flat, vector)
     assert n.load(vector) is not module
 
@@ -83,7 +85,9 @@ def test_buffers_that_are_not_saved_and_whole_numbers() -> None:
     vector, x = n.initial(Key(0)), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     module = n.load(vector)
     assert module.order.tolist() == [2, 0, 1] and module.scale == 2
-    stacked = vmap(lambda tensors: functional_call(n.module, tensors, (x,)))(n.layout.tensors(vector.repeat(2, 1)))
+    stacked = vmap(lambda tensors: functional_call(n.module, tensors, (x,)))(
+        n.layout.tensors(vector.repeat(2, 1))
+    )
     torch.testing.assert_close(stacked[0], module(x))
 
 
@@ -130,11 +134,14 @@ def test_dropout_by_key() -> None:
     x = torch.ones(5, 40)
     assert torch.equal(drop(nn.Dropout(0.5), 3, x), drop(nn.Dropout(0.5), 3, x))
     assert not torch.equal(drop(nn.Dropout(0.5), 3, x), drop(nn.Dropout(0.5), 4, x))
-    assert torch.equal(drop(nn.Dropout(0.5), 3, x)[:2], drop(nn.Dropout(0.5), 3, x[:2]))  # padding a batch changes none of its first rows
+    assert torch.equal(
+        drop(nn.Dropout(0.5), 3, x)[:2], drop(nn.Dropout(0.5), 3, x[:2])
+    )  # padding a batch changes none of its first rows
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"), [(nn.Dropout1d(0.5), (6, 8, 5)), (nn.Dropout2d(0.5), (6, 8, 3, 3)), (nn.Dropout3d(0.5), (6, 8, 2, 2, 2))]
+    ("layer", "shape"),
+    [(nn.Dropout1d(0.5), (6, 8, 5)), (nn.Dropout2d(0.5), (6, 8, 3, 3)), (nn.Dropout3d(0.5), (6, 8, 2, 2, 2))],
 )
 def test_whole_channels_are_dropped(layer: nn.Module, shape: tuple[int, ...]) -> None:
     kept = (drop(layer, 0, torch.ones(shape)) != 0).flatten(2)
@@ -196,9 +203,13 @@ def test_batch_norm_ignores_padding(shape: tuple[int, ...]) -> None:
     out = functional_call(n.module, buffers | n.context(mask, None), (x,))
     torch.testing.assert_close(out[:5], expected, rtol=0, atol=1e-12)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        torch.testing.assert_close(buffers[f"0.{name}"].double(), getattr(reference, name).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            buffers[f"0.{name}"].double(), getattr(reference, name).double(), rtol=0, atol=1e-12
+        )
     n.module.eval()
-    torch.testing.assert_close(functional_call(n.module, buffers, (x,)), reference.eval()(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        functional_call(n.module, buffers, (x,)), reference.eval()(x), rtol=0, atol=1e-12
+    )
 
 
 def test_a_bare_batch_norm_or_dropout_as_the_whole_module() -> None:
@@ -206,7 +217,11 @@ def test_a_bare_batch_norm_or_dropout_as_the_whole_module() -> None:
 
 
 def test_other_layers_are_left_alone() -> None:
-    n = network(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 2)))
+    n = network(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 2)
+        )
+    )
     assert n.keyed == [] and n.masked == []
     x = torch.randn(2, 1, 4, 4)
     module = n.load(n.initial(Key(0)))
@@ -247,6 +262,11 @@ def test_a_module_is_tried_without_a_trace() -> None:
     before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
     check_fits(module, "counting", torch.zeros(6, dtype=torch.float64), 3, "numbers")
     assert module.passes == 0 and module.training and torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(value, before[name]) and value.dtype == before[name].dtype for name, value in module.state_dict().items())
-    with pytest.raises(ConfigError, match="model 'counting': has 3 outputs, but 'numbers' has 4 classes; it needs 4 or more"):
+    assert all(
+        torch.equal(value, before[name]) and value.dtype == before[name].dtype
+        for name, value in module.state_dict().items()
+    )
+    with pytest.raises(
+        ConfigError, match="model 'counting': has 3 outputs, but 'numbers' has 4 classes; it needs 4 or more"
+    ):
         check_fits(module, "counting", torch.zeros(6), 4, "numbers")

@@ -37,7 +37,12 @@ def count(module: nn.Module) -> int:
         ({"name": "resnet18"}, (3, 64, 64), 200, 11_173_962 + 190 * 513),
         ({"name": "resnet18"}, EMNIST, 10, 11_173_962 - 2 * 9 * 64),
         ({"name": "text-cnn"}, TEXT, 4, 16_384 * 32 + 100 * ((3 + 4 + 5) * 32 + 3) + 301 * 4),
-        ({"name": "text-cnn", "kernels": 2, "rows": 9, "embedding": 3, "channels": 5}, TEXT, 2, 9 * 3 + 5 * (2 * 3 + 1) + 6 * 2),
+        (
+            {"name": "text-cnn", "kernels": 2, "rows": 9, "embedding": 3, "channels": 5},
+            TEXT,
+            2,
+            9 * 3 + 5 * (2 * 3 + 1) + 6 * 2,
+        ),
         ({"name": "text-mean"}, TEXT, 4, 16_384 * 32 + 33 * 32 + 33 * 4),
         ({"name": "fedcap-cnn", "form": "cifar"}, EMNIST, 10, 832 + 51_264 + (64 * 16 + 1) * 64 + 650),
         ({"name": "fedcap-cnn", "form": "emnist"}, CIFAR, 10, 1_216 + 12_832 + (32 * 25 + 1) * 128 + 1_290),
@@ -51,7 +56,9 @@ def count(module: nn.Module) -> int:
         ({"name": "cnn-bn", "channels": 4, "hidden": 8}, DIGITS, 10, 40 + 8 + (4 * 16 + 1) * 8 + 90),
     ],
 )
-def test_sizes_and_shapes(table: dict[str, Any], sample_shape: tuple[int, ...], classes: int, parameters: int) -> None:
+def test_sizes_and_shapes(
+    table: dict[str, Any], sample_shape: tuple[int, ...], classes: int, parameters: int
+) -> None:
     net = network(sample_shape, classes, **table)
     assert count(net) == parameters
     x = torch.randint(0, 2**31, (3, *sample_shape)) if sample_shape == TEXT else torch.randn(3, *sample_shape)
@@ -116,16 +123,32 @@ def test_normalisation_and_dropout_are_where_they_were_asked_for() -> None:
         ({"name": "fedcap-cnn"}, (1, 28, 15), "not 28x15"),
         ({"name": "fedcap-cnn"}, (9, 15), "model 'fedcap-cnn' needs windows of at least 16, not 15"),
         ({"name": "fedcap-cnn"}, (64,), r"model 'fedcap-cnn' needs images .* shape \[64\]"),
-        ({"name": "fedcap-cnn", "form": "sensor"}, CIFAR, r"model.form = \"sensor\" does not fit samples of shape \[3, 32, 32\]"),
-        ({"name": "fedcap-cnn", "form": "cifar"}, WISDM, r"model.form = \"cifar\" does not fit samples of shape \[3, 200\]"),
+        (
+            {"name": "fedcap-cnn", "form": "sensor"},
+            CIFAR,
+            r"model.form = \"sensor\" does not fit samples of shape \[3, 32, 32\]",
+        ),
+        (
+            {"name": "fedcap-cnn", "form": "cifar"},
+            WISDM,
+            r"model.form = \"cifar\" does not fit samples of shape \[3, 200\]",
+        ),
         ({"name": "cnn-512"}, WISDM, r"model 'cnn-512' needs images .* shape \[3, 200\]"),
         ({"name": "lenet"}, DIGITS, "model 'lenet' needs images of at least 12x12, not 8x8"),
         ({"name": "text-cnn"}, CIFAR, r"model 'text-cnn' needs texts .* shape \[3, 32, 32\]"),
         ({"name": "text-cnn", "kernels": []}, TEXT, "model.kernels: expected at least one"),
-        ({"name": "text-cnn", "kernels": [3, 0]}, TEXT, "model.kernels: expected a whole number of at least 1"),
+        (
+            {"name": "text-cnn", "kernels": [3, 0]},
+            TEXT,
+            "model.kernels: expected a whole number of at least 1",
+        ),
         ({"name": "text-mean", "rows": 1}, TEXT, "model.rows"),
         ({"name": "cnn-bn"}, (64,), r"model 'cnn-bn' needs images .* shape \[64\]"),
-        ({"name": "cnn-bn", "channels": [8, 8, 8, 8]}, DIGITS, "4 blocks needs images of at least 16x16, not 8x8"),
+        (
+            {"name": "cnn-bn", "channels": [8, 8, 8, 8]},
+            DIGITS,
+            "4 blocks needs images of at least 16x16, not 8x8",
+        ),
         ({"name": "mlp", "hidden": 0}, DIGITS, "model.hidden: expected a whole number of at least 1"),
         ({"name": "mlp", "hidden": [64, -1]}, DIGITS, "model.hidden: expected a whole number of at least 1"),
         ({"name": "mlp", "hidden": "wide"}, DIGITS, "model.hidden: expected a whole number"),

@@ -23,8 +23,15 @@ def test_both_start_alike_and_the_first_is_what_others_see() -> None:
     network = network_of(lambda: Pair(layers()))
     first, second = halves(network)
     start = network.initial(Key(0))
-    assert torch.equal(taken(start, first), taken(start, second)) and len(first) + len(second) == network.layout.size
-    assert int((first < network.layout.parameters).sum()) == int((second < network.layout.parameters).sum()) == 8 + 4 + 12
+    assert (
+        torch.equal(taken(start, first), taken(start, second))
+        and len(first) + len(second) == network.layout.size
+    )
+    assert (
+        int((first < network.layout.parameters).sum())
+        == int((second < network.layout.parameters).sum())
+        == 8 + 4 + 12
+    )
     other = filled(start[None].repeat(2, 1), second, torch.zeros(2, len(second), dtype=torch.float64))
     assert torch.equal(other[:, first], start[first].expand(2, -1)) and not other[:, second].any()
     x = torch.ones(5, 3, dtype=torch.float64)
@@ -42,12 +49,15 @@ def test_a_loss_under_other_parameters_and_ones_own_statistics() -> None:
     assert not found.any()
     after = net.state_dict()
     assert all(torch.equal(after[name], before[name]) for name, _ in net.named_parameters())
-    assert int(after["1.num_batches_tracked"]) == 1 and torch.equal(after["1.running_mean"], torch.zeros(2, dtype=torch.float64))
+    assert int(after["1.num_batches_tracked"]) == 1 and torch.equal(
+        after["1.running_mean"], torch.zeros(2, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("name", ["apfl", "pfedme"])
 def test_a_compiler_can_be_given_the_steps(name: str) -> None:
-    """A second model inside the loss, or several passes in one step: nothing of that must stop it from being traced."""
+    """A second model inside the loss, or several passes in one step: nothing of that must stop it from being
+    traced."""
     forget()
     world = World(Plan("compiled-vmap"), name=name)
     world.rule.train(world.local, world.rule.init(world.local), world.sent(1.0, 2.0), {})

@@ -1,4 +1,5 @@
-"""Networks for texts: what a word's hash looks up, and that padding never counts, alone, in stacks and in whole runs."""
+"""Networks for texts: what a word's hash looks up, and that padding never counts, alone, in stacks and in
+whole runs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.models.hashed_embedding import Words
 from holdfast.results.run import Run
-from tests.helpers import LOOP, PLANS, assert_same, deal, everything, methods_in_turn, network_of, starts, tiny, train
+from tests.helpers import (
+    LOOP,
+    PLANS,
+    assert_same,
+    deal,
+    everything,
+    methods_in_turn,
+    network_of,
+    starts,
+    tiny,
+    train,
+)
 
 HASHES = torch.tensor([[7, 2**31 - 1, 12, 0, 0], [4, 4, 4, 4, 4], [0, 0, 0, 0, 0]])
 TEXTS: dict[str, dict[str, Any]] = {
@@ -90,11 +102,16 @@ def test_a_row_for_padding_learns_nothing_on_any_plan() -> None:
 
     network = network_of(Sums)
     samples, model = Samples(HASHES.int(), torch.tensor([0, 1, 2]), 3, 3), starts(network, 2)
-    fitted = [train(network, model, samples, deal(samples, [2, 1]), Recipe(lr=0.5, batch_size=2), plan).model for plan in PLANS.values()]
+    fitted = [
+        train(network, model, samples, deal(samples, [2, 1]), Recipe(lr=0.5, batch_size=2), plan).model
+        for plan in PLANS.values()
+    ]
     for other in fitted:
         torch.testing.assert_close(other, fitted[0], rtol=0, atol=1e-12)
     table = network.layout.unflatten(fitted[0])["table.weight"]
-    assert torch.equal(table[:, 0], torch.ones(2, 3, dtype=torch.float64)) and not torch.equal(table[0, 4], torch.ones(3).double())
+    assert torch.equal(table[:, 0], torch.ones(2, 3, dtype=torch.float64)) and not torch.equal(
+        table[0, 4], torch.ones(3).double()
+    )
 
 
 @every_text
@@ -105,7 +122,10 @@ def test_the_same_bits_every_time(name: str) -> None:
     x = Key(0).hash(40, 30).remainder(2**31 - 1).int() + 1
     samples = Samples(x, torch.arange(40) % 3, 3, 40)
     for plan in (LOOP, PLANS["vmap"]):
-        first, second = (train(network, starts(network, 2), samples, deal(samples, [20, 20]), Recipe(), plan).model for _ in range(2))
+        first, second = (
+            train(network, starts(network, 2), samples, deal(samples, [20, 20]), Recipe(), plan).model
+            for _ in range(2)
+        )
         assert torch.equal(first, second)
 
 
@@ -133,10 +153,16 @@ def of_texts(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @every_text
-@pytest.mark.parametrize("method", [name for name in methods_in_turn() if getattr(name, "values", None) != ("fedbn",)])  # needs BatchNorm
-def test_every_method_trains_on_texts(name: str, method: str, texts: None, simulate: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(
+    "method", [name for name in methods_in_turn() if getattr(name, "values", None) != ("fedbn",)]
+)  # needs BatchNorm
+def test_every_method_trains_on_texts(
+    name: str, method: str, texts: None, simulate: Callable[..., Run]
+) -> None:
     plans = ("loop", "vmap", "compiled-vmap")
-    loop, vmap, compiled = (everything(simulate(**of_texts(name, method=method, engine={"plan": plan}))) for plan in plans)
+    loop, vmap, compiled = (
+        everything(simulate(**of_texts(name, method=method, engine={"plan": plan}))) for plan in plans
+    )
     assert_same(loop, vmap, 1e-10)
     assert_same(loop, compiled, 1e-10)
 
@@ -152,16 +178,34 @@ def test_texts_are_learned_and_read_back(texts: None, simulate: Callable[..., Ru
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"name": "mlp"}}, "model 'mlp' needs numbers, but a sample is a text of 6 words; try text-cnn, text-mean"),
-        ({"model": {"name": "fedcap-cnn"}}, "model 'fedcap-cnn' needs images [channels, height, width] or windows [channels, length], but "
-         "a sample is a text of 6 words; try text-cnn, text-mean"),
-        ({"data": {"name": "digits"}}, "model 'text-cnn' needs words of a text, but a sample has shape [1, 8, 8]; try cnn-512, cnn-bn, "
-         "fedcap-cnn, lenet, mlp"),
-        ({"train": {"augment": {"flip": 0.5}}}, "augment needs images [channels, height, width], but a sample has shape [6]; leave it out"),
+        (
+            {"model": {"name": "mlp"}},
+            "model 'mlp' needs numbers, but a sample is a text of 6 words; try text-cnn, text-mean",
+        ),
+        (
+            {"model": {"name": "fedcap-cnn"}},
+            (
+                "model 'fedcap-cnn' needs images [channels, height, width] or windows [channels, length], but"
+                " a sample is a text of 6 words; try text-cnn, text-mean"
+            ),
+        ),
+        (
+            {"data": {"name": "digits"}},
+            (
+                "model 'text-cnn' needs words of a text, but a sample has shape [1, 8, 8]; try cnn-512,"
+                " cnn-bn, fedcap-cnn, lenet, mlp"
+            ),
+        ),
+        (
+            {"train": {"augment": {"flip": 0.5}}},
+            "augment needs images [channels, height, width], but a sample has shape [6]; leave it out",
+        ),
     ],
     ids=["mlp", "cnn", "images", "augment"],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], words: str, texts: None, tmp_path: Path) -> None:
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    changes: dict[str, Any], words: str, texts: None, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as error:
         Experiment(tiny(**{**of_texts("text-cnn"), **changes}), tmp_path / "run")
     assert words in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,5 @@
-"""Pretrained weights: what is read is checked, what a run began with stays with the run, and nothing else depends on the file."""
+"""Pretrained weights: what is read is checked, what a run began with stays with the run, and nothing else
+depends on the file."""
 
 from __future__ import annotations
 
@@ -65,17 +66,35 @@ def test_a_run_starts_from_the_file(kind: torch.dtype, tmp_path: Path) -> None:
 
 def test_a_fresh_head_is_that_of_a_run_without_the_file(tmp_path: Path) -> None:
     save_file(state(classes=7), tmp_path / "seven.safetensors")
-    plain, start = named(experiment(tmp_path)), named(
-        experiment(tmp_path, weights=str(tmp_path / "seven.safetensors"), weights_head="fresh")
-    )  # fmt: skip
+    plain, start = (
+        named(experiment(tmp_path)),
+        named(experiment(tmp_path, weights=str(tmp_path / "seven.safetensors"), weights_head="fresh")),
+    )
     for name, value in start.items():
-        assert torch.equal(value, plain[name].to(value.dtype) if name.startswith("head.") else state(classes=7)[name].to(value.dtype))
+        assert torch.equal(
+            value,
+            (
+                plain[name].to(value.dtype)
+                if name.startswith("head.")
+                else state(classes=7)[name].to(value.dtype)
+            ),
+        )
 
 
 def test_a_head_may_be_missing_where_it_is_fresh(tmp_path: Path) -> None:
-    save_file({name: value for name, value in state().items() if not name.startswith("head.")}, tmp_path / "body.safetensors")
-    assert experiment(tmp_path, weights=str(tmp_path / "body.safetensors"), weights_head="fresh").initial.isfinite().all()
-    with pytest.raises(ConfigError, match="lacks 'head.weight' and 1 more; model.weights_head = \"fresh\" leaves the file's head out"):
+    save_file(
+        {name: value for name, value in state().items() if not name.startswith("head.")},
+        tmp_path / "body.safetensors",
+    )
+    assert (
+        experiment(tmp_path, weights=str(tmp_path / "body.safetensors"), weights_head="fresh")
+        .initial.isfinite()
+        .all()
+    )
+    with pytest.raises(
+        ConfigError,
+        match="lacks 'head.weight' and 1 more; model.weights_head = \"fresh\" leaves the file's head out",
+    ):
         experiment(tmp_path, weights=str(tmp_path / "body.safetensors"))
 
 
@@ -98,12 +117,18 @@ def change(**changes: Tensor | None) -> dict[str, Tensor]:
     ],
     ids=["missing", "other names", "extra", "shape", "classes", "nan", "too large", "whole numbers"],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(content: dict[str, Tensor], words: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_is_refused_in_one_line(
+    content: dict[str, Tensor], words: str, tmp_path: Path
+) -> None:
     save_file(content, tmp_path / "bad.safetensors")
     config = tiny(model={**CNN, "weights": str(tmp_path / "bad.safetensors")}, train={"dtype": "float32"})
     with pytest.raises(ConfigError) as error:
         Experiment(config, tmp_path / "run")
-    assert words in str(error.value) and str(error.value).startswith("model.weights") and "\n" not in str(error.value)
+    assert (
+        words in str(error.value)
+        and str(error.value).startswith("model.weights")
+        and "\n" not in str(error.value)
+    )
 
 
 def test_no_file_and_no_safetensors(tmp_path: Path) -> None:
@@ -118,7 +143,11 @@ def test_a_users_own_module(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.out = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False), nn.Linear(64, 10)
+            self.a, self.b, self.out = (
+                nn.Linear(64, 64, bias=False),
+                nn.Linear(64, 64, bias=False),
+                nn.Linear(64, 10),
+            )
             self.b.weight = self.a.weight
 
         def forward(self, x: Tensor) -> Tensor:
@@ -127,11 +156,15 @@ def test_a_users_own_module(tmp_path: Path) -> None:
     wanted = {"a.weight": torch.randn(64, 64), "out.weight": torch.randn(10, 64), "out.bias": torch.randn(10)}
     for content in (wanted, {**wanted, "b.weight": wanted["a.weight"].clone()}):
         save_file(content, tmp_path / "tied.safetensors")
-        start = Experiment(tiny(model=Model(Tied, head="out", weights=tmp_path / "tied.safetensors")), tmp_path / "run")
+        start = Experiment(
+            tiny(model=Model(Tied, head="out", weights=tmp_path / "tied.safetensors")), tmp_path / "run"
+        )
         assert torch.equal(start.initial, start.network.layout.flatten(wanted).double())
-    fresh = Experiment(tiny(model=Model(Tied, "out", tmp_path / "tied.safetensors", weights_head="fresh")), tmp_path / "run")
+    fresh = Experiment(
+        tiny(model=Model(Tied, "out", tmp_path / "tied.safetensors", weights_head="fresh")), tmp_path / "run"
+    )
     assert not torch.equal(named(fresh)["out.bias"], wanted["out.bias"].double())
-    with pytest.raises(ConfigError, match="weights_head = \"fresh\" needs a head"):
+    with pytest.raises(ConfigError, match='weights_head = "fresh" needs a head'):
         Weights.of(Model(Tied, None, tmp_path / "tied.safetensors", weights_head="fresh"))
 
 
@@ -147,22 +180,39 @@ def test_an_exported_model_is_a_start(tmp_path: Path, simulate: Callable[..., Ru
 
 def test_the_manifest_names_the_file_by_its_content(file: Path, simulate: Callable[..., Run]) -> None:
     run = simulate(model={**CNN, "weights": str(file)})
-    assert run.manifest["weights"] == {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert run.manifest["weights"] == {
+        "file": str(file),
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }
     assert simulate(model=CNN).manifest["weights"] is None
 
 
-def test_starts_do_not_keep_experiments_apart(file: Path, tmp_path: Path, simulate_all: Callable[..., list[Run]]) -> None:
+def test_starts_do_not_keep_experiments_apart(
+    file: Path, tmp_path: Path, simulate_all: Callable[..., list[Run]]
+) -> None:
     save_file(state(seed=6), tmp_path / "other.safetensors")
-    tables = [{"model": {**CNN, "weights": str(name)}} for name in (file, tmp_path / "other.safetensors")] + [{"model": CNN}]
+    tables = [{"model": {**CNN, "weights": str(name)}} for name in (file, tmp_path / "other.safetensors")] + [
+        {"model": CNN}
+    ]
     fused = simulate_all(tables)
-    assert len({run._experiment.cell.plan_key for run in fused}) == len({run._experiment.cell.group("train")[2] for run in fused}) == 1
+    assert (
+        len({run._experiment.cell.plan_key for run in fused})
+        == len({run._experiment.cell.group("train")[2] for run in fused})
+        == 1
+    )
     for place, table in enumerate(tables):
         assert_same(everything(play([table], tmp_path / f"alone{place}")[0]), everything(fused[place]), 1e-10)
 
 
-def test_a_run_goes_on_without_its_file(file: Path, tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_without_its_file(
+    file: Path, tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`local` starts every client from the start model, also those that come late."""
-    table: dict[str, Any] = {"model": {**CNN, "weights": str(file)}, "method": "local", "train": {"rounds": 3, "participation": 0.4}}
+    table: dict[str, Any] = {
+        "model": {**CNN, "weights": str(file)},
+        "method": "local",
+        "train": {"rounds": 3, "participation": 0.4},
+    }
     whole = play([table], tmp_path / "whole")[0]
 
     def stop(self: Store, round: int) -> None:
@@ -196,7 +246,10 @@ def test_real_clients_may_keep_the_file_elsewhere_but_not_another(file: Path, tm
 
     assert world(file) == world(moved) != world(other)
     plain = experiment(tmp_path)
-    assert fingerprint(plain.config, plain.federation.digest, plain.initial) not in (world(file), world(other))
+    assert fingerprint(plain.config, plain.federation.digest, plain.initial) not in (
+        world(file),
+        world(other),
+    )
 
 
 def test_a_whole_file_leaves_nothing_to_the_seed(file: Path, tmp_path: Path) -> None:
@@ -222,7 +275,7 @@ def test_a_tensor_with_two_names_may_have_either_in_the_file(name: str, tmp_path
 
 
 def test_heads_without_a_file_or_of_another_name_and_files_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^model.weights_head = \"fresh\" .* name the file in model.weights"):
+    with pytest.raises(ConfigError, match='^model.weights_head = "fresh" .* name the file in model.weights'):
         experiment(tmp_path, weights_head="fresh")
     with pytest.raises(ConfigError, match="not 'Fresh'"):
         Model(nn.Linear(2, 2), weights="n.safetensors", weights_head="Fresh")  # type: ignore[arg-type]
@@ -231,6 +284,12 @@ def test_heads_without_a_file_or_of_another_name_and_files_nowhere(tmp_path: Pat
 
 
 def test_a_file_in_double_precision_keeps_its_bits_in_a_run_in_double_precision(tmp_path: Path) -> None:
-    content = {name: value.double() + 1e-12 if value.is_floating_point() else value for name, value in state().items()}
+    content = {
+        name: value.double() + 1e-12 if value.is_floating_point() else value
+        for name, value in state().items()
+    }
     save_file(content, tmp_path / "double.safetensors")
-    assert torch.equal(named(experiment(tmp_path, weights=str(tmp_path / "double.safetensors")))["head.weight"], content["head.weight"])
+    assert torch.equal(
+        named(experiment(tmp_path, weights=str(tmp_path / "double.safetensors")))["head.weight"],
+        content["head.weight"],
+    )

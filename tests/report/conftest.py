@@ -36,7 +36,12 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def duel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods, without an attack and under two, two seeds each."""
     axes = {"method.name": ["fedavg", "fedcap"], "attack.name": ["none", "ipm", "sign-flip"], "seed": [0, 1]}
-    return sweep(tmp_path_factory.mktemp("runs") / "duel", attack={"fraction": 0.25}, train={"rounds": 2, "local_epochs": 1}, sweep=axes)
+    return sweep(
+        tmp_path_factory.mktemp("runs") / "duel",
+        attack={"fraction": 0.25},
+        train={"rounds": 2, "local_epochs": 1},
+        sweep=axes,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -32,16 +32,26 @@ def browser() -> Iterator[Browser]:
 
 def focused(browser: Browser) -> str:
     """What has the focus, in a word or two."""
-    return browser.run("(e => e.className.baseVal ?? (e.className || e.textContent.trim()))(document.activeElement)")
+    return browser.run(
+        "(e => e.className.baseVal ?? (e.className || e.textContent.trim()))(document.activeElement)"
+    )
 
 
 @needs_browser
 def test_a_page_opens_without_complaint_and_shows_its_values(browser: Browser, duel: Path) -> None:
     browser.open(write_page(duel))
     assert browser.errors == []
-    scores: list[str] = browser.run("[...document.querySelectorAll('svg.scores .score')].map(t => t.textContent)")
-    assert len(scores) == 8 and all("%" in score for score in scores) and sum("★" in score for score in scores) >= 3
-    places = "[...document.querySelectorAll('svg.scores .score')].every(t => t.getBoundingClientRect().width > 10)"
+    scores: list[str] = browser.run(
+        "[...document.querySelectorAll('svg.scores .score')].map(t => t.textContent)"
+    )
+    assert (
+        len(scores) == 8
+        and all("%" in score for score in scores)
+        and sum("★" in score for score in scores) >= 3
+    )
+    places = (
+        "[...document.querySelectorAll('svg.scores .score')].every(t => t.getBoundingClientRect().width > 10)"
+    )
     assert browser.run(places)  # shown, not only there
     browser.run("console.error('so a complaint is heard')")
     browser.run("0")
@@ -71,7 +81,10 @@ def test_the_keyboard_reaches_everything(browser: Browser, duel: Path) -> None:
             assert browser.run(outline) == "solid"
             before = browser.run("document.activeElement.getAttribute('aria-pressed')")
             browser.press(" ")
-            assert before == "true" and browser.run("document.activeElement.getAttribute('aria-pressed')") == "false"
+            assert (
+                before == "true"
+                and browser.run("document.activeElement.getAttribute('aria-pressed')") == "false"
+            )
             assert browser.run("document.querySelectorAll('svg [data-line=\"1\"].off').length") > 3
         if seen[-1] == "chart":
             break
@@ -80,7 +93,9 @@ def test_the_keyboard_reaches_everything(browser: Browser, duel: Path) -> None:
     assert browser.run("document.getElementById('tip').textContent").startswith("round 1")
     browser.press("ArrowRight")
     told = browser.run("document.getElementById('tip').textContent")
-    assert told.startswith("round 2") and "fedavg" in told and "fedcap" not in told  # that one was put out above
+    assert (
+        told.startswith("round 2") and "fedavg" in told and "fedcap" not in told
+    )  # that one was put out above
     assert browser.errors == []
 
 
@@ -88,7 +103,7 @@ def test_the_keyboard_reaches_everything(browser: Browser, duel: Path) -> None:
 @pytest.mark.slow
 def test_a_click_on_a_head_sorts(browser: Browser, duel: Path) -> None:
     browser.open(write_page(duel))
-    column = """[...document.querySelector('table.sortable').tBodies[0].rows].map(r => Number(r.cells[1].dataset.value))"""
+    column = """[...document.querySelector('table.sortable').tBodies[0].rows].map(r => Number(r.cells[1].dataset.value))"""  # noqa: E501
     before = browser.run(column)
     browser.run("document.querySelectorAll('table.sortable .sort')[1].click()")
     assert browser.run(column) == sorted(before, reverse=True)
@@ -108,7 +123,10 @@ def test_of_many_lines_others_can_be_chosen(browser: Browser, tmp_path: Path) ->
     assert browser.run(muted) == 1
     browser.run("document.querySelector('.key[data-all=true]').click()")
     assert browser.run(muted) == 0
-    labels = "[...document.querySelectorAll('[data-chart=\"accuracy/0\"] .label')].map(t => Number(t.getAttribute('y')))"
+    labels = (
+        "[...document.querySelectorAll('[data-chart=\"accuracy/0\"] .label')].map(t =>"
+        " Number(t.getAttribute('y')))"
+    )
     places = sorted(browser.run(labels))
     assert len(places) == 10 and min(b - a for a, b in zip(places, places[1:], strict=False)) >= 13.8
     browser.run("document.querySelector('.key[data-all=false]').click()")
@@ -117,19 +135,25 @@ def test_of_many_lines_others_can_be_chosen(browser: Browser, tmp_path: Path) ->
 
 @needs_browser
 @pytest.mark.slow
-def test_pages_of_runs_are_linked_both_ways(browser: Browser, grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_runs_are_linked_both_ways(
+    browser: Browser, grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.report.page.MOST_TOGETHER", 5)
     browser.open(write_page(grid, tmp_path / "report.html"))
     link = browser.run("document.querySelector('table a').href")
     browser.open(Path(link.removeprefix("file://").replace("%3D", "=")))
-    assert browser.errors == [] and browser.run("document.querySelector('.back a').href").endswith("/report.html")
+    assert browser.errors == [] and browser.run("document.querySelector('.back a').href").endswith(
+        "/report.html"
+    )
 
 
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 720, 400])
 @pytest.mark.parametrize(("scheme", "media"), [("light", ""), ("dark", ""), ("dark", "print")])
-def test_no_page_is_wider_than_its_window(browser: Browser, duel: Path, width: int, scheme: str, media: str) -> None:
+def test_no_page_is_wider_than_its_window(
+    browser: Browser, duel: Path, width: int, scheme: str, media: str
+) -> None:
     page = write_page(duel)
     browser.resize(width, 900)
     browser.dress(scheme, media)
@@ -150,10 +174,12 @@ def contrast(browser: Browser) -> float:
     """The lowest contrast of a text in the heat map with the cell behind it, as WCAG counts it."""
     script = """[...document.querySelectorAll('svg.scores [role=cell]')].map(g => [
         getComputedStyle(g.querySelector('text')).fill, getComputedStyle(g.querySelector('.cell')).fill,
-        getComputedStyle(g.querySelector('.heat')).fill, Number(g.querySelector('.heat').getAttribute('fill-opacity'))])"""
+        getComputedStyle(g.querySelector('.heat')).fill, Number(g.querySelector('.heat').getAttribute('fill-opacity'))])"""  # noqa: E501
     found = []
     for ink, cell, heat, share in browser.run(script):
-        behind = [share * over + (1 - share) * under for over, under in zip(rgb(heat), rgb(cell), strict=True)]
+        behind = [
+            share * over + (1 - share) * under for over, under in zip(rgb(heat), rgb(cell), strict=True)
+        ]
         light, dark = sorted((luminance(rgb(ink)), luminance(behind)), reverse=True)
         found.append((light + 0.05) / (dark + 0.05))
     return min(found)
@@ -164,7 +190,9 @@ def rgb(text: str) -> list[float]:
 
 
 def luminance(colour: list[float]) -> float:
-    red, green, blue = ((v / 255 / 12.92) if v <= 10.3 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in colour)
+    red, green, blue = (
+        (v / 255 / 12.92) if v <= 10.3 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in colour
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -182,7 +210,9 @@ def test_figures_as_png(duel: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_slider_of_a_run_changes_its_matrix(browser: Browser, tmp_path: Path) -> None:
     """The customisation matrix of the section about the inside of a run."""
-    page = write_page(sweep(tmp_path / "s", method={"name": "fedcap"}, attack={"name": "ipm", "fraction": 0.25}))
+    page = write_page(
+        sweep(tmp_path / "s", method={"name": "fedcap"}, attack={"name": "ipm", "fraction": 0.25})
+    )
     browser.open(page)
     slider = "document.querySelector('input[type=range]')"
     if not browser.run(f"{slider} !== null"):
@@ -199,8 +229,10 @@ def test_long_names_keep_off_the_bars_and_labels_stay_inside(browser: Browser, t
     attack = {"name": "gaussian", "fraction": 0.25}
     axes = {"method.name": ["fedavg", "local"], "attack": ["none", attack]}
     browser.open(write_page(sweep(tmp_path / "s", train={"rounds": 2, "local_epochs": 1}, sweep=axes)))
-    apart = "(s => Math.min(...[...s.querySelectorAll('rect')].map(r => r.getBoundingClientRect().left)) " \
-            "- Math.max(...[...s.querySelectorAll('.name')].map(t => t.getBoundingClientRect().right)))"  # fmt: skip
+    apart = (
+        "(s => Math.min(...[...s.querySelectorAll('rect')].map(r => r.getBoundingClientRect().left)) "
+        "- Math.max(...[...s.querySelectorAll('.name')].map(t => t.getBoundingClientRect().right)))"
+    )
     assert browser.run(f"Math.min(...[...document.querySelectorAll('svg.bars')].map({apart}))") > 0
     browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
     over = "t => t.getBoundingClientRect().right - t.closest('svg').getBoundingClientRect().right"

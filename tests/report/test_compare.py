@@ -43,19 +43,27 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 
 def test_a_pair_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt 3, so t = 2 sqrt 3 = 3.4641 with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2)
-    = 0.0742; the 97.5 % point of that t is 4.3027. All of one sign: the signed ranks have p = 2 / 2^3."""
+    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt 3, so t = 2 sqrt 3 = 3.4641 with 2 degrees of
+    freedom: p = 1 - t / sqrt(t^2 + 2) = 0.0742; the 97.5 % point of that t is 4.3027. All of one sign: the
+    signed ranks have p = 2 / 2^3."""
     test = paired([1.0, 2.0, 3.0])
     assert test.mean == 2.0 and test.wilcoxon == pytest.approx(0.25)
-    assert test.t == pytest.approx(1 - (12 / 14) ** 0.5, rel=1e-9) and test.t == pytest.approx(0.0742, abs=5e-5)
-    assert (test.low, test.high) == (pytest.approx(2 - 4.302653 / 3**0.5, abs=1e-6), pytest.approx(2 + 4.302653 / 3**0.5, abs=1e-6))
+    assert test.t == pytest.approx(1 - (12 / 14) ** 0.5, rel=1e-9) and test.t == pytest.approx(
+        0.0742, abs=5e-5
+    )
+    assert (test.low, test.high) == (
+        pytest.approx(2 - 4.302653 / 3**0.5, abs=1e-6),
+        pytest.approx(2 + 4.302653 / 3**0.5, abs=1e-6),
+    )
 
 
 def test_a_pair_as_scipy_has_it() -> None:
     first, second = [0.61, 0.55, 0.70, 0.64, 0.58, 0.66, 0.59], [0.66, 0.54, 0.78, 0.67, 0.60, 0.75, 0.65]
     test = paired([b - a for a, b in zip(first, second, strict=True)])
     whole = stats.ttest_rel(second, first)
-    assert test.t == pytest.approx(whole.pvalue) and test.wilcoxon == pytest.approx(stats.wilcoxon(second, first).pvalue)
+    assert test.t == pytest.approx(whole.pvalue) and test.wilcoxon == pytest.approx(
+        stats.wilcoxon(second, first).pvalue
+    )
     assert (test.low, test.high) == pytest.approx(tuple(whole.confidence_interval(0.95)))
 
 
@@ -69,7 +77,8 @@ def test_what_cannot_be_tested_is_not() -> None:
 
 
 def test_holm_by_hand() -> None:
-    """Of 0.01, 0.04, 0.03, 0.005: 4 x 0.005, 3 x 0.01, 2 x 0.03, then 0.04, which may not fall below the one before it."""
+    """Of 0.01, 0.04, 0.03, 0.005: 4 x 0.005, 3 x 0.01, 2 x 0.03, then 0.04, which may not fall below the one
+    before it."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, None, 0.7]) == [1.0, None, 1.0] and holm([]) == []
 
@@ -77,28 +86,46 @@ def test_holm_by_hand() -> None:
 def test_only_what_differs_is_told() -> None:
     ditto = {"method": {"name": "ditto", "lam": 0.5}, "attack": None, "train": {"lr": 0.1, "rounds": 3}}
     stronger = {**ditto, "method": {"name": "ditto", "lam": 1.0}}
-    other = {"method": {"name": "fedprox", "mu": 0.1}, "attack": {"name": "ipm", "f": 0.2}, "train": {"lr": 0.2, "rounds": 3}}
+    other = {
+        "method": {"name": "fedprox", "mu": 0.1},
+        "attack": {"name": "ipm", "f": 0.2},
+        "train": {"lr": 0.2, "rounds": 3},
+    }
     assert differing([ditto, stronger, other]) == {
-        "method": ["ditto", "ditto", "fedprox"], "method.lam": [0.5, 1.0, MISSING], "attack": [None, None, "ipm"],
-        "train.lr": [0.1, 0.1, 0.2]
-    }  # fmt: skip
+        "method": ["ditto", "ditto", "fedprox"],
+        "method.lam": [0.5, 1.0, MISSING],
+        "attack": [None, None, "ipm"],
+        "train.lr": [0.1, 0.1, 0.2],
+    }
     assert differing([ditto, ditto]) == {}
 
 
 def test_lines_differences_and_tests(seeds: Path) -> None:
     comparison = Comparison(read_lines([seeds]))
-    assert [line.label for line in comparison.lines] == ["fedavg", "ditto", "local"] and list(comparison.differs) == ["method"]
+    assert [line.label for line in comparison.lines] == ["fedavg", "ditto", "local"] and list(
+        comparison.differs
+    ) == ["method"]
     told = comparison.plain()
     by_label = {line["label"]: line for line in told["lines"]}
-    first, second = ([by_label[name]["values"][str(seed)] for seed in range(4)] for name in ("fedavg", "ditto"))
-    assert by_label["ditto"]["difference"] == pytest.approx(statistics.fmean(second) - statistics.fmean(first))
-    assert by_label["fedavg"]["difference"] is None and by_label["ditto"]["std"] == pytest.approx(statistics.stdev(second))
+    first, second = (
+        [by_label[name]["values"][str(seed)] for seed in range(4)] for name in ("fedavg", "ditto")
+    )
+    assert by_label["ditto"]["difference"] == pytest.approx(
+        statistics.fmean(second) - statistics.fmean(first)
+    )
+    assert by_label["fedavg"]["difference"] is None and by_label["ditto"]["std"] == pytest.approx(
+        statistics.stdev(second)
+    )
     pair = told["pairs"][0]
-    assert (pair["first"], pair["second"], pair["seeds"]) == ("fedavg", "ditto", [0, 1, 2, 3]) and len(told["pairs"]) == 3
+    assert (pair["first"], pair["second"], pair["seeds"]) == ("fedavg", "ditto", [0, 1, 2, 3]) and len(
+        told["pairs"]
+    ) == 3
     assert pair["t"]["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue)
     assert [p["t"]["holm"] for p in told["pairs"]] == holm([p["t"]["p"] for p in told["pairs"]])
     assert any("cannot give less than 0.125" in note for note in told["notes"])
-    corrected = [p["t"]["holm"] for p in told["pairs"] if p["t"]["holm"] is not None]  # a round of ditto from the start is one of local
+    corrected = [
+        p["t"]["holm"] for p in told["pairs"] if p["t"]["holm"] is not None
+    ]  # a round of ditto from the start is one of local
     sure = sum(p < 0.05 for p in corrected)
     assert any(f"{sure or 'none'} of {len(corrected)} differences" in note for note in told["notes"])
 
@@ -125,7 +152,9 @@ def test_seeds_of_one_setting_come_from_several_folders(seeds: Path, tmp_path: P
     (line,) = read_lines(cells[:3])
     assert line.seeds == 3 and len(read_lines([seeds, seeds])) == 3
     (tmp_path / "again").symlink_to(cells[0])
-    assert [line.seeds for line in read_lines([cells[0], tmp_path / "again"])] == [1]  # one run, whatever it is called
+    assert [line.seeds for line in read_lines([cells[0], tmp_path / "again"])] == [
+        1
+    ]  # one run, whatever it is called
 
 
 def test_the_same_experiment_in_two_folders_is_two_lines(tmp_path: Path) -> None:
@@ -135,10 +164,15 @@ def test_the_same_experiment_in_two_folders_is_two_lines(tmp_path: Path) -> None
     comparison = Comparison(lines)
     assert comparison.differs == {} and comparison.difference(lines[1]) == 0.0
     assert any("at least 3 finished seeds" in note and "shares 1" in note for note in comparison.notes)
-    assert [part.title for part in parts(comparison)] == ["Figures", "Accuracy, paired over the clients of one seed"]
+    assert [part.title for part in parts(comparison)] == [
+        "Figures",
+        "Accuracy, paired over the clients of one seed",
+    ]
 
 
-def test_a_run_that_goes_on_is_shown_and_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_shown_and_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Store.seal
 
     def stop(self: Store, round: int) -> None:
@@ -153,13 +187,20 @@ def test_a_run_that_goes_on_is_shown_and_not_compared(tmp_path: Path, monkeypatc
             sweep(tmp_path / "begun")
     comparison = Comparison(read_lines([done, tmp_path / "begun"]))
     assert comparison.difference(comparison.lines[1]) is None
-    assert "1 run is not finished and left out of differences and tests: begun (in round 3)." in comparison.notes
+    assert (
+        "1 run is not finished and left out of differences and tests: begun (in round 3)." in comparison.notes
+    )
 
 
 def test_the_command(seeds: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
     page = tmp_path / "page.html"
     code, out, _ = cli(seeds, "--out", page)
-    assert code == 0 and "accuracy, paired over seeds" in out and "About clients, not about seeds" in out and str(page) in out
+    assert (
+        code == 0
+        and "accuracy, paired over seeds" in out
+        and "About clients, not about seeds" in out
+        and str(page) in out
+    )
     text = page.read_text()
     assert "default-src 'none'" in text and "ditto − fedavg" in text and not text.count("http:")
     code, out, _ = cli(seeds, "--json", "--metric", "bytes/up")
@@ -184,17 +225,32 @@ def test_refusals(seeds: Path, cli: Callable[..., tuple[int, str, str]], args: l
     assert code == 2 and out == "" and said in err
 
 
-def test_a_folder_without_runs_or_none_at_all(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_folder_without_runs_or_none_at_all(
+    tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     assert "no run in" in cli(tmp_path)[2] and "there is no folder" in cli(tmp_path / "nowhere")[2]
 
 
 def test_figures_are_written_by_what_they_are() -> None:
-    assert [writer(name)(0.5) for name in ("accuracy/worst10", "seconds/client", "loss")] == ["50.0 %", "0.5 s", "0.5"]
-    assert signed("accuracy", -0.0123) == "−1.23 points" and signed("bytes/up", 2e6) == "+2.0 MB" and signed("loss", -0.5) == "−0.5"
+    assert [writer(name)(0.5) for name in ("accuracy/worst10", "seconds/client", "loss")] == [
+        "50.0 %",
+        "0.5 s",
+        "0.5",
+    ]
+    assert (
+        signed("accuracy", -0.0123) == "−1.23 points"
+        and signed("bytes/up", 2e6) == "+2.0 MB"
+        and signed("loss", -0.5) == "−0.5"
+    )
 
 
 def test_the_difference_stands_beside_the_metric(grid: Path) -> None:
     """The table is wider than a screen: at its end nobody would see it."""
     lines = read_lines([grid])
     assert parts(Comparison(lines))[0].table.titles[1:4] == ("accuracy", "seeds", "difference")
-    assert parts(Comparison(lines, "loss"))[0].table.titles[1:5] == ("seeds", "loss", "difference", "accuracy")
+    assert parts(Comparison(lines, "loss"))[0].table.titles[1:5] == (
+        "seeds",
+        "loss",
+        "difference",
+        "accuracy",
+    )

@@ -17,12 +17,31 @@ from tests.report.conftest import sweep
 from tests.report.test_page import Balanced
 
 
-def line(label: str, accuracy: float | None = None, attack: Any = None, data: str = "digits", spread: float | None = None) -> Any:
+def line(
+    label: str,
+    accuracy: float | None = None,
+    attack: Any = None,
+    data: str = "digits",
+    spread: float | None = None,
+) -> Any:
     """As much of a line as is asked for its place."""
-    config = {"attack": attack, "method": {"name": "fedavg", "lam": 0.1}, "data": {"name": data, "partition": {"name": "iid"}}, "seed": 0}
-    cell = SimpleNamespace(config=config, method="fedavg", path=Path(f"folder-of-{label}"), manifest={"malicious": [0]})
+    config = {
+        "attack": attack,
+        "method": {"name": "fedavg", "lam": 0.1},
+        "data": {"name": data, "partition": {"name": "iid"}},
+        "seed": 0,
+    }
+    cell = SimpleNamespace(
+        config=config, method="fedavg", path=Path(f"folder-of-{label}"), manifest={"malicious": [0]}
+    )
     means = {"accuracy": accuracy}
-    return SimpleNamespace(label=label, cells=(cell,), mean=means.get, spread=lambda metric: spread, seeds=1 if spread is None else 2)
+    return SimpleNamespace(
+        label=label,
+        cells=(cell,),
+        mean=means.get,
+        spread=lambda metric: spread,
+        seeds=1 if spread is None else 2,
+    )
 
 
 def test_words_of_the_label_name_rows_and_columns() -> None:
@@ -51,10 +70,21 @@ ATTACKS = {"x": {"name": "x"}, "y": {"name": "y"}}
 
 
 def lines_of(figures: dict[tuple[str, str], float], spread: float | None = None) -> list[Any]:
-    return [line(f"{who} {what}", value, ATTACKS.get(what), spread=spread) for (who, what), value in figures.items()]
+    return [
+        line(f"{who} {what}", value, ATTACKS.get(what), spread=spread)
+        for (who, what), value in figures.items()
+    ]
 
 
-FIGURES = {("a", "none"): 0.9, ("a", "x"): 0.8, ("a", "y"): 0.1, ("b", "none"): 0.7, ("b", "x"): 0.6, ("b", "y"): 0.5, ("c", "x"): 0.99}
+FIGURES = {
+    ("a", "none"): 0.9,
+    ("a", "x"): 0.8,
+    ("a", "y"): 0.1,
+    ("b", "none"): 0.7,
+    ("b", "x"): 0.6,
+    ("b", "y"): 0.5,
+    ("c", "x"): 0.99,
+}
 
 
 def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
@@ -64,26 +94,42 @@ def test_the_worst_case_is_over_attacks_and_needs_all_of_them() -> None:
     assert worst == [(0.5, "y"), (0.1, "y"), None]  # c was not tried under y
     assert grid.best == [0.9, 0.99, 0.5, 0.5]
     texts = [[entry.text for entry in row] for row in grid.table().rows]
-    assert texts[0] == ["b", "70.0 %", "60.0 %", "50.0 %", "50.0 %"] and texts[2] == ["c", "–", "99.0 %", "–", "–"]
+    assert texts[0] == ["b", "70.0 %", "60.0 %", "50.0 %", "50.0 %"] and texts[2] == [
+        "c",
+        "–",
+        "99.0 %",
+        "–",
+        "–",
+    ]
 
 
 def test_a_run_without_attack_is_nobodys_worst_case() -> None:
     """Where an attack happens to help, the worst case is still one of the attacks."""
     (grid,) = Crossing(lines_of({**FIGURES, ("a", "none"): 0.05, ("b", "none"): 0.2})).grids
     worst = {setting: grid.worst(setting) for setting in grid.settings}
-    assert [(score.mean, score.attack) for score in (worst["a"], worst["b"]) if score] == [(0.1, "y"), (0.5, "y")]
+    assert [(score.mean, score.attack) for score in (worst["a"], worst["b"]) if score] == [
+        (0.1, "y"),
+        (0.5, "y"),
+    ]
     assert grid.settings == ("b", "a", "c")
 
 
 def test_the_worst_case_decides() -> None:
     name, said = worst_cases(Crossing(lines_of(FIGURES)).grids) or ("", "")
-    assert name == "b" and said == (
-        "holds best: 50.0 % under the attack that is worst for it, y, and 70.0 % without one. Under y a falls to 10.0 %. One seed each: "
-        "the order may be luck."
+    assert (
+        name == "b"
+        and said
+        == "holds best: 50.0 % under the attack that is worst for it, y, and 70.0 % without one. Under y a"
+        " falls to 10.0 %. One seed each: the order may be luck."
     )
     close = {**FIGURES, ("a", "y"): 0.48}
-    assert "The lead of b over a is within the spread over seeds." in (worst_cases(Crossing(lines_of(close, 0.05)).grids) or ("", ""))[1]
-    assert worst_cases(Crossing(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids) is None  # one attack only
+    assert (
+        "The lead of b over a is within the spread over seeds."
+        in (worst_cases(Crossing(lines_of(close, 0.05)).grids) or ("", ""))[1]
+    )
+    assert (
+        worst_cases(Crossing(lines_of({key: v for key, v in FIGURES.items() if key[1] != "y"})).grids) is None
+    )  # one attack only
 
 
 def test_cells_of_the_map_carry_their_values_and_the_best_is_marked_in_words() -> None:
@@ -92,18 +138,33 @@ def test_cells_of_the_map_carry_their_values_and_the_best_is_marked_in_words() -
     Balanced(text)
     scores = re.findall(r'<text class="score( best)?"[^>]*>([^<]*)</text>', text)
     assert [shown for _, shown in scores] == [
-        "70.0 %", "60.0 %", "50.0 % ★", "50.0 % ★", "90.0 % ★", "80.0 %", "10.0 %", "10.0 %", "99.0 % ★",
-    ]  # fmt: skip
+        "70.0 %",
+        "60.0 %",
+        "50.0 % ★",
+        "50.0 % ★",
+        "90.0 % ★",
+        "80.0 %",
+        "10.0 %",
+        "10.0 %",
+        "99.0 % ★",
+    ]
     assert all(("★" in shown) == bool(best) for best, shown in scores)
     assert text.count("± 1.2") == 2 * 9 and "± 1.2 · y" in text and text.count('role="cell"') == 3 * 4
 
 
 def test_of_many_settings_those_that_hold_best_are_highlighted(tmp_path: Path) -> None:
     crossing = Crossing(lines_of({(f"s{i}", "x"): i / 20 for i in range(10)}))
-    assert crossing.many and crossing.settings[:2] == ["s9", "s8"] and crossing.place(crossing.faced[9].line) == 0
+    assert (
+        crossing.many
+        and crossing.settings[:2] == ["s9", "s8"]
+        and crossing.place(crossing.faced[9].line) == 0
+    )
     axes = {"train.lr": [0.01 * i for i in range(1, 10)]}
     text = render(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
-    assert text.count('class="key" aria-pressed="true"') == 8 and text.count('class="key" aria-pressed="false"') == 1
+    assert (
+        text.count('class="key" aria-pressed="true"') == 8
+        and text.count('class="key" aria-pressed="false"') == 1
+    )
     assert len(re.findall(r'<g class="c\d d\d muted"', text)) == 2  # its accuracy and its loss
 
 
@@ -116,15 +177,31 @@ def test_the_page_of_a_duel(duel: Path) -> None:
     (grid,) = crossing.grids
     assert verdict(lines)[0] == grid.settings[0] and grid.columns == (BENIGN, "ipm", "sign-flip", WORST)
     for score, entry in zip(grid.scores[0], grid.table().rows[0][1:], strict=True):
-        assert score is not None and entry.text == f"{100 * score.mean:.1f} ± {100 * (score.spread or 0):.1f} %"
-    assert text.count('<text class="score') == 2 * 4 and text.index("Who held, who fell</h2>") < text.index("Over the rounds</h2>")
-    assert [found for found in re.findall(r'data-chart="(accuracy/\d)"', text)] == ["accuracy/0", "accuracy/1", "accuracy/2"]
+        assert (
+            score is not None and entry.text == f"{100 * score.mean:.1f} ± {100 * (score.spread or 0):.1f} %"
+        )
+    assert text.count('<text class="score') == 2 * 4 and text.index("Who held, who fell</h2>") < text.index(
+        "Over the rounds</h2>"
+    )
+    assert [found for found in re.findall(r'data-chart="(accuracy/\d)"', text)] == [
+        "accuracy/0",
+        "accuracy/1",
+        "accuracy/2",
+    ]
     assert "Accuracy under sign-flip" in text and text.count('class="key"') == 2
-    assert "What it cost</h2>" in text and "fedcap ipm, to the server: " in text and "What it cost</h2>" not in render(cells[:1])
+    assert (
+        "What it cost</h2>" in text
+        and "fedcap ipm, to the server: " in text
+        and "What it cost</h2>" not in render(cells[:1])
+    )
 
 
 def test_a_map_for_each_way_the_data_is_dealt(tmp_path: Path) -> None:
-    axes = {"data.partition.beta": [0.3, 0.9], "method.name": ["fedavg", "local"], "attack.name": ["none", "ipm"]}
+    axes = {
+        "data.partition.beta": [0.3, 0.9],
+        "method.name": ["fedavg", "local"],
+        "attack.name": ["none", "ipm"],
+    }
     cells = read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
     grids = Crossing(by_setting(cells)).grids
     assert [grid.data for grid in grids] == ["digits beta=0.3", "digits beta=0.9"]

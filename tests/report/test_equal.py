@@ -21,7 +21,9 @@ def test_a_setting_that_changes_nothing_is_named_once_with_its_runs(tmp_path: Pa
     cells = read_cells(sweep(tmp_path / "s", **fedas, sweep=axes))
     (said,) = without_effect(cells)
     first = f"{cells[0].label}, {cells[4].label}"
-    assert said.startswith(f"method.rho made no difference: {first} (and 3 more such groups) differ in it, but all their figures")
+    assert said.startswith(
+        f"method.rho made no difference: {first} (and 3 more such groups) differ in it, but all their figures"
+    )
     page = render(cells)
     assert "method.rho made no difference" in page and ", exactly as " in page
 
@@ -32,11 +34,21 @@ def test_a_setting_with_an_effect_is_not(grid: Path, duel: Path) -> None:
 
 
 def test_what_is_measured_beside_may_change_nothing(tmp_path: Path) -> None:
-    assert without_effect(read_cells(sweep(tmp_path / "s", sweep={"evaluate.unselected": ["keep_own", "deliver"]}))) == []
+    assert (
+        without_effect(
+            read_cells(sweep(tmp_path / "s", sweep={"evaluate.unselected": ["keep_own", "deliver"]}))
+        )
+        == []
+    )
 
 
 def test_the_command_line_says_so_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = {**TINY, "method": {"name": "fedas"}, "train": {"rounds": 1, "local_epochs": 1}, "sweep": {"method.rho": [0.25, 0.75]}}
+    table = {
+        **TINY,
+        "method": {"name": "fedas"},
+        "train": {"rounds": 1, "local_epochs": 1},
+        "sweep": {"method.rho": [0.25, 0.75]},
+    }
     (tmp_path / "c.toml").write_text(to_toml(table))
     with pytest.raises(SystemExit) as end:
         main(["sweep", str(tmp_path / "c.toml"), "--out", str(tmp_path / "out")])

@@ -27,7 +27,12 @@ def test_the_ledger_on_the_page(simulate: Callable[..., Run]) -> None:
     ledger.append("ban", 1, 2, reason="norm 12", by="method")
     ledger.append("round", round=2, run=label, took_part=[0, 2, 3])
     page = render(cells)
-    for row in ("0</th><td><span role=\"img\" aria-label=\"2 here\"", "1 here, 1 banned", "1 refused, 1 here", "1 missing, 1 here"):
+    for row in (
+        '0</th><td><span role="img" aria-label="2 here"',
+        "1 here, 1 banned",
+        "1 refused, 1 here",
+        "1 missing, 1 here",
+    ):
         assert row in page
     assert "in round 2: norm 12 (by method)" in page and ledger.head in page
     assert "&lt;b&gt;update" in page and "<b>update" not in page and "ssh-key" not in page

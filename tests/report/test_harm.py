@@ -20,7 +20,11 @@ LONG = {"name": "replacement", "clients": [2], "factor": 1000.0}
 
 
 def line(label: str, accuracy: float, lost: float, told: Any = (), **detection: float) -> Any:
-    figures = {"accuracy": accuracy, "attack/lost": lost, **{f"detection/{name}": value for name, value in detection.items()}}
+    figures = {
+        "accuracy": accuracy,
+        "attack/lost": lost,
+        **{f"detection/{name}": value for name, value in detection.items()},
+    }
     cell = SimpleNamespace(manifest={"malicious": told if told is None else list(told)})
     return SimpleNamespace(label=label, mean=figures.get, seeds=1, cells=(cell,))
 
@@ -28,20 +32,28 @@ def line(label: str, accuracy: float, lost: float, told: Any = (), **detection: 
 def test_the_best_under_attack_and_what_it_cost_the_others() -> None:
     lines = [line("a", 0.2, 0.7), line("b", 0.9, 0.02, [1], fnr=0.0, fpr=0.25), line("c", 0.8, 0.005)]
     name, said = held_or_fell(lines)
-    assert name == "b" and said == (
-        "answers 90.0 % of a benign client's test samples right under attack, 2.0 points less than without it. It bans every attacker and "
-        "25 % of the others. The attack costs a 70.0 points. One seed each: the order may be luck."
+    assert (
+        name == "b"
+        and said
+        == "answers 90.0 % of a benign client's test samples right under attack, 2.0 points less than without"
+        " it. It bans every attacker and 25 % of the others. The attack costs a 70.0 points. One seed"
+        " each: the order may be luck."
     )
 
 
-@pytest.mark.parametrize(("lost", "words"), [(0.0, "as many as without it"), (-0.03, "3.0 points more than without it")])
+@pytest.mark.parametrize(
+    ("lost", "words"), [(0.0, "as many as without it"), (-0.03, "3.0 points more than without it")]
+)
 def test_an_attack_that_costs_nothing(lost: float, words: str) -> None:
     assert f"under attack, {words}." in held_or_fell([line("a", 0.9, lost)])[1]
 
 
 def test_where_attackers_change_a_decision_need_not_be_a_ban() -> None:
     said = held_or_fell([line("a", 0.9, 0.0, None, fnr=0.5, fpr=0.1)])[1]
-    assert "Round by round it bans or rejects 50 % of the attackers and 10 % of the others." in said and "It bans" not in said
+    assert (
+        "Round by round it bans or rejects 50 % of the attackers and 10 % of the others." in said
+        and "It bans" not in said
+    )
 
 
 def circles(text: str) -> list[tuple[str, str]]:
@@ -89,7 +101,9 @@ def test_a_lead_within_the_spread_is_said_of_one_attack_too() -> None:
         one.seeds, one.spread, one.cells[0].config = 3, {"accuracy": 0.02}.get, {"data": data}
         return one
 
-    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith("The lead of a over b is within the spread over seeds.")
+    assert held_or_fell([seeded("a", 0.9), seeded("b", 0.89)])[1].endswith(
+        "The lead of a over b is within the spread over seeds."
+    )
     assert held_or_fell([seeded("a", 0.9), seeded("b", 0.9)])[1].endswith(" b comes to the very same.")
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.8)])[1]
     assert "lead" not in held_or_fell([seeded("a", 0.9), seeded("b", 0.89, "mnist")])[1]

@@ -1,4 +1,5 @@
-"""Who holds what, in a terminal, on a page, as a picture and as JSON: the same numbers everywhere, readable at any size."""
+"""Who holds what, in a terminal, on a page, as a picture and as JSON: the same numbers everywhere, readable
+at any size."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def many(clients: int, classes: int, **data: Any) -> Holdings:
 
 def named() -> Holdings:
     """Two classes with awkward names."""
-    plain = holdings(name="synthetic", options={"samples": 100, "classes": 2, "shape": [2]}, clients=3, partition="iid")
+    plain = holdings(
+        name="synthetic", options={"samples": 100, "classes": 2, "shape": [2]}, clients=3, partition="iid"
+    )
     object.__setattr__(plain.federation.samples, "class_names", ("<b>&", "walking upstairs"))
     return plain
 
@@ -39,16 +42,31 @@ def test_the_numbers_are_those_of_the_federation() -> None:
     found = holdings(clients=6, held_out=2, split={"train": 0.5, "validation": 0.2, "test": 0.3}, root=10)
     fed = found.federation
     for client in range(6):
-        assert found.counts[client].tolist() == np.bincount(fed.train.client(client)[1].numpy(), minlength=10).tolist()
+        assert (
+            found.counts[client].tolist()
+            == np.bincount(fed.train.client(client)[1].numpy(), minlength=10).tolist()
+        )
     iid: dict[str, Any] = {"partition": "iid", "split": {"train": 0.5, "validation": 0.2, "test": 0.3}}
     parts, whole = [holdings(part, **iid) for part in ("train", "validation", "test")], holdings("all", **iid)
     assert np.array_equal(sum(one.counts for one in parts), whole.counts) and whole.counts.sum() == 1797
     plain = found.plain()
-    assert plain["digest"] == fed.digest and plain["counts"] == found.counts.tolist() and plain["held_out"] == list(fed.held_out)
-    assert plain["sizes"] == {"min": found.sizes.min(), "median": np.median(found.sizes), "max": found.sizes.max()}
+    assert (
+        plain["digest"] == fed.digest
+        and plain["counts"] == found.counts.tolist()
+        and plain["held_out"] == list(fed.held_out)
+    )
+    assert plain["sizes"] == {
+        "min": found.sizes.min(),
+        "median": np.median(found.sizes),
+        "max": found.sizes.max(),
+    }
     assert plain["samples"]["root"] == 10 and plain["samples"]["train"] == found.counts.sum()
     words = dict(found.described())
-    assert words["digest"] == fed.digest and "of which 2 are held out" in words["clients"] and words["server"].startswith("10 samples")
+    assert (
+        words["digest"] == fed.digest
+        and "of which 2 are held out" in words["clients"]
+        and words["server"].startswith("10 samples")
+    )
     assert dict(holdings(clients=3).described())["dealt by"] == "pathological (classes per client 2)"
 
 
@@ -63,9 +81,14 @@ def test_a_small_table_has_every_number_and_sums() -> None:
     late = found.federation.held_out[0]
     for client, line in enumerate(lines[1:5]):
         cells = line.split()
-        assert cells[0] == f"{client}{'*' if client == late else ''}" and int(cells[-1]) == found.sizes[client]
+        assert (
+            cells[0] == f"{client}{'*' if client == late else ''}" and int(cells[-1]) == found.sizes[client]
+        )
         assert [0 if cell == "·" else int(cell) for cell in cells[1:-1]] == found.counts[client].tolist()
-    assert lines[5].split()[2:-1] == [str(n) for n in found.counts.sum(0)] and lines[6].split()[:2] == ["held", "by"]
+    assert lines[5].split()[2:-1] == [str(n) for n in found.counts.sum(0)] and lines[6].split()[:2] == [
+        "held",
+        "by",
+    ]
     assert "* held out" in lines[-1]
 
 
@@ -74,7 +97,9 @@ def test_a_small_table_has_every_number_and_sums() -> None:
 def test_no_line_is_wider_than_the_window_and_few_are_printed(width: int, clients: int, classes: int) -> None:
     found = many(clients, classes)
     lines = list(heat_lines(found, width))
-    assert max(line.cell_len for line in lines) <= max(width, 75)  # the hint on what is left out has 75 letters
+    assert max(line.cell_len for line in lines) <= max(
+        width, 75
+    )  # the hint on what is left out has 75 letters
     table = [line for line in lines if "more clients" not in line.plain and "square root" not in line.plain]
     assert max(line.cell_len for line in table) <= width
     heads = [line for line in lines if line.plain.strip().startswith("client")]
@@ -85,7 +110,12 @@ def test_no_line_is_wider_than_the_window_and_few_are_printed(width: int, client
 
 
 def test_shades_stand_for_counts() -> None:
-    found = holdings(name="synthetic", options={"samples": 4000, "classes": 40, "shape": [2]}, clients=4, partition="single-label")
+    found = holdings(
+        name="synthetic",
+        options={"samples": 4000, "classes": 40, "shape": [2]},
+        clients=4,
+        partition="single-label",
+    )
     lines = [line.plain for line in heat_lines(found, 70)]
     assert lines[1].split()[1] == "█" + "·" * 39 and lines[4].split()[1] == "···█" + "·" * 36
     assert lines[0].split() == ["client", "0", "10", "20", "30", "samples"]
@@ -95,10 +125,16 @@ def test_the_page_stands_alone_and_has_every_number() -> None:
     found = holdings(clients=50, partition={"name": "dirichlet", "beta": 0.5, "min_samples": 1}, held_out=3)
     text = render(found)
     seen = Balanced(text)
-    assert seen.links == [] and "script" not in seen.tags and not re.search(r"https?:|@import|url\((?!#)", text)
+    assert (
+        seen.links == [] and "script" not in seen.tags and not re.search(r"https?:|@import|url\((?!#)", text)
+    )
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text
-    told = {(int(c), int(k)): int(n) for c, k, n in re.findall(r"client (\d+), class (\d): (\d+) samples", text)}
-    assert told == {(int(c), int(k)): int(found.counts[c, k]) for c, k in zip(*np.nonzero(found.counts), strict=True)}
+    told = {
+        (int(c), int(k)): int(n) for c, k, n in re.findall(r"client (\d+), class (\d): (\d+) samples", text)
+    }
+    assert told == {
+        (int(c), int(k)): int(found.counts[c, k]) for c, k in zip(*np.nonzero(found.counts), strict=True)
+    }
     assert seen.tags["svg"] == 2 and found.federation.digest in text  # two bands of at most forty
 
 
@@ -126,7 +162,9 @@ def test_pictures_of_all_sizes(clients: int, classes: int, tmp_path: Path) -> No
 def test_a_picture_is_dark_where_there_are_samples() -> None:
     found = holdings(clients=10, partition="single-label")
     grey = np.asarray(draw_holdings(found).convert("L"))
-    dark = grey[160 : 160 + 600, 130:].reshape(10, 60, -1)[:, 30] < 120  # a line of pixels through each class's row
+    dark = (
+        grey[160 : 160 + 600, 130:].reshape(10, 60, -1)[:, 30] < 120
+    )  # a line of pixels through each class's row
     centres = [np.flatnonzero(row).mean() for row in dark]
     assert np.all(np.diff(centres) > 60) and all(row.mean() < 0.15 for row in dark)
 
@@ -134,4 +172,8 @@ def test_a_picture_is_dark_where_there_are_samples() -> None:
 def test_nothing_to_show_is_shown() -> None:
     empty = holdings("validation")
     assert empty.counts.sum() == 0 and "0 validation samples" in dict(empty.described())["a client"]
-    assert draw_holdings(empty).width > 0 and "The strongest shade is 0" in render(empty) and list(heat_lines(empty, 80))
+    assert (
+        draw_holdings(empty).width > 0
+        and "The strongest shade is 0" in render(empty)
+        and list(heat_lines(empty, 80))
+    )

@@ -1,4 +1,5 @@
-"""What happened inside a run: shown as it was recorded, attackers marked without colour, small, and none of it markup."""
+"""What happened inside a run: shown as it was recorded, attackers marked without colour, small, and none of
+it markup."""
 
 from __future__ import annotations
 
@@ -30,20 +31,35 @@ MANY = {"clients": 8, "partition": {"name": "dirichlet", "beta": 0.5, "samples_p
 def fedcap(tmp_path_factory: pytest.TempPathFactory) -> Cell:
     """Two attackers, banned as soon as they are twice as far off as the others."""
     method = {"name": "fedcap", "t_norm": 2.0, "t_unit": "median"}
-    folder = sweep(tmp_path_factory.mktemp("in") / "x", method=method, data=MANY, attack={"name": "ipm", "fraction": 0.25})
+    folder = sweep(
+        tmp_path_factory.mktemp("in") / "x",
+        method=method,
+        data=MANY,
+        attack={"name": "ipm", "fraction": 0.25},
+    )
     return read_cells(folder)[0]
 
 
 @pytest.fixture(scope="session")
 def committee(tmp_path_factory: pytest.TempPathFactory) -> Cell:
-    folder = sweep(tmp_path_factory.mktemp("in") / "x", method={"name": "c-pfl"}, data=MANY, attack={"name": "sign-flip", "fraction": 0.25})
+    folder = sweep(
+        tmp_path_factory.mktemp("in") / "x",
+        method={"name": "c-pfl"},
+        data=MANY,
+        attack={"name": "sign-flip", "fraction": 0.25},
+    )
     return read_cells(folder)[0]
 
 
 @pytest.fixture(scope="session")
 def matched(tmp_path_factory: pytest.TempPathFactory) -> Cell:
-    data = {"clients": 6, "partition": {"name": "complementary-pairs", "ratio": 0.8, "samples_per_client": 40}}
-    return read_cells(sweep(tmp_path_factory.mktemp("in") / "x", method={"name": "fedcom", "channels": 1}, data=data))[0]
+    data = {
+        "clients": 6,
+        "partition": {"name": "complementary-pairs", "ratio": 0.8, "samples_per_client": 40},
+    }
+    return read_cells(
+        sweep(tmp_path_factory.mktemp("in") / "x", method={"name": "fedcom", "channels": 1}, data=data)
+    )[0]
 
 
 def grids(text: str) -> dict[str, dict[str, Any]]:
@@ -55,7 +71,10 @@ def grids(text: str) -> dict[str, dict[str, Any]]:
 def unpacked(grid: dict[str, Any], frame: int = -1) -> np.ndarray:
     """As the script does it."""
     text = grid["frames"][frame]
-    codes = np.array([64 * LETTERS.index(text[i]) + LETTERS.index(text[i + 1]) for i in range(0, len(text), 2)], dtype=float)
+    codes = np.array(
+        [64 * LETTERS.index(text[i]) + LETTERS.index(text[i + 1]) for i in range(0, len(text), 2)],
+        dtype=float,
+    )
     codes[codes > STEPS] = np.nan
     shares = codes.reshape(len(grid["rows"]), len(grid["columns"])) / STEPS
     if grid["log"]:
@@ -73,7 +92,9 @@ def client(name: str) -> int:
 
 def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: Cell) -> None:
     grid, bad = grids(inside(fedcap))["Weight in the aggregate by client and round"], fedcap.run.malicious()
-    assert grid["rows"][:2] == [f"▲ {one}" for one in bad] and not any("▲" in name for name in grid["rows"][2:])
+    assert grid["rows"][:2] == [f"▲ {one}" for one in bad] and not any(
+        "▲" in name for name in grid["rows"][2:]
+    )
     ids, seen = [client(name) for name in grid["rows"]], unpacked(grid)
     assert sorted(ids) == list(range(8))
     for row in fedcap.run.table("weights").itertuples():
@@ -88,7 +109,9 @@ def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: Cell) -> No
     assert f"banned in round {first['round']}: {first['reason']}" in says.values()
     assert 'class="m ban"' in text and f"{len(banned)} clients were banned, 2 of them attackers" in text
     norms = fedcap.run.store.arrays(1)["verdict/scores/norm/norm"]
-    assert story and story.numbers["scores/norm/norm/bound"][0] == pytest.approx(2 * float(norms.quantile(0.5)))  # as the detector had it
+    assert story and story.numbers["scores/norm/norm/bound"][0] == pytest.approx(
+        2 * float(norms.quantile(0.5))
+    )  # as the detector had it
     assert re.search(r'class="boundary"[^>]*>threshold [\d.]+<', text) and ">▲ attackers<" in text
 
 
@@ -98,7 +121,11 @@ def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
     rounds, ids = sorted(table["round"].unique()), [client(name) for name in grid["rows"]]
     assert grid["rounds"] == rounds and f'type="range" min="0" max="{len(rounds) - 1}"' in text
     for frame, round in enumerate(rounds):
-        one = table[table["round"] == round].pivot(index="client", columns="other", values="value").reindex(index=ids, columns=ids)
+        one = (
+            table[table["round"] == round]
+            .pivot(index="client", columns="other", values="value")
+            .reindex(index=ids, columns=ids)
+        )
         np.testing.assert_allclose(unpacked(grid, frame), one.to_numpy(), atol=fineness(grid))
     cells = re.search(r'Whose models.*?<g class="counts">(.*?)</g>', text, re.S)
     words = [f"{100 * v:.0f}" if v >= 0.005 else "" for v in one.to_numpy().flatten()]
@@ -108,9 +135,15 @@ def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
 def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
     text = inside(committee)
     found, prefix = grids(text), "verdict/tables/committee/"
-    last = {name.removeprefix(prefix): v for name, v in committee.run.store.arrays(3).items() if name.startswith(prefix)}
+    last = {
+        name.removeprefix(prefix): v
+        for name, v in committee.run.store.arrays(3).items()
+        if name.startswith(prefix)
+    }
     votes, passed = found["Votes of the members"], last["admitted"]
-    assert [client(name) for name in votes["names"][-1][:-2]] == last["members"].tolist() and votes["names"][-1][-2:] == ["score", "passed"]
+    assert [client(name) for name in votes["names"][-1][:-2]] == last["members"].tolist() and votes["names"][
+        -1
+    ][-2:] == ["score", "passed"]
     columns = [client(name) for name in votes["columns"]]
     seen = unpacked(votes)[:, [columns.index(i) for i in last["ids"].tolist()]]
     np.testing.assert_allclose(seen[:-2], last["votes"].numpy(), atol=fineness(votes))
@@ -119,7 +152,9 @@ def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
     assert text.count("✓") == int(passed.sum()) and text.count("✗") == int((~passed).sum())
     seats = sum(len(committee.run.store.arrays(r)[f"{prefix}members"]) for r in (1, 2, 3))
     says = list(found["The committee's score by client and round"]["says"].values())
-    assert says.count("on the committee") == seats and says.count("rejected") == sum(len(p["rejected"]) for p in committee.parts)
+    assert says.count("on the committee") == seats and says.count("rejected") == sum(
+        len(p["rejected"]) for p in committee.parts
+    )
     assert f"threshold {100 * float(last['threshold']):.3g} %" in text
 
 
@@ -136,7 +171,9 @@ def test_matches_right_and_wrong(matched: Cell) -> None:
     assert often.sum() == pytest.approx(decisions, abs=0.1)
 
 
-def test_a_match_in_an_unknown_federation_is_neither_right_nor_wrong(matched: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_match_in_an_unknown_federation_is_neither_right_nor_wrong(
+    matched: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.report.mixtures._facts", lambda cell: {})
     text = inside(matched)
     assert "decisions name" not in text and "says" not in grids(text)["Peers by client and round"]
@@ -152,7 +189,9 @@ def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: Cell) -> Non
 
 
 def test_attackers_that_change_are_marked_in_their_rounds(tmp_path: Path) -> None:
-    cell = read_cells(sweep(tmp_path / "x", data=MANY, attack={"name": "ipm", "fraction": 0.25, "redraw": True}))[0]
+    cell = read_cells(
+        sweep(tmp_path / "x", data=MANY, attack={"name": "ipm", "fraction": 0.25, "redraw": True})
+    )[0]
     text = inside(cell)
     says = grids(text)["Length of the update by client and round"]["says"]
     assert "attacks in this round" in text and "▲ 0" not in text
@@ -162,7 +201,12 @@ def test_attackers_that_change_are_marked_in_their_rounds(tmp_path: Path) -> Non
 def test_nothing_for_a_run_that_recorded_nothing(single: Path) -> None:
     cell = read_cells(single)[0]
     text = inside(cell)
-    assert "▲" not in text and "Nobody was turned away." in text and "committee" not in text and "matched" not in text
+    assert (
+        "▲" not in text
+        and "Nobody was turned away." in text
+        and "committee" not in text
+        and "matched" not in text
+    )
     cell.round, cell.parts = 0, []
     assert inside(cell) == "" and inside_each([cell, cell]) == ""
 
@@ -195,7 +239,9 @@ def test_a_long_run_of_many_clients_stays_small() -> None:
     story.rejected = {(one, round): "no" for one in range(n) for round in rounds[::2]}
     assert len(timelines(story)) < 300_000
     names = [str(i) for i in range(n)]
-    assert len(Grid("m", names, names, draw.random((25, n, n)), rounds=rounds[::4], square=True).html()) < 80_000
+    assert (
+        len(Grid("m", names, names, draw.random((25, n, n)), rounds=rounds[::4], square=True).html()) < 80_000
+    )
 
 
 def test_of_many_clients_and_rounds_some_are_read(monkeypatch: pytest.MonkeyPatch, fedcap: Cell) -> None:
@@ -218,10 +264,14 @@ def test_a_sweep_has_each_run_closed_and_keeps_within_its_budget(grid: Path) -> 
 
 
 def test_scales() -> None:
-    assert Scale.over(np.array([0.2, 0.3])) == Scale(0.2, 0.3) and Scale.over(np.array([0.1, 0.4])) == Scale(0.0, 0.4)
+    assert Scale.over(np.array([0.2, 0.3])) == Scale(0.2, 0.3) and Scale.over(np.array([0.1, 0.4])) == Scale(
+        0.0, 0.4
+    )
     assert Scale.over(np.array([1.0, 1.0, 1.0, 100.0])) == Scale(1.0, 100.0, log=True)
     assert not Scale.over(np.array([0.01, 0.01, 0.01, 0.9]), share=True).log
-    assert Scale.over(np.array([np.nan])) == Scale(0.0, 1.0) and Scale.over(np.array([3.0, 3.0])) == Scale(0.0, 3.0)
+    assert Scale.over(np.array([np.nan])) == Scale(0.0, 1.0) and Scale.over(np.array([3.0, 3.0])) == Scale(
+        0.0, 3.0
+    )
     scale = Scale(0.0, 1.0)
     assert scale.levels(np.array([0.0, 0.01, 0.5, 1.0, np.nan, np.inf])).tolist() == [0, 1, 7, 12, -1, 12]
     assert scale.packed(np.array([0.0, 1.0, np.nan])) == "AA/+//"  # 0, 4094 and 4095
@@ -230,6 +280,12 @@ def test_scales() -> None:
 
 def test_another_methods_matrix_has_numbered_columns() -> None:
     story = Story([0, 1], 2, [1, 2], 2, np.zeros((2, 2), dtype=bool))
-    story.frames = {"held": [Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)]}
+    story.frames = {
+        "held": [
+            Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)
+        ]
+    }
     grid = grids(matrices(story))["Recorded: held"]
-    assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(np.ones((2, 3)), abs=1e-3)
+    assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(
+        np.ones((2, 3)), abs=1e-3
+    )

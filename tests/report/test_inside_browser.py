@@ -1,4 +1,5 @@
-"""The fields and sliders of a page, driven in a headless browser: values can be read and rounds changed without a pointer."""
+"""The fields and sliders of a page, driven in a headless browser: values can be read and rounds changed
+without a pointer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ _FIELD = "[...document.querySelectorAll('.cells')].find(one => one.querySelector
 @pytest.mark.skipif(browser.find_browser() is None, reason=browser.MISSING)
 def test_keys_read_values_and_move_the_slider(tmp_path: Path) -> None:
     data = {"clients": 5, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 30}}
-    folder = sweep(tmp_path / "x", method={"name": "fedcap", "detect": False}, data=data, attack={"name": "ipm", "fraction": 0.2})
+    folder = sweep(
+        tmp_path / "x",
+        method={"name": "fedcap", "detect": False},
+        data=data,
+        attack={"name": "ipm", "fraction": 0.2},
+    )
     run, page = read_cells(folder)[0].run, write_page(folder)
     matrix = run.table("customisation")
     bad = run.malicious()[0]
@@ -30,10 +36,14 @@ def test_keys_read_values_and_move_the_slider(tmp_path: Path) -> None:
         shown.press("ArrowRight")
         value = matrix.query(f"round == 3 and client == {bad} and other == {first}")["value"].item()
         where, said = shown.run("tip.innerText").split("\n")
-        assert where == f"client ▲ {bad}, model of {first}" and float(said.removesuffix(" %")) == pytest.approx(100 * value, abs=0.1)
+        assert where == f"client ▲ {bad}, model of {first}" and float(
+            said.removesuffix(" %")
+        ) == pytest.approx(100 * value, abs=0.1)
         for round in (3, 2):
             assert shown.run(f"{_FIELD}.querySelector('output').textContent") == str(round)
-            texts = shown.run(f"[...{_FIELD}.querySelectorAll('.counts text')].map(one => Number(one.textContent))")
+            texts = shown.run(
+                f"[...{_FIELD}.querySelectorAll('.counts text')].map(one => Number(one.textContent))"
+            )
             assert texts == pytest.approx([100 * v for v in _in_order(matrix, round, bad)], abs=0.6)
             shown.run(f"{_FIELD}.querySelector('input').focus()")
             shown.press("ArrowLeft")

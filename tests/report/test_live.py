@@ -46,7 +46,9 @@ def served(folder: Path, noted: Callable[[str], None] = lambda words: None) -> I
             thread.join()
 
 
-def ask(server: Server, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[int, str, http.client.HTTPMessage]:
+def ask(
+    server: Server, path: str = "/", method: str = "GET", host: str | None = None
+) -> tuple[int, str, http.client.HTTPMessage]:
     link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     try:
         link.request(method, path, headers={} if host is None else {"Host": host})
@@ -82,10 +84,16 @@ def test_from_waiting_to_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder.mkdir()
     with served(folder, lambda words: told.set()) as server:
         assert server.server_address[0] == "127.0.0.1"
-        assert state(server)["words"] == "waiting for a run to begin" and "Waiting for a run to begin" in ask(server)[1]
+        assert (
+            state(server)["words"] == "waiting for a run to begin"
+            and "Waiting for a run to begin" in ask(server)[1]
+        )
         with killed_after(0, monkeypatch):
             sweep(folder)
-        assert state(server)["words"] == "waiting for the first round" and "Waiting for the first round" in ask(server)[1]
+        assert (
+            state(server)["words"] == "waiting for the first round"
+            and "Waiting for the first round" in ask(server)[1]
+        )
         with killed_after(2, monkeypatch):
             resume(folder)
         now = state(server)
@@ -94,12 +102,18 @@ def test_from_waiting_to_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert "1 of the runs has not finished" in first and f'"version": "{now["version"]}"' in first
         resume(folder)
         then = state(server)
-        assert then["version"] != now["version"] and (then["words"], then["finished"], then["age"]) == ("finished", True, None)
+        assert then["version"] != now["version"] and (then["words"], then["finished"], then["age"]) == (
+            "finished",
+            True,
+            None,
+        )
         assert "not finished" not in ask(server)[1]
         assert told.wait(120)
 
 
-def test_a_page_is_rendered_again_only_when_something_changed(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_rendered_again_only_when_something_changed(
+    single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, plain = [], live.render
     monkeypatch.setattr(live, "render", lambda cells, **given: count.append(1) or plain(cells, **given))
     with served(single) as server:
@@ -114,7 +128,11 @@ def test_a_page_that_cannot_be_drawn_goes_on_asking(single: Path, monkeypatch: p
     monkeypatch.setattr(live, "render", broken)
     with served(single) as server:
         status, text, _ = ask(server)
-    assert status == 200 and "This cannot be drawn now: FileNotFoundError: parts/&lt;b&gt;" in text and 'fetch("/state"' in text
+    assert (
+        status == 200
+        and "This cannot be drawn now: FileNotFoundError: parts/&lt;b&gt;" in text
+        and 'fetch("/state"' in text
+    )
 
 
 def test_the_page_may_ask_its_own_server_and_nobody_else(single: Path) -> None:
@@ -122,12 +140,24 @@ def test_the_page_may_ask_its_own_server_and_nobody_else(single: Path) -> None:
         _, text, headers = ask(server)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     for rules in (policy, headers["Content-Security-Policy"]):
-        assert rules.startswith("default-src 'none'") and re.findall(r"connect-src ([^;]*)", rules) == ["'self'"]
-    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
-    assert text.count('fetch("/state" + HERE') == 1 and not re.search(r"https?:|@import", text) and text.rstrip().endswith("</html>")
+        assert rules.startswith("default-src 'none'") and re.findall(r"connect-src ([^;]*)", rules) == [
+            "'self'"
+        ]
+    assert (
+        "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        and headers["Cache-Control"] == "no-store"
+    )
+    assert (
+        text.count('fetch("/state" + HERE') == 1
+        and not re.search(r"https?:|@import", text)
+        and text.rstrip().endswith("</html>")
+    )
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "127.0.0.1:{port}.evil.example", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "127.0.0.1:{port}.evil.example", ""],
+)
 def test_other_names_are_refused(single: Path, host: str) -> None:
     """A name that somebody else resolves to this machine (DNS rebinding) gets nothing."""
     with served(single) as server:
@@ -139,7 +169,9 @@ def test_other_names_are_refused(single: Path, host: str) -> None:
 def test_two_paths_and_one_method(single: Path) -> None:
     with served(single) as server:
         assert ask(server, host=f"localhost:{server.port}")[0] == 200
-        assert [ask(server, path)[0] for path in ("/manifest.json", "/../", "/?x", "/state/", "/%2e%2e/")] == [404] * 5
+        assert [
+            ask(server, path)[0] for path in ("/manifest.json", "/../", "/?x", "/state/", "/%2e%2e/")
+        ] == [404] * 5
         for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
             status, text, headers = ask(server, method=method)
             assert status == 405 and headers["Allow"] == "GET" and "fedavg" not in text
@@ -150,14 +182,27 @@ def test_of_many_runs_each_has_a_page(grid: Path, monkeypatch: pytest.MonkeyPatc
     with served(grid) as server:
         links = re.findall(r'href="(/runs/[^"]*)"', ask(server)[1])
         runs = sorted(file.parent.name for file in grid.glob("*/manifest.json"))
-        assert [unquote(link) for link in links] == [f"/runs/{name}.html" for name in runs] and len(links) == 6
+        assert [unquote(link) for link in links] == [f"/runs/{name}.html" for name in runs] and len(
+            links
+        ) == 6
         status, text, _ = ask(server, links[2])
-        assert status == 200 and "previous run" in text and 'href="/">all 6 runs' in text and text.count("<h1>") == 1
+        assert (
+            status == 200
+            and "previous run" in text
+            and 'href="/">all 6 runs' in text
+            and text.count("<h1>") == 1
+        )
         ways = re.findall(r'<nav class="back".*?</nav>', text)[0]
         assert links[1].removeprefix("/runs/") in ways and links[3].removeprefix("/runs/") in ways
         status, now, _ = ask(server, f"/state{links[2]}")
         assert status == 200 and json.loads(now)["finished"] and json.loads(now)["version"] in text
-        for path in ("/runs/", "/runs/none.html", "/runs/../sweep.json", f"/runs/..%2f{grid.name}.html", "/runs//etc/passwd.html"):
+        for path in (
+            "/runs/",
+            "/runs/none.html",
+            "/runs/../sweep.json",
+            f"/runs/..%2f{grid.name}.html",
+            "/runs//etc/passwd.html",
+        ):
             assert ask(server, path)[0] == 404
 
 
@@ -167,7 +212,9 @@ def test_of_a_sweep_all_cells_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sweep(folder, sweep={"method.name": ["fedavg", "local"]})
     lookout = Lookout(folder)
     first = lookout.look()
-    assert (first.cells, first.done, first.rounds) == (2, 0, 6) and first.words.endswith("of 6 rounds, 0 of 2 runs done")
+    assert (first.cells, first.done, first.rounds) == (2, 0, 6) and first.words.endswith(
+        "of 6 rounds, 0 of 2 runs done"
+    )
     write_failure(folder / "001-local", 3, ValueError("no"))
     then = lookout.look()
     assert (then.done, then.failed) == (1, 1) and then.version != first.version
@@ -180,7 +227,12 @@ def test_refusals(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         Server(tmp_path / "nowhere")
     with Server(single) as taken, pytest.raises(ConfigError, match="in use by another program"):
         Server(single, taken.port)
-    for args in (["--port", "0"], ["--live", "--markdown"], ["--live", "--out", "x.html"], ["--live", "--port", "70000"]):
+    for args in (
+        ["--port", "0"],
+        ["--live", "--markdown"],
+        ["--live", "--out", "x.html"],
+        ["--live", "--port", "70000"],
+    ):
         with pytest.raises(SystemExit) as left:
             main(["report", str(single), *args])
         assert left.value.code == 2 and capsys.readouterr().err.startswith("error: ")

@@ -11,7 +11,16 @@ from urllib.parse import unquote
 import pytest
 
 from holdfast.cli import main
-from holdfast.report.charts import Series, curves, line_class, nice_ticks, round_ticks, shorten, spread_out, thin_out
+from holdfast.report.charts import (
+    Series,
+    curves,
+    line_class,
+    nice_ticks,
+    round_ticks,
+    shorten,
+    spread_out,
+    thin_out,
+)
 from holdfast.report.page import render, write_page
 from holdfast.report.read_runs import Dot, read_cells
 from holdfast.report.rounds import thinned
@@ -34,7 +43,9 @@ class Balanced(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")
+        ]
         if tag != "meta":
             self.open.append(tag)
 
@@ -68,7 +79,11 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
 def test_it_shows_the_metrics_that_were_asked_for(single: Path, tmp_path: Path) -> None:
     text = render(read_cells(sweep(tmp_path / "s", evaluate={"metrics": ["balanced_accuracy", "auc"]})))
     Balanced(text)
-    assert 'data-chart="balanced_accuracy/0"' in text and 'data-chart="auc/0"' in text and 'data-chart="macro_f1' not in text
+    assert (
+        'data-chart="balanced_accuracy/0"' in text
+        and 'data-chart="auc/0"' in text
+        and 'data-chart="macro_f1' not in text
+    )
     for clip in re.findall(r"url\(#([^)]*)\)", text):
         assert " " not in clip and f'id="{clip}"' in text
     assert "AUC</th>" in text and "auc/worst10" in text and '"auc/0":[{' in text
@@ -116,10 +131,15 @@ def test_data_that_is_gone_is_no_disaster(single: Path, monkeypatch: pytest.Monk
     assert "The data is not at hand: no folder" in render(read_cells(single))
 
 
-def test_the_command_writes_where_it_is_told(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_where_it_is_told(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["report", str(single), "--out", str(tmp_path / "x.html")])
-    assert capsys.readouterr().out.strip() == str(tmp_path / "x.html") and (tmp_path / "x.html").stat().st_size > 10_000
+    assert (
+        capsys.readouterr().out.strip() == str(tmp_path / "x.html")
+        and (tmp_path / "x.html").stat().st_size > 10_000
+    )
     with pytest.raises(SystemExit):
         main(["report", str(single), "--markdown"])
     assert capsys.readouterr().out.startswith("|  | accuracy |")
@@ -139,13 +159,21 @@ def test_ticks_enclose_and_are_round() -> None:
     assert nice_ticks(0.713, 0.98) == pytest.approx([0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
     assert nice_ticks(0, 2.3)[0] == 0 and nice_ticks(0, 2.3)[-1] >= 2.3
     assert nice_ticks(1.0, 1.0)[0] < 1 < nice_ticks(1.0, 1.0)[-1]
-    assert round_ticks(1, 30) == [1, 5, 10, 15, 20, 25, 30] and round_ticks(1, 1) == [1] and round_ticks(1, 2) == [1, 2]
+    assert (
+        round_ticks(1, 30) == [1, 5, 10, 15, 20, 25, 30]
+        and round_ticks(1, 1) == [1]
+        and round_ticks(1, 2) == [1, 2]
+    )
 
 
 def test_labels_do_not_overlap() -> None:
     placed = spread_out([50, 51, 52, 10], 14, 0, 100)
     ordered = sorted(placed)
-    assert all(b - a >= 14 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False)) and 0 <= ordered[0] and ordered[-1] <= 100
+    assert (
+        all(b - a >= 14 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False))
+        and 0 <= ordered[0]
+        and ordered[-1] <= 100
+    )
     assert [placed.index(p) for p in ordered] == [3, 0, 1, 2]
 
 
@@ -178,7 +206,9 @@ def test_many_runs_have_a_page_each(grid: Path, tmp_path: Path, monkeypatch: pyt
         own = tmp_path / unquote(link)
         text = own.read_text()
         back = [link for link in Balanced(text).links if not link.startswith("#")]
-        assert (own.parent / unquote(back[0])).resolve() == page.resolve() and len(back) == (2 if place in (0, 5) else 3)
+        assert (own.parent / unquote(back[0])).resolve() == page.resolve() and len(back) == (
+            2 if place in (0, 5) else 3
+        )
         assert all((own.parent / unquote(other)).exists() for other in back)
     assert "ditto seed=1 on digits" in text and "holdfast run config.toml" in text
     assert write_page(grid, tmp_path / "one.html", alone=True).exists() and not (tmp_path / "one").exists()
@@ -186,17 +216,24 @@ def test_many_runs_have_a_page_each(grid: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_values_beyond_all_bounds_stay_numbers_that_a_browser_reads() -> None:
     points = [(r, v, v, v) for r, v in ((1, 1.0), (2, 1e50), (3, 1.1))]
-    numbers = re.findall(r"-?\d[\d.]*", re.findall(r' d="(M[^"]*L[^"]*)"', curves([Series("a", points)], "Loss", False))[0])
+    numbers = re.findall(
+        r"-?\d[\d.]*", re.findall(r' d="(M[^"]*L[^"]*)"', curves([Series("a", points)], "Loss", False))[0]
+    )
     assert all(abs(float(number)) < 2000 for number in numbers)
 
 
 def test_long_curves_are_thinned_from_their_end() -> None:
     points = [(r, 0.5, 0.5, 0.5) for r in range(1, 1002)]
-    assert thinned(points, 400)[-1][0] == 1001 and len(thinned(points, 400)) == 334 and thinned(points[:9], 400) == points[:9]
+    assert (
+        thinned(points, 400)[-1][0] == 1001
+        and len(thinned(points, 400)) == 334
+        and thinned(points[:9], 400) == points[:9]
+    )
 
 
 def test_attackers_among_the_clients_are_marked(tmp_path: Path) -> None:
-    """Neither the mean nor the worst tenth counts them, so a dot far below both must not look like a client that is served badly."""
+    """Neither the mean nor the worst tenth counts them, so a dot far below both must not look like a client
+    that is served badly."""
     out = sweep(tmp_path / "s", attack={"name": "label-flip", "clients": [1, 3]})
     text = render(read_cells(out))
     foes = re.findall(r'class="client foe"[^>]*><title>attacker, client (\d+), seed 0', text)
@@ -204,16 +241,23 @@ def test_attackers_among_the_clients_are_marked(tmp_path: Path) -> None:
     assert "A hollow triangle is an attacker; both marks leave it out." in text
 
 
-def test_what_cannot_be_read_or_written_is_one_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_or_written_is_one_line(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(single, tmp_path / "s")
     result = next((tmp_path / "s").rglob("result.json"))
     result.write_text('{"final": {}}')
     many = sweep(tmp_path / "many", train={"rounds": 1, "local_epochs": 1}, sweep={"seed": list(range(13))})
     (tmp_path / "taken").touch()
-    for words in (["report", str(tmp_path / "s")], ["report", str(many), "--out", str(tmp_path / "taken" / "x.html")]):
+    for words in (
+        ["report", str(tmp_path / "s")],
+        ["report", str(many), "--out", str(tmp_path / "taken" / "x.html")],
+    ):
         with pytest.raises(SystemExit) as done:
             main(words)
         assert done.value.code == 2
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"error: {result} is damaged: 'protocol' cannot be read", f"error: cannot write {tmp_path / 'taken' / 'x'}: "
-                    "Not a directory; choose another --out"]  # fmt: skip
+    assert said == [
+        f"error: {result} is damaged: 'protocol' cannot be read",
+        f"error: cannot write {tmp_path / 'taken' / 'x'}: Not a directory; choose another --out",
+    ]

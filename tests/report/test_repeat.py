@@ -39,7 +39,11 @@ def test_a_single_run(single: Path) -> None:
 
 def test_a_grid_with_an_override(grid: Path) -> None:
     text = same_runs(grid)
-    assert 'seed = [0, 1]' in text and '"method.name" = ["local", "fedavg", "ditto"]' in text and "[[sweep.override]]" in text
+    assert (
+        "seed = [0, 1]" in text
+        and '"method.name" = ["local", "fedavg", "ditto"]' in text
+        and "[[sweep.override]]" in text
+    )
 
 
 def test_other_axes(tmp_path: Path) -> None:
@@ -50,9 +54,18 @@ def test_other_axes(tmp_path: Path) -> None:
 def test_a_grid_with_and_without_an_attack(tmp_path: Path) -> None:
     """No attack is a value of the axis, and what all attacks were told is told to all of them again."""
     attack, train = {"name": "lie", "fraction": 0.5, "z": 1.0}, {"rounds": 1, "local_epochs": 1}
-    text = same_runs(sweep(tmp_path / "a", attack=attack, train=train, sweep={"attack.name": ["none", "lie", "ipm"], "seed": [0, 1]}))
+    text = same_runs(
+        sweep(
+            tmp_path / "a",
+            attack=attack,
+            train=train,
+            sweep={"attack.name": ["none", "lie", "ipm"], "seed": [0, 1]},
+        )
+    )
     assert '"attack.name" = ["none", "lie", "ipm"]' in text
-    assert "0.5" in same_runs(sweep(tmp_path / "b", attack=attack, train=train, sweep={"attack.name": ["lie", "ipm"]}))
+    assert "0.5" in same_runs(
+        sweep(tmp_path / "b", attack=attack, train=train, sweep={"attack.name": ["lie", "ipm"]})
+    )
 
 
 def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
@@ -60,13 +73,18 @@ def test_runs_that_are_no_grid_have_no_common_config(tmp_path: Path) -> None:
         sweep(tmp_path / name, train={"rounds": 1, "lr": lr, "local_epochs": epochs})
     cells = read_cells(tmp_path)
     text = config_text(cells)
-    assert text is None or sorted(map(str, made_from(text))) == sorted(str(cell.run.config.plain()) for cell in cells)
+    assert text is None or sorted(map(str, made_from(text))) == sorted(
+        str(cell.run.config.plain()) for cell in cells
+    )
 
 
 def test_the_command_names_the_workers_that_were_chosen(tmp_path: Path) -> None:
     """On plan vmap the last bits depend on them, and by default they are chosen by timing."""
     sweep(tmp_path / "s", sweep={"seed": [0, 1]}, engine={"plan": "vmap", "workers": 2})
-    assert command(read_cells(tmp_path / "s")) == "holdfast run config.toml --plan vmap --set engine.threads=1 --workers 2"
+    assert (
+        command(read_cells(tmp_path / "s"))
+        == "holdfast run config.toml --plan vmap --set engine.threads=1 --workers 2"
+    )
 
 
 def test_the_command_gives_the_same_bits(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

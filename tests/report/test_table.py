@@ -23,7 +23,7 @@ from holdfast.report.table import (
     tabulate,
     to_markdown,
     to_rich,
-)  # fmt: skip
+)
 from holdfast.results.run import name_of
 from tests.report.conftest import sweep
 
@@ -34,7 +34,9 @@ def test_seeds_are_averaged_and_their_spread_is_told(grid: Path) -> None:
     for line in lines:
         first, second = (cell.final["accuracy"] for cell in line.cells)
         assert line.mean("accuracy") == pytest.approx((first + second) / 2)
-        assert line.spread("accuracy") == pytest.approx(abs(first - second) / 2**0.5)  # n - 1 in the denominator
+        assert line.spread("accuracy") == pytest.approx(
+            abs(first - second) / 2**0.5
+        )  # n - 1 in the denominator
 
 
 def test_one_line_per_run(grid: Path) -> None:
@@ -52,7 +54,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(single: Path, tmp_path
 def test_the_best_is_marked_once_per_column(grid: Path) -> None:
     table = tabulate(by_setting(read_cells(grid)))
     accuracies = [row[1] for row in table.rows]
-    assert [entry.best for entry in accuracies] == [entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies]
+    assert [entry.best for entry in accuracies] == [
+        entry.value == max(e.value or 0 for e in accuracies) for entry in accuracies
+    ]
     assert not any(row[-1].best for row in table.rows)  # shared time ranks nobody
 
 
@@ -86,12 +90,19 @@ def test_metrics_have_columns_where_a_run_was_asked_for_them(tmp_path: Path) -> 
     more = {"evaluate.metrics": [["auc"], []]}
     table = tabulate(by_setting(read_cells(sweep(tmp_path / "s", sweep=more))))
     place = table.titles.index("AUC")
-    assert "macro-F1" not in table.titles and table.titles[place - 1 : place + 2] == ("best round", "AUC", "sent")
+    assert "macro-F1" not in table.titles and table.titles[place - 1 : place + 2] == (
+        "best round",
+        "AUC",
+        "sent",
+    )
     assert [row[place].text for row in table.rows][1] == "–" and table.rows[0][place].text.endswith(" %")
 
 
 def test_markdown_keeps_a_bar_inside_its_cell() -> None:
-    assert to_markdown(Table(("", "x"), ((Entry("a|b"), Entry("1", 1.0, True)),))).splitlines()[2] == "| a\\|b | **1** |"
+    assert (
+        to_markdown(Table(("", "x"), ((Entry("a|b"), Entry("1", 1.0, True)),))).splitlines()[2]
+        == "| a\\|b | **1** |"
+    )
 
 
 def test_amounts_as_people_read_them() -> None:
@@ -106,48 +117,69 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_keeps_the_names_and_loses_columns_that_can_be_done_without() -> None:
     titles = ("", "accuracy", "worst 10 %", "pooled", "best round", "AUC", "sent", "time", "status")
-    rows = tuple((Entry(name), *[Entry("74.2 %")] * 7, Entry("finished")) for name in ("a method of some length", "ditto"))
+    rows = tuple(
+        (Entry(name), *[Entry("74.2 %")] * 7, Entry("finished"))
+        for name in ("a method of some length", "ditto")
+    )
     table = Table(titles, rows)
     assert narrowed(table, 200) == table
     narrow = narrowed(table, 80)
-    assert narrow.titles == ("", "accuracy", "worst 10 %", "AUC", "sent", "status") and [len(row) for row in narrow.rows] == [6, 6]
+    assert narrow.titles == ("", "accuracy", "worst 10 %", "AUC", "sent", "status") and [
+        len(row) for row in narrow.rows
+    ] == [6, 6]
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(to_rich(narrowed(table, 60)))
     assert "a method of some length" in console.export_text()
 
 
 def test_what_an_attack_cost(tmp_path: Path) -> None:
-    """Against the same run without it, over the clients that are benign in the attacked one; other seeds have twins of their own."""
+    """Against the same run without it, over the clients that are benign in the attacked one; other seeds have
+    twins of their own."""
     axes = {"attack.name": ["none", "ipm"], "seed": [0, 1]}
     cells = read_cells(sweep(tmp_path / "s", sweep=axes))
     lines = by_setting(cells)
     assert [line.label for line in lines] == ["none", "ipm"] and cells[0].config["attack"] is None
     table = tabulate(lines)
     place = table.titles.index("lost")
-    assert table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"  # no trigger, and nobody who looks for attackers
+    assert (
+        table.rows[0][place].text == "–" and table.titles[place + 1] == "sent"
+    )  # no trigger, and nobody who looks for attackers
     for honest, attacked in zip(lines[0].cells, lines[1].cells, strict=True):
         (malicious,) = attacked.manifest["malicious"]
         means = []
         for cell in (honest, attacked):
             frame = cell.run.clients()
-            means.append(frame.loc[(frame.client != malicious) & (frame.samples > 0), "accuracy/global"].mean())
-        assert attacked.final["attack/lost"] == pytest.approx(means[0] - means[1]) and "attack/lost" not in honest.final
+            means.append(
+                frame.loc[(frame.client != malicious) & (frame.samples > 0), "accuracy/global"].mean()
+            )
+        assert (
+            attacked.final["attack/lost"] == pytest.approx(means[0] - means[1])
+            and "attack/lost" not in honest.final
+        )
     assert lines[1].mean("attack/lost") == table.rows[1][place].value
-    assert read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None  # alone, it has nothing to be compared with
+    assert (
+        read_cells(lines[1].cells[0].path)[0].final.get("attack/lost") is None
+    )  # alone, it has nothing to be compared with
 
 
 def test_who_lost_most_or_sent_most_is_not_the_best() -> None:
     line: Any = SimpleNamespace(spread=lambda metric: None)
     known = {column.title: column for column in (*ALWAYS, *UNDER_ATTACK, *COSTS)}
     figures = (0.1, 0.4, 0.2)
-    best = {title: [_entry(known[title], line, value, figures).best for value in figures] for title in ("accuracy", "lost", "sent")}
+    best = {
+        title: [_entry(known[title], line, value, figures).best for value in figures]
+        for title in ("accuracy", "lost", "sent")
+    }
     assert best["accuracy"] == [False, True, False] and not best["lost"][1] and not best["sent"][1]
 
 
 def test_one_experiment_is_not_several_seeds(tmp_path: Path) -> None:
-    """Without an attack its fraction means nothing, so the grid has the same run twice; the spread is over two seeds all the same."""
+    """Without an attack its fraction means nothing, so the grid has the same run twice; the spread is over
+    two seeds all the same."""
     axes = {"attack.name": ["none", "ipm"], "attack.fraction": [0.25, 0.5], "seed": [0, 1]}
-    honest, *attacked = by_setting(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
+    honest, *attacked = by_setting(
+        read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))
+    )
     assert honest.seeds == 2 and [line.seeds for line in attacked] == [2, 2]
     assert all(line.mean("attack/lost") is not None for line in attacked)
 
@@ -157,8 +189,13 @@ def test_columns_of_attacks_only_where_there_are_any(grid: Path) -> None:
 
 
 def test_matching_has_a_column_where_partners_are_known(grid: Path, tmp_path: Path) -> None:
-    pairs = {"clients": 4, "partition": {"name": "complementary-pairs", "samples_per_client": 20, "ratio": 0.8}}
-    table = tabulate(by_setting(read_cells(sweep(tmp_path / "s", data=pairs, sweep={"method.name": ["ditto", "fedcom"]}))))
+    pairs = {
+        "clients": 4,
+        "partition": {"name": "complementary-pairs", "samples_per_client": 20, "ratio": 0.8},
+    }
+    table = tabulate(
+        by_setting(read_cells(sweep(tmp_path / "s", data=pairs, sweep={"method.name": ["ditto", "fedcom"]})))
+    )
     place = table.titles.index("matched")
     assert [row[place].text for row in table.rows][0] == "–" and table.rows[1][place].text.endswith(" %")
     assert "matched" not in tabulate(by_setting(read_cells(grid))).titles
@@ -168,4 +205,6 @@ def test_titles_are_words_and_no_markup() -> None:
     """They may be somebody's settings."""
     console = Console(width=80, file=io.StringIO())
     console.print(to_rich(Table(("[/x]", "[bold]"), ((Entry("[/y]"), Entry("1")),)), "of [/z]"))
-    assert isinstance(console.file, io.StringIO) and all(word in console.file.getvalue() for word in ("[/x]", "[bold]", "[/y]", "of [/z]"))
+    assert isinstance(console.file, io.StringIO) and all(
+        word in console.file.getvalue() for word in ("[/x]", "[bold]", "[/y]", "of [/z]")
+    )

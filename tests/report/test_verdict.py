@@ -21,7 +21,9 @@ def unfinished(run: Path) -> None:
 
 
 def test_a_run_under_attack_without_its_honest_twin(tmp_path: Path) -> None:
-    said = verdict(by_setting(read_cells(sweep(tmp_path / "s", attack={"name": "sign-flip", "fraction": 0.25}))))[1]
+    said = verdict(
+        by_setting(read_cells(sweep(tmp_path / "s", attack={"name": "sign-flip", "fraction": 0.25})))
+    )[1]
     assert "of a benign client's test samples right under attack." in said
 
 
@@ -29,8 +31,12 @@ def test_a_run_that_goes_on_is_no_result_yet(single: Path, tmp_path: Path) -> No
     shutil.copytree(single, tmp_path / "run")
     unfinished(next((tmp_path / "run").rglob("result.json")).parent)
     text = render(read_cells(tmp_path / "run"))
-    assert "It has played 2 of 3 rounds.</p>" in text and "the headline is round 2 of 3, the last so far" in text
-    assert "It has played" not in render(read_cells(single)) and "the headline is the last round (3)" in render(read_cells(single))
+    assert (
+        "It has played 2 of 3 rounds.</p>" in text and "the headline is round 2 of 3, the last so far" in text
+    )
+    assert "It has played" not in render(
+        read_cells(single)
+    ) and "the headline is the last round (3)" in render(read_cells(single))
 
 
 def test_runs_that_diverged_failed_or_go_on_are_in_the_sentence(grid: Path, tmp_path: Path) -> None:
@@ -41,7 +47,9 @@ def test_runs_that_diverged_failed_or_go_on_are_in_the_sentence(grid: Path, tmp_
     unfinished(second)
     (third / "result.json").unlink()
     (third / "failure.json").write_text(json.dumps({"round": 2, "reason": "no memory"}))
-    assert verdict(by_setting(read_cells(tmp_path / "s")))[1].endswith(" Of 6 runs 1 is not finished, 1 diverged, 1 failed.")
+    assert verdict(by_setting(read_cells(tmp_path / "s")))[1].endswith(
+        " Of 6 runs 1 is not finished, 1 diverged, 1 failed."
+    )
     shutil.rmtree(third)
     assert "<b>1 to 2 seeds each</b>" in facts(by_setting(read_cells(tmp_path / "s")))
 
@@ -53,5 +61,7 @@ def test_a_last_step_after_the_rounds_is_not_called_a_round(tmp_path: Path) -> N
 
 def test_only_those_on_the_same_data_are_compared(tmp_path: Path) -> None:
     axes = {"data.partition.beta": [0.1, 5.0]}
-    name, said = verdict(by_setting(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes))))
+    name, said = verdict(
+        by_setting(read_cells(sweep(tmp_path / "s", train={"rounds": 1, "local_epochs": 1}, sweep=axes)))
+    )
     assert name.startswith("beta=") and "points more" not in said

@@ -13,14 +13,21 @@ from holdfast.reproduction.claims import examine
 from holdfast.reproduction.study import Claim, Metric, make
 from holdfast.reproduction.values import Value, Values, _derive, _read, _subtract, place, printed
 
-FIGURES = {("none", "Mean"): (80.0, 82.0), ("none", "Ditto"): (85.0, 87.0), ("IPM", "Mean"): (10.0,), ("IPM", "Ditto"): (9.0,)}
+FIGURES = {
+    ("none", "Mean"): (80.0, 82.0),
+    ("none", "Ditto"): (85.0, 87.0),
+    ("IPM", "Mean"): (10.0,),
+    ("IPM", "Ditto"): (9.0,),
+}
 
 
 @pytest.fixture
 def values(small: dict[str, Any]) -> Values:
     study = make(small)
     out = Values(study, {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]})
-    out.by_place = {place("TAcc(%)", {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in FIGURES.items()}
+    out.by_place = {
+        place("TAcc(%)", {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in FIGURES.items()
+    }
     return out
 
 
@@ -31,7 +38,11 @@ def values(small: dict[str, Any]) -> Values:
         ({"check": "best", "axis": "method", "label": "Ditto", "by": 1.0}, 2, ()),
         ({"check": "best", "axis": "method", "label": "Ditto", "where": {"attack": "IPM"}}, 0, ("IPM",)),
         ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.0}, 1, ("IPM",)),
-        ({"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.5}, 0, ("none", "IPM")),
+        (
+            {"check": "beats", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 5.5},
+            0,
+            ("none", "IPM"),
+        ),
         ({"check": "within", "axis": "method", "label": "Ditto", "over": ["Mean"], "by": 1.0}, 2, ()),
         ({"check": "within", "axis": "method", "over": ["Mean"], "by": 1.0}, 2, ()),
         ({"check": "within", "axis": "attack", "over": ["none"], "by": 71.0}, 1, ("Ditto",)),
@@ -70,7 +81,10 @@ def three(values: Values, small: dict[str, Any]) -> Values:
         ({"check": "worst", "label": "Ditto"}, False),
         ({"check": "beats", "label": "Ditto", "over": ["Mean"], "factor": 2.5}, True),
         ({"check": "beats", "label": "Ditto", "over": ["Mean"], "factor": 2.6}, False),
-        ({"check": "beats", "label": "Ditto", "over": ["Mean", "Third"], "factor": 2.0}, False),  # better than each, but 1.7 times one
+        (
+            {"check": "beats", "label": "Ditto", "over": ["Mean", "Third"], "factor": 2.0},
+            False,
+        ),  # better than each, but 1.7 times one
         ({"check": "within", "label": "Mean", "over": ["Ditto"], "factor": 2.5}, True),
         ({"check": "within", "label": "Mean", "over": ["Ditto"], "factor": 2.4}, False),
     ],
@@ -79,7 +93,9 @@ def test_claims_of_three_by_hand(three: Values, claim: dict[str, Any], holds: bo
     assert examine(Claim(says="x", axis="method", **claim), three).holds is holds
 
 
-@pytest.mark.parametrize(("ours", "holds"), [(44.0, False), (45.0, True), (50.0, True), (55.0, True), (56.0, False)])
+@pytest.mark.parametrize(
+    ("ours", "holds"), [(44.0, False), (45.0, True), (50.0, True), (55.0, True), (56.0, False)]
+)
 def test_within_the_printed_value_is_neither_below_nor_above(three: Values, ours: float, holds: bool) -> None:
     said = Values(three.study, three.labels, dict(three.by_place))
     three.by_place = {place("TAcc(%)", {"attack": "IPM", "method": "Ditto"}): Value((ours,))}
@@ -101,7 +117,10 @@ def test_what_cannot_be_looked_at_is_not_judged(values: Values) -> None:
     assert examine(claim, values).words == "holds" and examine(claim, values).cases == 1
     values.by_place = {}
     assert examine(claim, values).holds is None and examine(claim, values).words == "not tested"
-    values.by_place = {place("TAcc(%)", {"attack": "none", "method": m}): Value((v,)) for m, v in (("Mean", math.nan), ("Ditto", 1.0))}
+    values.by_place = {
+        place("TAcc(%)", {"attack": "none", "method": m}): Value((v,))
+        for m, v in (("Mean", math.nan), ("Ditto", 1.0))
+    }
     assert examine(claim, values).cases == 0
 
 
@@ -121,7 +140,10 @@ def test_differences_ranks_and_means(values: Values, small: dict[str, Any]) -> N
     _derive(values)
     assert values.mean("cost", {"attack": "IPM", "method": "Ditto"}) == 9 - 86
     assert values.get("cost", {"attack": "none", "method": "Mean"}) == Value((0.0, 0.0))
-    assert [values.mean("rank", {"method": method}) for method in ("Mean", "Ditto")] == [1.5, 1.5]  # 2 and 1, 1 and 2
+    assert [values.mean("rank", {"method": method}) for method in ("Mean", "Ditto")] == [
+        1.5,
+        1.5,
+    ]  # 2 and 1, 1 and 2
     assert values.mean("average", {"method": "Mean"}) == 45.5
     assert values.mean("all", {"method": "Mean"}) == (1.5 + 45.5) / 2
     assert values.axes_of("all") == ["method"] and len(list(values.places("all"))) == 2
@@ -132,24 +154,43 @@ def test_what_is_no_number_flatters_nobody(values: Values, small: dict[str, Any]
     small["metrics"]["average"] = {"figure": "accuracy", "mean": ["attack"]}
     small["claims"][0]["metric"] = "TAcc(%)"
     values.study = make(small)
-    figures = {("none", "Mean"): (math.inf, -math.inf), ("none", "Ditto"): (1.0, 2.0), ("IPM", "Ditto"): (3.0, 4.0)}
+    figures = {
+        ("none", "Mean"): (math.inf, -math.inf),
+        ("none", "Ditto"): (1.0, 2.0),
+        ("IPM", "Ditto"): (3.0, 4.0),
+    }
     for name in ("TAcc(%)", "average"):
-        values.by_place |= {place(name, {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in figures.items()}
+        values.by_place |= {
+            place(name, {"attack": a, "method": m}): Value(seeds) for (a, m), seeds in figures.items()
+        }
     broken = Value((math.inf, -math.inf))
     assert math.isnan(broken.mean) and broken.spread is None  # and no exception of the statistics module
     for diverged in (math.nan, math.inf):
         some = Value((80.0, diverged, 82.0))
-        assert math.isnan(some.mean) and some.spread is None, "the seeds that did not diverge are not the method"
+        assert math.isnan(some.mean) and some.spread is None, (
+            "the seeds that did not diverge are not the method"
+        )
     del values.by_place[place("TAcc(%)", {"attack": "IPM", "method": "Mean"})]
     _derive(values)
-    assert [values.mean("TAcc(%)", {"attack": "none", "method": m}) for m in ("Mean", "Ditto")] == [2, 1]  # not first, not both first
-    assert values.mean("average", {"method": "Mean"}) is None and values.mean("average", {"method": "Ditto"}) == 2.5
+    assert [values.mean("TAcc(%)", {"attack": "none", "method": m}) for m in ("Mean", "Ditto")] == [
+        2,
+        1,
+    ]  # not first, not both first
+    assert (
+        values.mean("average", {"method": "Mean"}) is None
+        and values.mean("average", {"method": "Ditto"}) == 2.5
+    )
     short = values.get("average", {"method": "Mean"})
     assert short is not None and short.note == "mean of 1 cells, others of 2"
 
 
 def test_a_printed_loss_has_the_sign_of_ours(values: Values, small: dict[str, Any]) -> None:
-    small["metrics"]["lost"] = {"figure": "accuracy", "times": -100, "minus": {"attack": "none"}, "better": "less"}
+    small["metrics"]["lost"] = {
+        "figure": "accuracy",
+        "times": -100,
+        "minus": {"attack": "none"},
+        "better": "less",
+    }
     small["claims"][0]["metric"] = "TAcc(%)"
     values.study = make(small)
     _subtract(values)
@@ -161,15 +202,30 @@ def test_equals_share_the_better_rank(values: Values, small: dict[str, Any]) -> 
     small["metrics"]["TAcc(%)"]["rank"] = "method"
     values.study = make(small)
     figures = {"Mean": 5.0, "Ditto": 5.0, "Third": 1.0}
-    values.by_place = {place("TAcc(%)", {"attack": "IPM", "method": m}): Value((v,)) for m, v in figures.items()}
+    values.by_place = {
+        place("TAcc(%)", {"attack": "IPM", "method": m}): Value((v,)) for m, v in figures.items()
+    }
     _derive(values)
-    assert [values.mean("TAcc(%)", {"attack": "IPM", "method": m}) for m in ("Mean", "Ditto", "Third")] == [1, 1, 3]
+    assert [values.mean("TAcc(%)", {"attack": "IPM", "method": m}) for m in ("Mean", "Ditto", "Third")] == [
+        1,
+        1,
+        3,
+    ]
 
 
 def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
-    small |= {"printed": "III", "print": {"dataset": "EMNIST", "setting": "attack={attack}, malicious=0.3", "method": "FedCAP"}}
-    small["axes"] = {"attack": {"SF": {"attack.name": "sign-flip"}}, "method": {"Mean": {"method.name": "fedavg"}, "Ditto": {}}}
-    small["metrics"] = {"DAcc(%)": {"figure": "detection/dacc", "times": 100}, "accuracy": {"figure": "accuracy", "printed": "TAcc(%)"}}
+    small |= {
+        "printed": "III",
+        "print": {"dataset": "EMNIST", "setting": "attack={attack}, malicious=0.3", "method": "FedCAP"},
+    }
+    small["axes"] = {
+        "attack": {"SF": {"attack.name": "sign-flip"}},
+        "method": {"Mean": {"method.name": "fedavg"}, "Ditto": {}},
+    }
+    small["metrics"] = {
+        "DAcc(%)": {"figure": "detection/dacc", "times": 100},
+        "accuracy": {"figure": "accuracy", "printed": "TAcc(%)"},
+    }
     small |= {"scale": {"quick": {}, "smoke": {}}, "claims": []}
     found = printed(make(small), {"attack": ["SF"], "method": ["Mean"], "variant": ["card", "authors"]})
     value = found.get("DAcc(%)", {"attack": "SF", "method": "Mean"})
@@ -179,6 +235,11 @@ def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
 
 def test_what_a_round_takes_is_told_by_the_rounds_that_were_played() -> None:
     """12 seconds in three rounds and a tuning at the end, which is one more: 3 seconds each."""
-    run: Any = SimpleNamespace(final={"seconds/client": 12.0}, round=4, config=make_config({"train": {"rounds": 3}}))
+    run: Any = SimpleNamespace(
+        final={"seconds/client": 12.0}, round=4, config=make_config({"train": {"rounds": 3}})
+    )
     figure = {"figure": "seconds/client", "times": 10}
-    assert [_read(Metric(**figure, per_round=per_round), run, {}) for per_round in (False, True)] == [120.0, 30.0]
+    assert [_read(Metric(**figure, per_round=per_round), run, {}) for per_round in (False, True)] == [
+        120.0,
+        30.0,
+    ]

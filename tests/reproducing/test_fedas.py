@@ -1,4 +1,5 @@
-"""FedAS: a table played for seconds, under one evaluation and under the authors', and what is read off a run."""
+"""FedAS: a table played for seconds, under one evaluation and under the authors', and what is read off a
+run."""
 
 from __future__ import annotations
 
@@ -20,15 +21,29 @@ from holdfast.reproduction.study import find
 def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quick_disk: None) -> None:
     wanted = Wanted(scale="smoke", variant="both", only=("method=FedAvg-P,FedPer,FedAS",))
     outcome = reproduce(find("fedas", "table-3")[0], wanted, tmp_path / "out")
-    assert len(outcome.grid.cells) == 2 * 3 * 2 and outcome.missing == 0 and "digits" in outcome.grid.substitutes[0]
-    assert len(outcome.ours.by_place) == 12 and all(0 < found.mean <= 100 for found in outcome.ours.by_place.values())
+    assert (
+        len(outcome.grid.cells) == 2 * 3 * 2
+        and outcome.missing == 0
+        and "digits" in outcome.grid.substitutes[0]
+    )
+    assert len(outcome.ours.by_place) == 12 and all(
+        0 < found.mean <= 100 for found in outcome.ours.by_place.values()
+    )
     assert len(outcome.printed.by_place) == 6  # a variant is no axis of the paper
 
-    told = {(cell.at["method"], cell.at["variant"]): cell.config.evaluate.unselected for cell in outcome.grid.cells}
-    assert {pair for pair, unselected in told.items() if unselected == "deliver"} == {("FedAvg-P", "authors"), ("FedPer", "authors")}
+    told = {
+        (cell.at["method"], cell.at["variant"]): cell.config.evaluate.unselected
+        for cell in outcome.grid.cells
+    }
+    assert {pair for pair, unselected in told.items() if unselected == "deliver"} == {
+        ("FedAvg-P", "authors"),
+        ("FedPer", "authors"),
+    }
 
     def value(method: str, share: str, variant: str) -> float | None:
-        return outcome.ours.mean("best top-1 accuracy(%)", {"beta": "0.1", "P": share, "method": method, "variant": variant})
+        return outcome.ours.mean(
+            "best top-1 accuracy(%)", {"beta": "0.1", "P": share, "method": method, "variant": variant}
+        )
 
     for method in ("FedAvg-P", "FedPer"):
         assert value(method, "1", "card") == value(method, "1", "authors")  # nobody is outside the cohort
@@ -45,7 +60,8 @@ def alpha(*rows: tuple[int, int, float]) -> pd.DataFrame:
 
 
 def test_weights_are_compared_in_rounds_that_have_both_kinds() -> None:
-    """Client 2 is there in one of three rounds: 0.2 against the mean of 0.3 and 0.5. Rounds 1 and 3 do not count."""
+    """Client 2 is there in one of three rounds: 0.2 against the mean of 0.3 and 0.5. Rounds 1 and 3 do not
+    count."""
     frame = alpha((1, 0, 0.9), (1, 1, 0.1), (2, 0, 0.3), (2, 1, 0.5), (2, 2, 0.2), (3, 0, 0.5), (3, 1, 0.5))
     assert weights_by_presence(frame) == pytest.approx((0.4, 0.2))
     run: Any = SimpleNamespace(table=lambda name: {"alpha": frame}[name])
@@ -55,9 +71,16 @@ def test_weights_are_compared_in_rounds_that_have_both_kinds() -> None:
 
 def test_figures_over_rounds_and_traces() -> None:
     fim = alpha((1, 0, 2.0), (1, 1, 4.0), (2, 0, 9.0), (3, 0, 3.0), (3, 1, 9.0))
-    run: Any = SimpleNamespace(metrics=pd.DataFrame({"accuracy/pooled": [0.2, None, 0.6, 0.4]}), table=lambda name: {"fim": fim}[name])
+    run: Any = SimpleNamespace(
+        metrics=pd.DataFrame({"accuracy/pooled": [0.2, None, 0.6, 0.4]}),
+        table=lambda name: {"fim": fim}[name],
+    )
     assert measured("pooled/best")(run) == 0.6 and measured("pooled/over-rounds")(run) == pytest.approx(0.4)
-    assert measured("fim/first")(run) == 3 and measured("fim/last")(run) == 6 and measured("fim/growth")(run) == 2
+    assert (
+        measured("fim/first")(run) == 3
+        and measured("fim/last")(run) == 6
+        and measured("fim/growth")(run) == 2
+    )
 
 
 def test_accuracies_of_clients_pooled() -> None:
@@ -69,9 +92,13 @@ def test_replaced_parameters_are_read_off_a_run(tmp_path: Path, quick_disk: None
     outcome = reproduce(find("fedas", "fig-3")[0], Wanted(scale="smoke"), tmp_path / "out")
     shown = {metric: outcome.ours.mean(metric, {"method": "FedAS"}) for metric in outcome.study.metrics}
     before, lost = shown["as trained(%)"], shown["lost by FIM (points)"]
-    assert before is not None and lost is not None and shown["top 5 % by FIM(%)"] == pytest.approx(before - lost)
+    assert (
+        before is not None and lost is not None and shown["top 5 % by FIM(%)"] == pytest.approx(before - lost)
+    )
     assert all(ours.cases == 1 for ours, _ in outcome.findings)
     page = write_reproduction(outcome).read_text()
     drawn = page.partition("<h2>fim over the rounds</h2>")[2].partition("<h2>")[0]
     first = shown["t-FIM, first round"]
-    assert first is not None and "<svg" in drawn and "benign" in drawn  # the median over the clients, here all benign
+    assert (
+        first is not None and "<svg" in drawn and "benign" in drawn
+    )  # the median over the clients, here all benign

@@ -37,7 +37,8 @@ def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
 
 
 def test_table_4_scores_rows_without_personal_training_by_the_customised_model_alone(tmp_path: Path) -> None:
-    """As the released code does; how far such a row would be with the locally trained model stands beside it."""
+    """As the released code does; how far such a row would be with the locally trained model stands beside
+    it."""
     wanted = Wanted(scale="smoke", changes=ENGINE, only=("attack=IPM",))
     outcome = reproduce(read("fedcap/table-4"), wanted, tmp_path / "out")
     told = (write_reproduction(outcome).parent / "table.md").read_text()
@@ -55,14 +56,26 @@ def test_table_4_scores_rows_without_personal_training_by_the_customised_model_a
 
 @pytest.mark.parametrize("key", [key for key in keys() if key.startswith("fedcap/")])
 def test_what_each_table_scores(key: str) -> None:
-    """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after its training, and Table IV's
-    rows without personal training. Beside the mean over clients, tables with clients of unequal sizes have the pooled figure."""
+    """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after
+    its training, and Table IV's rows without personal training. Beside the mean over clients, tables with
+    clients of unequal sizes have the pooled figure."""
     study = read(key)
     figures = {name: metric.figure for name, metric in study.metrics.items()}
-    assert "accuracy/better_of" not in figures.values() and figures.get("TAcc(%)", "accuracy/tacc") == "accuracy/tacc"
-    other = {label: one.figure for one in study.metrics["TAcc(%)"].override for label in one.when["method"]} if "TAcc(%)" in figures else {}
+    assert (
+        "accuracy/better_of" not in figures.values()
+        and figures.get("TAcc(%)", "accuracy/tacc") == "accuracy/tacc"
+    )
+    other = (
+        {label: one.figure for one in study.metrics["TAcc(%)"].override for label in one.when["method"]}
+        if "TAcc(%)" in figures
+        else {}
+    )
     alone = [label for label in study.axes.get("method", {}) if label.startswith(("(1)", "(3)"))]
-    assert other == ({"FedAvg-FT": "accuracy/personal"} if key == "fedcap/fig-7" else dict.fromkeys(alone, "accuracy/customised"))
+    assert other == (
+        {"FedAvg-FT": "accuracy/personal"}
+        if key == "fedcap/fig-7"
+        else dict.fromkeys(alone, "accuracy/customised")
+    )
     pooled = study.printed is not None and "TAcc(%)" in figures and "WISDM" in study.axes["dataset"]
     assert figures.get("TAcc, pooled (%)") == ("accuracy/tacc/pooled" if pooled else None)
     if pooled:
@@ -80,21 +93,46 @@ def test_rounds_to_80_are_of_tacc() -> None:
 
 
 def test_fig_3_draws_lengths_of_both_kinds_of_client(tmp_path: Path) -> None:
-    outcome = reproduce(read("fedcap/fig-3"), Wanted(scale="smoke", changes=ENGINE, only=("attack=benign,MR",)), tmp_path / "out")
+    outcome = reproduce(
+        read("fedcap/fig-3"),
+        Wanted(scale="smoke", changes=ENGINE, only=("attack=benign,MR",)),
+        tmp_path / "out",
+    )
     page = write_reproduction(outcome).read_text()
-    assert "norms over the rounds" in page and "MR malicious" in page and "MR benign" in page and "benign benign" in page
+    assert (
+        "norms over the rounds" in page
+        and "MR malicious" in page
+        and "MR benign" in page
+        and "benign benign" in page
+    )
     at = {"dataset": "CIFAR-10", "method": "FedAvg", "attack": "MR"}
-    first, benign = outcome.ours.mean("malicious, first round", at), outcome.ours.mean("benign, last round with any", at)
-    assert first is not None and benign is not None and first > 3 * benign  # ten times an honest one, and benign ones grow too
+    first, benign = (
+        outcome.ours.mean("malicious, first round", at),
+        outcome.ours.mean("benign, last round with any", at),
+    )
+    assert (
+        first is not None and benign is not None and first > 3 * benign
+    )  # ten times an honest one, and benign ones grow too
     assert outcome.ours.mean("malicious, first round", {**at, "attack": "benign"}) is None
 
 
 def test_lengths_of_updates() -> None:
     rows = [(1, 0, False, 1.0), (1, 1, True, 2.0), (1, 2, True, 4.0), (2, 0, False, 5.0), (2, 1, True, 30.0)]
     rows += [(3, 1, True, float("inf")), (3, 2, True, 6.0)]
-    run = types.SimpleNamespace(table=lambda name: pd.DataFrame(rows, columns=["round", "client", "malicious", "value"]))
-    read_off: dict[str, Any] = {name: measured(f"norm/{name}")(cast(Run, run)) for name in
-                                ("malicious/first", "malicious/last", "malicious/growth", "benign/last")}  # fmt: skip
-    assert read_off == {"malicious/first": 3.0, "malicious/last": 6.0, "malicious/growth": 10.0, "benign/last": 5.0}
-    nobody = types.SimpleNamespace(table=lambda name: pd.DataFrame(rows[:1], columns=["round", "client", "malicious", "value"]))
+    run = types.SimpleNamespace(
+        table=lambda name: pd.DataFrame(rows, columns=["round", "client", "malicious", "value"])
+    )
+    read_off: dict[str, Any] = {
+        name: measured(f"norm/{name}")(cast(Run, run))
+        for name in ("malicious/first", "malicious/last", "malicious/growth", "benign/last")
+    }
+    assert read_off == {
+        "malicious/first": 3.0,
+        "malicious/last": 6.0,
+        "malicious/growth": 10.0,
+        "benign/last": 5.0,
+    }
+    nobody = types.SimpleNamespace(
+        table=lambda name: pd.DataFrame(rows[:1], columns=["round", "client", "malicious", "value"])
+    )
     assert measured("norm/malicious/growth")(cast(Run, nobody)) is None

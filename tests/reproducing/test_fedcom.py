@@ -20,9 +20,15 @@ METHODS = ("local-only", "FedAvg", "Ditto", "FedCOM")
 def test_table_1(tmp_path: Path, quick_disk: None) -> None:
     outcome = reproduce(find("fedcom", "1")[0], Wanted(scale="smoke"), tmp_path / "out")
     assert len(outcome.grid.cells) == 4 and outcome.missing == 0
-    ours = {m: outcome.ours.mean("average accuracy (fraction)", {"dataset": "MNIST", "method": m}) for m in METHODS}
+    ours = {
+        m: outcome.ours.mean("average accuracy (fraction)", {"dataset": "MNIST", "method": m})
+        for m in METHODS
+    }
     assert all(found is not None and 0 < found <= 1 for found in ours.values())
-    printed = {m: outcome.printed.mean("average accuracy (fraction)", {"dataset": "MNIST", "method": m}) for m in METHODS}
+    printed = {
+        m: outcome.printed.mean("average accuracy (fraction)", {"dataset": "MNIST", "method": m})
+        for m in METHODS
+    }
     assert printed == {"local-only": 0.9567, "FedAvg": 0.6095, "Ditto": 0.9661, "FedCOM": 0.9738}
     assert [(ours.cases, said.words) for ours, said in outcome.findings] == [(1, "holds")] * 3
 
@@ -38,10 +44,16 @@ def test_table_2(tmp_path: Path, quick_disk: None) -> None:
     assert {run.manifest["config"]["method"]["signal"] for run in outcome.played} == {"update", "gradient"}
 
 
-@pytest.mark.parametrize(("table", "cells"), [("fedcom/table-1", 3 * 4 * 3), ("fedcom/table-2", 3 * 2 * 3 * 3)])
+@pytest.mark.parametrize(
+    ("table", "cells"), [("fedcom/table-1", 3 * 4 * 3), ("fedcom/table-2", 3 * 2 * 3 * 3)]
+)
 def test_rounds_by_dataset_and_three_seeds(table: str, cells: int) -> None:
     grid = Grid(read(table), Wanted(scale="full"))
-    assert {(cell.at["dataset"], cell.config.train.rounds) for cell in grid.cells} == {("MNIST", 20), ("FMNIST", 30), ("CIFAR-10", 30)}
+    assert {(cell.at["dataset"], cell.config.train.rounds) for cell in grid.cells} == {
+        ("MNIST", 20),
+        ("FMNIST", 30),
+        ("CIFAR-10", 30),
+    }
     assert grid.seeds == 3 and len(grid.cells) == len(grid.to_play()) == cells
 
 

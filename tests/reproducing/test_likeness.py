@@ -13,28 +13,50 @@ from holdfast.reproduction.values import Value, Values, place
 
 
 def test_entries_are_replaced_added_and_taken_away() -> None:
-    base = {"data": {"name": "mnist", "clients": 5}, "attack": {"name": "backdoor", "size": 3}, "train": {"lr": 1}}
+    base = {
+        "data": {"name": "mnist", "clients": 5},
+        "attack": {"name": "backdoor", "size": 3},
+        "train": {"lr": 1},
+    }
     own = {"data": {"clients": 9}, "attack": {"name": "ipm"}, "train": {}, "seed": 1}
-    expected = {"data": {"name": "mnist", "clients": 9}, "attack": {"name": "ipm"}, "train": {"lr": 1}, "seed": 1}
+    expected = {
+        "data": {"name": "mnist", "clients": 9},
+        "attack": {"name": "ipm"},
+        "train": {"lr": 1},
+        "seed": 1,
+    }
     assert _merged(base, own, 2) == expected  # another attack has nothing of the old one
     assert _merged({"a": {"x": 1}, "b": {"y": 2}}, {"a": {"z": 3}, "b": {}}, 1) == {"a": {"z": 3}}
 
 
 def test_table_9_is_table_1_with_one_pollution_ratio() -> None:
     first, ninth = read("fedcpa/table-1"), read("fedcpa/table-9")
-    assert ninth.axes == {**first.axes, "pollution": {"0.8": {"attack.ratio": 0.8}}} and ninth.config == first.config
+    assert (
+        ninth.axes == {**first.axes, "pollution": {"0.8": {"attack.ratio": 0.8}}}
+        and ninth.config == first.config
+    )
     assert (first.printed, ninth.printed) == ("1", "9") and read("fedcpa/fig-2").printed is None
-    assert ninth.scale["quick"].set == first.scale["quick"].set and ninth.scale["quick"].keep != first.scale["quick"].keep
+    assert (
+        ninth.scale["quick"].set == first.scale["quick"].set
+        and ninth.scale["quick"].keep != first.scale["quick"].keep
+    )
 
 
 TABLE: dict[str, Any] = {
-    "key": "fedcpa/table-99", "paper": "FedCPA", "title": "", "config": {},
+    "key": "fedcpa/table-99",
+    "paper": "FedCPA",
+    "title": "",
+    "config": {},
     "axes": {"method": {"a": {}, "b": {}, "c": {}}},
     "metrics": {
-        "more": {"figure": "accuracy"}, "less": {"figure": "loss", "better": "less"}, "place": {"figure": "accuracy", "rank": "method"},
+        "more": {"figure": "accuracy"},
+        "less": {"figure": "loss", "better": "less"},
+        "place": {"figure": "accuracy", "rank": "method"},
     },
-    "layout": {"rows": ["method"], "columns": ["metric"]}, "claims": [], "scale": {"quick": {}, "smoke": {}},
-}  # fmt: skip
+    "layout": {"rows": ["method"], "columns": ["metric"]},
+    "claims": [],
+    "scale": {"quick": {}, "smoke": {}},
+}
 FIGURES = {"more": (10, 21, 40), "less": (10, 21, 40), "place": (3, 2, 1)}
 
 
@@ -59,6 +81,10 @@ FIGURES = {"more": (10, 21, 40), "less": (10, 21, 40), "place": (3, 2, 1)}
 )
 def test_claims(claim: dict[str, Any], so: bool) -> None:
     study = make(TABLE)
-    places = {place(m, {"method": label}): Value((float(v),)) for m, row in FIGURES.items() for label, v in zip("abc", row, strict=True)}
+    places = {
+        place(m, {"method": label}): Value((float(v),))
+        for m, row in FIGURES.items()
+        for label, v in zip("abc", row, strict=True)
+    }
     found = examine(Claim(says="", axis="method", **claim), Values(study, {"method": "abc"}, places))
     assert found.cases == 1 and found.holds is so

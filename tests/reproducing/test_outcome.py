@@ -26,7 +26,11 @@ from holdfast.reproduction.study import Study, find, make
 @pytest.fixture
 def study(small: dict[str, Any], quick_disk: None) -> Study:
     small |= {"printed": "I", "print": {"dataset": "CIFAR-10", "setting": "attack={attack}, malicious=0.3"}}
-    small["show"] = [{"kind": "rounds"}, {"kind": "along", "axis": "attack"}, {"kind": "matrix", "figure": "customisation"}]
+    small["show"] = [
+        {"kind": "rounds"},
+        {"kind": "along", "axis": "attack"},
+        {"kind": "matrix", "figure": "customisation"},
+    ]
     return make(small)
 
 
@@ -35,16 +39,30 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     assert outcome.missing == 0 and len(outcome.played) == 8
     ours = outcome.ours.get("TAcc(%)", {"attack": "IPM", "method": "Ditto"})
     runs = [run for run in outcome.played if run.manifest["label"].startswith("IPM Ditto")]
-    assert ours is not None and len(runs) == 2 and ours.seeds == tuple(100 * run.final["accuracy"] for run in runs)
+    assert (
+        ours is not None
+        and len(runs) == 2
+        and ours.seeds == tuple(100 * run.final["accuracy"] for run in runs)
+    )
     again = read_outcome(tmp_path / "a")
-    assert again.ours.labels == outcome.ours.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]}  # also in their order
+    assert (
+        again.ours.labels == outcome.ours.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto"]}
+    )  # also in their order
     assert again.ours.by_place == outcome.ours.by_place and again.printed.by_place == outcome.printed.by_place
     assert outcome.printed.mean("TAcc(%)", {"attack": "IPM", "method": "Mean"}) == 10.95
-    dealt = int(Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum())  # two classes each: not all ten are held
-    assert outcome.data == [{"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": dealt, "of": 1797}]
+    dealt = int(
+        Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum()
+    )  # two classes each: not all ten are held
+    assert outcome.data == [
+        {"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": dealt, "of": 1797}
+    ]
 
     page = write_reproduction(outcome).read_text()
-    assert "FedCAP, Table I: Two methods &lt;under&gt; attack" in page and "<under>" not in page and "A note &amp; more." in page
+    assert (
+        "FedCAP, Table I: Two methods &lt;under&gt; attack" in page
+        and "<under>" not in page
+        and "A note &amp; more." in page
+    )
     assert f"<span>{ours.mean:.2f} ± {ours.spread:.2f}</span>" in page and "10.95 (" in page
     assert '<table class="sheet">' in page  # of few columns
     assert "holdfast reproduce fedcap table-9 --scale full --seeds 2" in page
@@ -53,14 +71,23 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     mean = next(line for line in lines if line["attack"] == "IPM" and line["method"] == "Mean")
     assert float(mean["difference"]) == pytest.approx(float(mean["ours"]) - 10.95) and mean["seeds"] == "2"
     assert "| none |" in (tmp_path / "a" / "table.md").read_text()
-    write_json(tmp_path / "a" / "data.json", {"data": [{**outcome.data[0], "participation": part} for part in (0.5, 1.0)]})
+    write_json(
+        tmp_path / "a" / "data.json",
+        {"data": [{**outcome.data[0], "participation": part} for part in (0.5, 1.0)]},
+    )
     write_reproduction(read_outcome(tmp_path / "a"))
-    told = [line.strip() for line in (tmp_path / "a" / "table.md").read_text().splitlines() if line.startswith("digits: ")]
+    told = [
+        line.strip()
+        for line in (tmp_path / "a" / "table.md").read_text().splitlines()
+        if line.startswith("digits: ")
+    ]
     rest = f"2 rounds, {dealt:,} of 1,797 samples."
     assert told == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
 
 
-def test_some_cells_are_scored_by_another_figure(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+def test_some_cells_are_scored_by_another_figure(
+    small: dict[str, Any], quick_disk: None, tmp_path: Path
+) -> None:
     small["metrics"]["TAcc(%)"]["override"] = [{"when": {"method": "Ditto"}, "figure": "accuracy/global"}]
     outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
     for method, figure in (("Mean", "accuracy"), ("Ditto", "accuracy/global")):
@@ -73,7 +100,9 @@ def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Pa
     outcome = reproduce(study, Wanted(scale="full"), tmp_path)
     part, parts = " (10 % of digits)", " (4.2 to 100 % of digits)"
     for samples, said in (((1797,), ""), ((1790, 1797), ""), ((180, 181), part), ((1797, 75, 900), parts)):
-        write_json(tmp_path / "data.json", {"data": [{**outcome.data[0], "samples": some} for some in samples]})
+        write_json(
+            tmp_path / "data.json", {"data": [{**outcome.data[0], "samples": some} for some in samples]}
+        )
         assert title(read_outcome(tmp_path)) == f"FedCAP, Table I: Two methods <under> attack{said}"
 
 
@@ -101,33 +130,49 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
         reproduce(study, Wanted(scale="full"), out / "runs")
 
 
-def test_its_table_is_printed_as_markdown(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_table_is_printed_as_markdown(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reproduce(study, Wanted(scale="smoke"), tmp_path)
     with pytest.raises(SystemExit) as left:
         main(["report", str(tmp_path), "--markdown"])
     said = capsys.readouterr().out
-    assert not left.value.code and said.strip() == (tmp_path / "table.md").read_text().strip() and "| IPM |" in said
+    assert (
+        not left.value.code
+        and said.strip() == (tmp_path / "table.md").read_text().strip()
+        and "| IPM |" in said
+    )
 
 
 def test_a_table_of_many_columns_is_set_in_small_letters(small: dict[str, Any], tmp_path: Path) -> None:
-    small["axes"]["method"] = {f"Mean {seed}": {"method.name": "fedavg", "train.lr": 0.01 + seed / 100} for seed in range(7)}
+    small["axes"]["method"] = {
+        f"Mean {seed}": {"method.name": "fedavg", "train.lr": 0.01 + seed / 100} for seed in range(7)
+    }
     small["claims"] = []
     outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
     assert 'class="sheet dense"' in render(outcome, sheet_of(outcome))
 
 
-def test_where_seconds_are_the_result_each_run_is_alone(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+def test_where_seconds_are_the_result_each_run_is_alone(
+    small: dict[str, Any], quick_disk: None, tmp_path: Path
+) -> None:
     small |= {"fused": False, "metrics": {"s": {"measure": "seconds", "per_round": True, "better": "less"}}}
     outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
-    assert len(outcome.played) == 2 and all(run.manifest["group"] == [run.manifest["label"]] for run in outcome.played)
+    assert len(outcome.played) == 2 and all(
+        run.manifest["group"] == [run.manifest["label"]] for run in outcome.played
+    )
     value = outcome.ours.mean("s", {"attack": "IPM", "method": "Mean"})
     run = outcome.played[0]
     assert value == pytest.approx((run.final["seconds/client"] + run.final["seconds/server"]) / 2)
-    assert reproduce(make(small), Wanted(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place  # nothing is played again
+    assert (
+        reproduce(make(small), Wanted(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place
+    )  # nothing is played again
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+def ask(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
 
     def go(*args: object) -> tuple[int, str, str]:
@@ -143,11 +188,18 @@ def test_the_command(ask: Callable[..., tuple[int, str, str]], quick_disk: None,
     code, out, _ = ask()
     assert code == 0 and "fedcap table-1" in out
     code, out, _ = ask("fedcap", "I", "--scale", "smoke", "--dry-run")
-    assert code == 0 and "experiments of 2 rounds on digits" in out and not (tmp_path / "reproductions").exists()
+    assert (
+        code == 0 and "experiments of 2 rounds on digits" in out and not (tmp_path / "reproductions").exists()
+    )
     command = ("fedcap", "I", "--scale", "smoke", "--only", "method=Mean,FedCAP", "--only", "attack=IPM")
     code, out, _ = ask(*command)
     page = tmp_path / "reproductions" / "fedcap" / "table-1-smoke" / "report.html"
-    assert code == 0 and page.exists() and str(page.relative_to(tmp_path)) in out and "FedCAP is the most accurate" in out
+    assert (
+        code == 0
+        and page.exists()
+        and str(page.relative_to(tmp_path)) in out
+        and "FedCAP is the most accurate" in out
+    )
     told = json.loads(ask(*command, "--json")[1])["reproductions"][0]
     assert {cell["method"] for cell in told["cells"]} == {"Mean", "FedCAP"} and told["missing"] == 0
 
@@ -166,9 +218,20 @@ def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None
 
 def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., tuple[int, str, str]]) -> None:
     """Three skews stay three: --set of one setting of the partition names no other partition."""
-    wanted = ["--scale", "full", "--only", "P=1", "--only", "method=FedAS", "--set", "data.partition.samples_per_client=160"]
+    wanted = [
+        "--scale",
+        "full",
+        "--only",
+        "P=1",
+        "--only",
+        "method=FedAS",
+        "--set",
+        "data.partition.samples_per_client=160",
+    ]
     code, out, _ = ask("fedas", "table-3", *wanted, "--dry-run", "--json")
-    assert code == 0 and json.loads(out)[0]["cells"] == [f"{beta} 1 FedAS seed=0" for beta in ("0.1", "0.3", "0.5")]
+    assert code == 0 and json.loads(out)[0]["cells"] == [
+        f"{beta} 1 FedAS seed=0" for beta in ("0.1", "0.3", "0.5")
+    ]
     assert len(json.loads(ask("--json")[1])) >= 50
 
 
@@ -178,7 +241,9 @@ def test_a_sample_that_two_clients_hold_is_used_once() -> None:
     assert told["dataset"] == "digits" and 0 < told["samples"] <= told["of"] == 1797
 
 
-def test_claims_that_could_not_be_tested_are_counted(small: dict[str, Any], quick_disk: None, tmp_path: Path) -> None:
+def test_claims_that_could_not_be_tested_are_counted(
+    small: dict[str, Any], quick_disk: None, tmp_path: Path
+) -> None:
     outcome = reproduce(make(small), Wanted(scale="full"), tmp_path / "a")
     (ours, printed), *_ = outcome.findings
     cases = {True: (1, 1), False: (0, 1), None: (0, 0)}

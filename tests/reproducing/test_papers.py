@@ -1,4 +1,5 @@
-"""Every table and figure that is shipped: it parses, every cell is a config that can be played, every printed number has its cell."""
+"""Every table and figure that is shipped: it parses, every cell is a config that can be played, every printed
+number has its cell."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_every_study_plans_at_every_scale(key: str) -> None:
             grid = Grid(study, Wanted(scale=scale, variant=variant, stand_ins=True))
             assert grid.to_play()
             if scale == "smoke":
-                assert all(cell.config.data.name == "digits" for cell in grid.cells), "smoke must run where there is no data"
+                assert all(cell.config.data.name == "digits" for cell in grid.cells), (
+                    "smoke must run where there is no data"
+                )
                 assert max(cell.config.train.rounds for cell in grid.cells) <= 3
                 assert len(grid.to_play()) <= 12
     for metric in study.metrics.values():
@@ -32,10 +35,20 @@ def test_every_printed_number_has_its_cell(key: str) -> None:
     study = read(key)
     grid = Grid(study, Wanted(scale="full"))
     found = printed(study, grid.labels)
-    wanted = [row for row in printed_rows(study.paper) if row["table"] == study.printed and row["metric"] not in study.print.omits]
+    wanted = [
+        row
+        for row in printed_rows(study.paper)
+        if row["table"] == study.printed and row["metric"] not in study.print.omits
+    ]
     named = {row["metric"] for row in wanted}  # differences that only a claim needs are not printed
     templates = " ".join((study.print.dataset, study.print.setting, study.print.method))
-    one = {axis: labels[0] for axis, labels in grid.labels.items() if f"{{{axis}}}" not in templates}  # the print cannot tell these apart
-    shown = [(name, at) for name, at in found.by_place if all(one.get(axis, label) == label for axis, label in at)]
-    cells = {(study.metrics[name].printed or name, at) for name, at in shown}  # a number may stand beside two of ours
+    one = {
+        axis: labels[0] for axis, labels in grid.labels.items() if f"{{{axis}}}" not in templates
+    }  # the print cannot tell these apart
+    shown = [
+        (name, at) for name, at in found.by_place if all(one.get(axis, label) == label for axis, label in at)
+    ]
+    cells = {
+        (study.metrics[name].printed or name, at) for name, at in shown
+    }  # a number may stand beside two of ours
     assert wanted and sum(name in named for name, _ in cells) == len(wanted)

@@ -25,12 +25,20 @@ SHARED: dict[str, Any] = {
 
 
 def test_a_study_takes_the_labels_it_names_and_what_is_said_of_them() -> None:
-    own = {"axes": {"data": ["A"], "alpha": {"1": {}}, "method": {}}, "config": {"train": {"lr": 0.2}}, "override": [{"set": {"y": 5}}],
-           "scale": {"smoke": {"set": {"r": 1}, "keep": {"data": ["A"]}}, "quick": {}}}  # fmt: skip
+    own = {
+        "axes": {"data": ["A"], "alpha": {"1": {}}, "method": {}},
+        "config": {"train": {"lr": 0.2}},
+        "override": [{"set": {"y": 5}}],
+        "scale": {"smoke": {"set": {"r": 1}, "keep": {"data": ["A"]}}, "quick": {}},
+    }
     out = completed(own, SHARED, "p/table-1")
     assert out["axes"] == {"data": {"A": {"x": 1}}, "alpha": {"1": {}}}
     assert out["config"] == {"train": {"rounds": 100, "lr": 0.2}}
-    assert [(one.get("when", {}), one["set"]["y"]) for one in out["override"]] == [({"data": ["A"]}, 1), ({}, 4), ({}, 5)]
+    assert [(one.get("when", {}), one["set"]["y"]) for one in out["override"]] == [
+        ({"data": ["A"]}, 1),
+        ({}, 4),
+        ({}, 5),
+    ]
     assert "method" not in out["axes"] and completed({"override": []}, SHARED, "p")["override"] == []
     assert out["scale"]["smoke"]["set"] == {"r": 1} and out["scale"]["smoke"]["keep"] == {"data": ["A"]}
     assert out["scale"]["smoke"]["stand_in"] == [{"name": "digits", "set": {}}]
@@ -43,25 +51,42 @@ def test_the_released_code_is_more_than_the_variants_of_its_parts(small: dict[st
     small["axes"]["method"] = {"M-Krum": krum, "Median": median, "LIE": {"attack.name": "lie"}}
     small["claims"] = [{"says": "-", "check": "above", "value": 0}]
     small["scale"] = {"quick": {}, "smoke": {}}
-    small["authors"] = [{"set": {"train.shuffle": False}}, {"when": {"method": "M-Krum"}, "set": {"aggregator.variant": "card"}}]
+    small["authors"] = [
+        {"set": {"train.shuffle": False}},
+        {"when": {"method": "M-Krum"}, "set": {"aggregator.variant": "card"}},
+    ]
     grid = Grid(make(small), Wanted(scale="full", variant="both", only=("attack=none",)))
     by = {(cell.at["method"], cell.at["variant"]): cell.config for cell in grid.cells}
     assert [by["Median", v].train.shuffle for v in ("card", "authors")] == [True, False]
-    assert by["M-Krum", "authors"].plain()["aggregator"].get("variant", "card") == "card"  # another paper's authors
-    assert by["Median", "authors"].plain()["aggregator"].get("variant", "card") == "card"  # has other variants
+    assert (
+        by["M-Krum", "authors"].plain()["aggregator"].get("variant", "card") == "card"
+    )  # another paper's authors
+    assert (
+        by["Median", "authors"].plain()["aggregator"].get("variant", "card") == "card"
+    )  # has other variants
     assert by["LIE", "authors"].plain()["attack"]["variant"] == "authors"
 
 
 @pytest.mark.parametrize(
     ("at", "tuned"),
     [
-        (("CIFAR-10", "SF"), (10, 0.1, 1)), (("CIFAR-10", "MR"), (10, 0.3, 10)), (("CIFAR-10", "LIE"), (10, 0.2, 0.1)),
-        (("CIFAR-10", "IPM"), (10, 0.3, 0.1)), (("EMNIST", "SF"), (10, 0.3, 0.1)), (("EMNIST", "MR"), (10, 0.1, 0.1)),
-        (("EMNIST", "LIE"), (10, 0.1, 0.5)), (("EMNIST", "Min-Max"), (10, 0.3, 0.5)), (("EMNIST", "IPM"), (10, 0.1, 0.5)),
-        (("WISDM", "SF"), (2, 0.2, 0.1)), (("WISDM", "MR"), (2, 0.1, 0.1)), (("WISDM", "LIE"), (1, 0.2, 0.1)),
-        (("WISDM", "Min-Max"), (2, 0.2, 0.5)), (("WISDM", "Min-Sum"), (2, 0.3, 0.5)), (("WISDM", "IPM"), (2, 0.1, 0.1)),
+        (("CIFAR-10", "SF"), (10, 0.1, 1)),
+        (("CIFAR-10", "MR"), (10, 0.3, 10)),
+        (("CIFAR-10", "LIE"), (10, 0.2, 0.1)),
+        (("CIFAR-10", "IPM"), (10, 0.3, 0.1)),
+        (("EMNIST", "SF"), (10, 0.3, 0.1)),
+        (("EMNIST", "MR"), (10, 0.1, 0.1)),
+        (("EMNIST", "LIE"), (10, 0.1, 0.5)),
+        (("EMNIST", "Min-Max"), (10, 0.3, 0.5)),
+        (("EMNIST", "IPM"), (10, 0.1, 0.5)),
+        (("WISDM", "SF"), (2, 0.2, 0.1)),
+        (("WISDM", "MR"), (2, 0.1, 0.1)),
+        (("WISDM", "LIE"), (1, 0.2, 0.1)),
+        (("WISDM", "Min-Max"), (2, 0.2, 0.5)),
+        (("WISDM", "Min-Sum"), (2, 0.3, 0.5)),
+        (("WISDM", "IPM"), (2, 0.1, 0.1)),
     ],
-)  # fmt: skip
+)
 def test_the_authors_settings_of_fedcap_cell_by_cell(at: tuple[str, str], tuned: tuple[float, ...]) -> None:
     dataset, attack = at
     only = (f"dataset={dataset}", f"attack={attack}", "method=FedCAP")

@@ -41,15 +41,23 @@ def test_the_rule_inside_keeps_its_memory() -> None:
     x = torch.ones(3, 2)
     ctx, w = context_of(x), torch.full((3,), 1 / 3)
     first = rule(x, w, rule.init(ctx.layout), ctx)
-    assert first.state["calls"] == 1 and rule(x, w, first.state, ctx).state["calls"] == 2 and rule.remembers() == "clients"
+    assert (
+        first.state["calls"] == 1
+        and rule(x, w, first.state, ctx).state["calls"] == 2
+        and rule.remembers() == "clients"
+    )
 
 
 def test_a_memory_that_a_wrapper_would_mix_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match="remembers every client, but a bucket is another mixture in every round"):
+    with pytest.raises(
+        ConfigError, match="remembers every client, but a bucket is another mixture in every round"
+    ):
         Bucketing()(Remembering())
     assert Bucketing()(Remembering(about="model")).remembers() == "model"
     for about in ("clients", "model"):
-        with pytest.raises(ConfigError, match="keeps a memory, but the groups of 'gas' are others in every round"):
+        with pytest.raises(
+            ConfigError, match="keeps a memory, but the groups of 'gas' are others in every round"
+        ):
             GradientSplitting()(Remembering(about=about, f=1))
     with pytest.raises(ConfigError, match="remembers every client"):
         Bucketing()(Clip()(Remembering()))
@@ -57,7 +65,9 @@ def test_a_memory_that_a_wrapper_would_mix_up_is_refused() -> None:
 
 @pytest.mark.parametrize("wrapper", [GradientSplitting(), NearestNeighbourMixing()])
 def test_without_f_they_would_quietly_be_the_mean(wrapper: Around) -> None:
-    with pytest.raises(ConfigError, match=f"aggregator.f: wrapper '{wrapper.name}' leaves out .*; set f, for example to 0.3"):
+    with pytest.raises(
+        ConfigError, match=f"aggregator.f: wrapper '{wrapper.name}' leaves out .*; set f, for example to 0.3"
+    ):
         wrapper(Mean())
     assert wrapper(Mean(f=0)).assumed(5) == 0
     assert NearestNeighbourMixing(f=2)(Mean()).f is None
@@ -78,7 +88,10 @@ def test_an_object_is_written_down_as_a_config_would_spell_it() -> None:
     rule = Clip(norm=2.0)(Bucketing(s=3)(Mean(weights="uniform", f=1)))
     assert make_config({"aggregator": rule}).plain()["aggregator"] == table
     assert make_config({"aggregator": table}).parts().aggregator == rule
-    assert name_of(table) == rule.name == "clip(bucketing(mean))" and name_of({"name": "mean", "wrap": ["gas"]}) == "gas(mean)"
+    assert (
+        name_of(table) == rule.name == "clip(bucketing(mean))"
+        and name_of({"name": "mean", "wrap": ["gas"]}) == "gas(mean)"
+    )
     assert make_config({"aggregator": Clip()(Remembering())}).plain()["aggregator"] == "<Remembering>"
 
 

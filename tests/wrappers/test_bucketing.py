@@ -40,8 +40,13 @@ def test_every_client_is_in_one_bucket_of_s() -> None:
     found = members(7, 2, Key(3))
     assert [len(one) for one in found] == [2, 2, 2, 1] and sorted(sum(found, [])) == list(range(7))
     assert found == members(7, 2, Key(3))
-    assert len({str(members(7, 2, Key(3).fold(round))) for round in range(20)}) > 15  # new buckets in every round
-    assert members(3, 1, Key(0)) == [[i] for i in sum(members(3, 1, Key(0)), [])] and len(members(4, 9, Key(0))) == 1
+    assert (
+        len({str(members(7, 2, Key(3).fold(round))) for round in range(20)}) > 15
+    )  # new buckets in every round
+    assert (
+        members(3, 1, Key(0)) == [[i] for i in sum(members(3, 1, Key(0)), [])]
+        and len(members(4, 9, Key(0))) == 1
+    )
 
 
 def test_means_weights_and_attackers_by_hand() -> None:
@@ -83,7 +88,9 @@ def test_clients_without_weight_share_equally() -> None:
 def test_the_authors_draw_once_and_count_fewer_attackers() -> None:
     look, x = Look(seen=[]), torch.eye(8)
     for seed in (1, 2):
-        Bucketing(variant="authors")(look)(x, torch.full((8,), 1 / 8), {}, replace(context_of(x, assumed=3), key=Key(seed)))
+        Bucketing(variant="authors")(look)(
+            x, torch.full((8,), 1 / 8), {}, replace(context_of(x, assumed=3), key=Key(seed))
+        )
     assert torch.equal(look.seen[0][0], look.seen[1][0]) and look.seen[0][2].assumed == 1
 
 
@@ -97,9 +104,14 @@ def test_a_share_of_attackers_that_no_number_of_buckets_can_bear() -> None:
             return 2 * f + 1
 
     assert Bucketing()(Majority(f=0.2)).least(2) == 9  # five buckets of two
-    with pytest.raises(ConfigError, match=r"aggregator: bucketing\(.*\) needs n > 2f for n buckets of 2 clients, .* with f = 0.3; lower"):
+    with pytest.raises(
+        ConfigError,
+        match=r"aggregator: bucketing\(.*\) needs n > 2f for n buckets of 2 clients, .* with f = 0.3; lower",
+    ):
         Bucketing()(Majority(f=0.3))
-    assert Bucketing(variant="authors")(Majority(f=0.3)).least(3) == 5  # of three buckets (the last one begun) one is bad
+    assert (
+        Bucketing(variant="authors")(Majority(f=0.3)).least(3) == 5
+    )  # of three buckets (the last one begun) one is bad
 
 
 @pytest.mark.parametrize("s", [1, 2, 3])

@@ -44,7 +44,9 @@ def slow(x: Tensor, p: int, key: Key, rule: Aggregator) -> Tensor:
 @pytest.mark.parametrize("rule", [Nearest(f=3), Mean(f=3)], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("d", "p"), [(23, 5), (24, 6), (6, 1000), (50, 1)])
 @pytest.mark.parametrize("numbers", [1, 1 << 22])
-def test_against_a_slow_reference(rule: Aggregator, d: int, p: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_a_slow_reference(
+    rule: Aggregator, d: int, p: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gas, "NUMBERS", numbers)  # one group at a time, or all
     x, w = updates(9, d)
     ctx = replace(context_of(x, assumed=3), key=Key(4))
@@ -68,7 +70,14 @@ def test_the_split_is_even_complete_and_new_in_every_round() -> None:
     found = [row.tolist() for part in groups(order, 5, 3) for row in part]
     assert [len(row) for row in found] == [5, 5, 5, 4, 4] and sorted(sum(found, [])) == list(range(23))
     x, w = updates(9, 40)
-    chosen = {str(GradientSplitting(p=9)(Nearest(f=4))(x, w, {}, replace(context_of(x, assumed=4), key=Key(k))).weights) for k in range(10)}
+    chosen = {
+        str(
+            GradientSplitting(p=9)(Nearest(f=4))(
+                x, w, {}, replace(context_of(x, assumed=4), key=Key(k))
+            ).weights
+        )
+        for k in range(10)
+    }
     assert len(chosen) > 1
 
 
@@ -78,7 +87,9 @@ def test_what_the_rule_inside_is_told(n: int, f: int, told: int) -> None:
     x, w = updates(n, 10)
     found = GradientSplitting(p=3)(Nearest(f=f))(x, w, {}, context_of(x, assumed=f))
     assert {ctx.assumed for ctx in SEEN} == {told} and {ctx.layout.size for ctx in SEEN} == {3, 4}
-    assert all(ctx.root is not None and len(ctx.root) == len(ctx.received) == ctx.layout.size for ctx in SEEN[-3:])
+    assert all(
+        ctx.root is not None and len(ctx.root) == len(ctx.received) == ctx.layout.size for ctx in SEEN[-3:]
+    )
     assert found.fallback == (told > 2) and int((found.weights > 0).sum()) == n - f
 
 

@@ -20,7 +20,9 @@ def test_by_hand() -> None:
     look = Look(seen=[], f=1)
     found = NearestNeighbourMixing()(look)(LINE, EVEN, {}, context_of(LINE, assumed=1))
     mixed = look.seen[0][0]
-    torch.testing.assert_close(mixed.flatten(), torch.tensor([4 / 3, 4 / 3, 4 / 3, 104 / 3]))  # three nearest each
+    torch.testing.assert_close(
+        mixed.flatten(), torch.tensor([4 / 3, 4 / 3, 4 / 3, 104 / 3])
+    )  # three nearest each
     torch.testing.assert_close(found.weights, torch.tensor([1 / 3, 1 / 3, 1 / 3, 0.0]))
     assert torch.equal(look.seen[0][1], EVEN) and not found.fallback
     NearestNeighbourMixing(f=0.5)(look)(LINE, EVEN, {}, context_of(LINE))
@@ -56,9 +58,16 @@ def test_too_few_clients() -> None:
     assert found.fallback and found.value.item() == 26.0
 
 
-@pytest.mark.parametrize(("table", "condition"), [
-    ({"name": "mean", "f": 30, "wrap": ["nnm"]}, "n > f"), ({"name": "mean", "wrap": [{"name": "nnm", "f": 30}]}, "n > 30"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "condition"),
+    [
+        ({"name": "mean", "f": 30, "wrap": ["nnm"]}, "n > f"),
+        ({"name": "mean", "wrap": [{"name": "nnm", "f": 30}]}, "n > 30"),
+    ],
+)
 def test_more_than_a_full_cohort_cannot_be_left_out(table: dict[str, Any], condition: str) -> None:
-    with pytest.raises(ConfigError, match=rf"aggregator 'nnm\(mean\)' needs n >= 1 and {condition}, but a cohort has n = 5 clients"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"aggregator 'nnm\(mean\)' needs n >= 1 and {condition}, but a cohort has n = 5 clients",
+    ):
         tiny(aggregator=table).parts()

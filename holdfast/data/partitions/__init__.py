@@ -11,10 +11,20 @@ from holdfast.data.partitions import (
     quantity,
     similarity,
     single_label,
-)  # fmt: skip
+)
 from holdfast.data.partitions.base import Dealt, Partition
 
 __all__ = [
-    "Dealt", "Partition", "by_user", "complementary_pairs", "dirichlet", "flower", "grouped", "iid", "pathological", "quantity",
-    "similarity", "single_label",
-]  # fmt: skip
+    "Dealt",
+    "Partition",
+    "by_user",
+    "complementary_pairs",
+    "dirichlet",
+    "flower",
+    "grouped",
+    "iid",
+    "pathological",
+    "quantity",
+    "similarity",
+    "single_label",
+]

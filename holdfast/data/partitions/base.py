@@ -1,7 +1,10 @@
-"""What all partitions share. A partition sees labels (and users) and returns positions; it never sees the samples.
+"""What all partitions share. A partition sees labels (and users) and returns positions; it never sees the
+samples.
 
-To add one: subclass Partition, register it under a name, return one array of positions per client, no position twice; or a Dealt, where
-there is more to say. What cannot be dealt is a DataError of one line that names the setting to relax.
+To add one: subclass Partition, register it under a name, return one array of positions per client, no
+position twice; or a Dealt, where there is more to say. What cannot be dealt is a DataError of one line that
+names the setting to relax.
+
 """
 
 from __future__ import annotations
@@ -21,16 +24,22 @@ class Dealt:
     """Who holds what, where lists of positions alone do not say it all."""
 
     lists: Sequence[np.ndarray]
-    tests: Sequence[np.ndarray] | None = None  # test sets: in nobody's lists, but clients may share them; none: the lists are split
+    tests: Sequence[np.ndarray] | None = (
+        None  # test sets: in nobody's lists, but clients may share them; none: the lists are split
+    )
     overlap: bool = False  # a position may stand in the lists of several clients, though never twice in one
-    facts: Mapping[str, np.ndarray] = field(default_factory=dict)  # a whole number per client, such as its group
+    facts: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # a whole number per client, such as its group
 
 
 class Partition(Part):
     """What every partition can be set to."""
 
     per_user: ClassVar[bool] = False  # without data.clients, there are as many clients as users, not 20
-    samples_per_client: int | None = setting(None, "how many samples a client gets; none: all samples are dealt", ge=1)
+    samples_per_client: int | None = setting(
+        None, "how many samples a client gets; none: all samples are dealt", ge=1
+    )
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
@@ -44,14 +53,18 @@ class Partition(Part):
             raise DataError(f"data.partition: {clients} clients but only {total} samples; lower data.clients")
         if self.samples_per_client and self.samples_per_client * clients > total:
             raise DataError(
-                f"data.partition: {clients} clients x {self.samples_per_client} samples_per_client is more than the {total} samples"
-                "; lower samples_per_client or data.clients"
+                f"data.partition: {clients} clients x {self.samples_per_client} samples_per_client is more"
+                f" than the {total} samples; lower samples_per_client or data.clients"
             )
 
     def sizes(self, total: int, clients: int) -> np.ndarray:
         """[clients]: samples_per_client, or as equal as all samples can be dealt."""
         self.check_size(total, clients)
-        return np.full(clients, self.samples_per_client, dtype=np.int64) if self.samples_per_client else even(total, clients)
+        return (
+            np.full(clients, self.samples_per_client, dtype=np.int64)
+            if self.samples_per_client
+            else even(total, clients)
+        )
 
 
 def even(total: int, parts: int) -> np.ndarray:
@@ -60,10 +73,12 @@ def even(total: int, parts: int) -> np.ndarray:
 
 
 def apportion(total: int, weights: np.ndarray, least: int = 0) -> np.ndarray:
-    """Whole numbers that add up to total, in proportion to weights as nearly as can be, none below least, which must fit."""
+    """Whole numbers that add up to total, in proportion to weights as nearly as can be, none below least,
+    which must fit."""
     weights = np.asarray(weights, dtype=np.float64)
     free = np.ones(len(weights), dtype=bool)
-    while True:  # whoever would get too little gets least, the others share the rest; every turn frees fewer, so it ends
+    # whoever would get too little gets least, the others share the rest; every turn frees fewer, so it ends
+    while True:
         rest = total - least * int((~free).sum())
         share = np.where(free, rest * (weights / weights[free].sum()), least)
         short = free & (share < least - 1e-9)
@@ -87,7 +102,9 @@ def cut(positions: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
     return [np.sort(piece) for piece in np.split(positions, np.cumsum(sizes)[:-1])]
 
 
-def deal(positions: np.ndarray, owner: np.ndarray, clients: int, rng: np.random.Generator, cap: int | None = None) -> list[np.ndarray]:
+def deal(
+    positions: np.ndarray, owner: np.ndarray, clients: int, rng: np.random.Generator, cap: int | None = None
+) -> list[np.ndarray]:
     """Positions grouped by owner; with a cap, a random choice of that many of each."""
     sizes = np.bincount(owner, minlength=clients)
     if cap is not None:

@@ -14,34 +14,48 @@ from holdfast.data.partitions.base import Partition, deal
 
 @register("partition", "flwr", paper="Beutel et al.: Flower: A Friendly Federated Learning Framework, 2020")
 class Flower(Partition):
-    """A partitioner of Flower Datasets deals: it sees shuffled rows of `index`, `label` and `user` (where the dataset has users).
+    """A partitioner of Flower Datasets deals: it sees shuffled rows of `index`, `label` and `user` (where the
+    dataset has users).
 
-    Its num_partitions is data.clients, its partition_by the label and its seed drawn from the run's, unless options say otherwise. Needs
-    the package flwr-datasets.
+    Its num_partitions is data.clients, its partition_by the label and its seed drawn from the run's, unless
+    options say otherwise. Needs the package flwr-datasets.
 
-    Counts: those of the partitioner, which may leave clients without samples; samples_per_client is an upper bound: larger clients keep
-    a random choice of that many.
+    Counts: those of the partitioner, which may leave clients without samples; samples_per_client is an upper
+    bound: larger clients keep a random choice of that many.
+
     """
 
-    partitioner: str = setting("IidPartitioner", "a class of flwr_datasets.partitioner, such as DirichletPartitioner")
+    partitioner: str = setting(
+        "IidPartitioner", "a class of flwr_datasets.partitioner, such as DirichletPartitioner"
+    )
     options: dict[str, Any] = setting({}, "its arguments, such as { alpha = 0.5 }")
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         chosen, seed = self._find(), int(rng.integers(2**31))
-        order = rng.permutation(len(labels))  # as Flower's FederatedDataset does it; some partitioners deal rows as they come
+        order = rng.permutation(
+            len(labels)
+        )  # as Flower's FederatedDataset does it; some partitioners deal rows as they come
         columns = {"index": order, "label": labels[order]} | ({} if users is None else {"user": users[order]})
         table = _packages()[1].from_dict({name: column.tolist() for name, column in columns.items()})
         try:
             partitioner = chosen(**self._arguments(chosen, clients, seed))
             partitioner.dataset = table
             if partitioner.num_partitions == clients:
-                lists = [np.asarray(partitioner.load_partition(client)["index"], dtype=np.int64) for client in range(clients)]
+                lists = [
+                    np.asarray(partitioner.load_partition(client)["index"], dtype=np.int64)
+                    for client in range(clients)
+                ]
         except Exception as error:  # whatever it cannot do, in its own words
             said = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"data.partition: {self.partitioner} says: {said}; change options or data.clients") from error
+            raise DataError(
+                f"data.partition: {self.partitioner} says: {said}; change options or data.clients"
+            ) from error
         if partitioner.num_partitions != clients:
             raise DataError(
-                f"data.partition: {self.partitioner} deals to {partitioner.num_partitions} clients; set data.clients to this, not {clients}"
+                f"data.partition: {self.partitioner} deals to {partitioner.num_partitions} clients; set"
+                f" data.clients to this, not {clients}"
             )
         owner = np.repeat(np.arange(clients), [len(rows) for rows in lists])
         return deal(np.concatenate(lists), owner, clients, rng, self.samples_per_client)
@@ -50,7 +64,10 @@ class Flower(Partition):
         module = _packages()[0]
         known = [name for name in dir(module) if name.endswith("Partitioner") and name != "Partitioner"]
         if self.partitioner not in known:
-            raise DataError(f"data.partition.partitioner: flwr-datasets has no '{self.partitioner}'{suggest(self.partitioner, known)}")
+            raise DataError(
+                "data.partition.partitioner: flwr-datasets has no"
+                f" '{self.partitioner}'{suggest(self.partitioner, known)}"
+            )
         return getattr(module, self.partitioner)
 
     def _arguments(self, chosen: Any, clients: int, seed: int) -> dict[str, Any]:
@@ -66,5 +83,7 @@ def _packages() -> tuple[Any, Any]:
         import flwr_datasets.partitioner
         from datasets import Dataset
     except ImportError:
-        raise DataError("data.partition: 'flwr' needs the package flwr-datasets; install it, or choose another partition") from None
+        raise DataError(
+            "data.partition: 'flwr' needs the package flwr-datasets; install it, or choose another partition"
+        ) from None
     return flwr_datasets.partitioner, Dataset

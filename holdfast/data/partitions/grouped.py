@@ -9,27 +9,39 @@ from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.partitions.base import Dealt, Partition, apportion, even
 
-_KNOWN = {"emnist": ("0-9", "10-35", "36-61")}  # digits, upper case, lower case, as EMNIST ByClass numbers them
+_KNOWN = {
+    "emnist": ("0-9", "10-35", "36-61")
+}  # digits, upper case, lower case, as EMNIST ByClass numbers them
 _MOST = 1_000_000  # classes of a range
 Group = int | str | tuple[int | str, ...]
 
 
-@register("partition", "grouped", paper="Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation, ACSAC 2024")
+@register(
+    "partition",
+    "grouped",
+    paper="Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation, ACSAC 2024",
+)
 class Grouped(Partition):
-    """Each client belongs to a group, which has classes of its own: most of its samples are of these, the rest of all classes.
+    """Each client belongs to a group, which has classes of its own: most of its samples are of these, the
+    rest of all classes.
 
-    Groups are written as classes and ranges of them: groups = ["0-4", [5, 6, "8-9"]]. A number makes so many groups of consecutive
-    classes; "emnist" stands for ["0-9", "10-35", "36-61"]: digits, upper case, lower case. Groups have clients in proportion to their
-    classes that occur, one at least; which client is in which group is drawn, and is the fact `group`.
+    Groups are written as classes and ranges of them: groups = ["0-4", [5, 6, "8-9"]]. A number makes so many
+    groups of consecutive classes; "emnist" stands for ["0-9", "10-35", "36-61"]: digits, upper case, lower
+    case. Groups have clients in proportion to their classes that occur, one at least; which client is in
+    which group is drawn, and is the fact `group`.
 
-    Counts: the clients of a group have together as many samples as their classes have, divided as equally as possible, so all samples
-    are dealt where every class is in a group; or samples_per_client each. Of a client's n samples, floor(n * (1 - share)) are drawn from
-    what the groups leave over, the others from its group's classes.
+    Counts: the clients of a group have together as many samples as their classes have, divided as equally as
+    possible, so all samples are dealt where every class is in a group; or samples_per_client each. Of a
+    client's n samples, floor(n * (1 - share)) are drawn from what the groups leave over, the others from its
+    group's classes.
+
     """
 
-    share: float = setting(0.8, "how much of a client's data is of its group's classes (FedCAP: 0.8)", ge=0, le=1)
+    share: float = setting(
+        0.8, "how much of a client's data is of its group's classes (FedCAP: 0.8)", ge=0, le=1
+    )
     groups: int | str | tuple[Group, ...] = setting(
-        3, "a number of groups, a list of groups of classes such as [\"0-4\", [5, 6, \"8-9\"]], or \"emnist\""
+        3, 'a number of groups, a list of groups of classes such as ["0-4", [5, 6, "8-9"]], or "emnist"'
     )
 
     @field_validator("groups")
@@ -49,11 +61,16 @@ class Grouped(Partition):
             seen.add(kind)
         return groups
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> Dealt:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> Dealt:
         self.check_size(len(labels), clients)
         classes = self._classes(labels)
         if len(classes) > clients:
-            raise DataError(f"data.partition: {len(classes)} groups but only {clients} clients; use fewer groups or raise data.clients")
+            raise DataError(
+                f"data.partition: {len(classes)} groups but only {clients} clients; use fewer groups or raise"
+                " data.clients"
+            )
         members = apportion(clients, np.array([len(found) for found in classes]), least=1)
         group = rng.permutation(np.repeat(np.arange(len(classes)), members))
         own_rows = [rng.permutation(np.flatnonzero(np.isin(labels, found))) for found in classes]
@@ -69,8 +86,8 @@ class Grouped(Partition):
             if wanted > len(rows) or len(rows) < members[index]:
                 remedy = "samples_per_client" if self.samples_per_client else "data.clients"
                 raise DataError(
-                    f"data.partition: group {index} has {len(rows)} samples but its {members[index]} clients need "
-                    f"{max(wanted, members[index])}; lower {remedy}"
+                    f"data.partition: group {index} has {len(rows)} samples but its {members[index]} clients"
+                    f" need {max(wanted, members[index])}; lower {remedy}"
                 )
             owner[rows[:wanted]] = np.repeat(np.flatnonzero(mine), (sizes - common)[mine])
         left = rng.permutation(np.flatnonzero(owner < 0))[: common.sum()]
@@ -84,12 +101,17 @@ class Grouped(Partition):
         there = np.unique(labels)
         if isinstance(self.groups, int):
             if self.groups > len(there):
-                raise DataError(f"data.partition: {self.groups} groups but the data has {len(there)} classes; use fewer groups")
+                raise DataError(
+                    f"data.partition: {self.groups} groups but the data has {len(there)} classes; use fewer"
+                    " groups"
+                )
             return np.split(there, np.cumsum(even(len(there), self.groups))[:-1])
         found = [there[np.isin(there, group)] for group in _read(self.groups)]
         for index, classes in enumerate(found):
             if not len(classes):
-                raise DataError(f"data.partition: no class of group {index} occurs in the data; change groups")
+                raise DataError(
+                    f"data.partition: no class of group {index} occurs in the data; change groups"
+                )
         return found
 
 
@@ -97,9 +119,15 @@ def _read(groups: str | tuple[Group, ...]) -> list[list[int]]:
     """Groups as lists of classes."""
     if isinstance(groups, str):
         if groups not in _KNOWN:
-            raise ValueError(f"there are no groups called '{groups}'; write a number, a list of groups, or \"{next(iter(_KNOWN))}\"")
+            raise ValueError(
+                f"there are no groups called '{groups}'; write a number, a list of groups, or"
+                f' "{next(iter(_KNOWN))}"'
+            )
         groups = _KNOWN[groups]
-    return [[kind for item in (group if isinstance(group, tuple) else (group,)) for kind in _range(item)] for group in groups]
+    return [
+        [kind for item in (group if isinstance(group, tuple) else (group,)) for kind in _range(item)]
+        for group in groups
+    ]
 
 
 def _range(item: int | str) -> range:

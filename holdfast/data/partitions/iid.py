@@ -15,6 +15,8 @@ class Iid(Partition):
     Counts: all samples are dealt, sizes differ by one at most; or samples_per_client each.
     """
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         sizes = self.sizes(len(labels), clients)
         return cut(rng.permutation(len(labels))[: sizes.sum()], sizes)

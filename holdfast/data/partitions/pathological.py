@@ -11,36 +11,51 @@ from holdfast.core.registry import register, setting
 from holdfast.data.partitions.base import Partition, by_class, deal, even
 
 
-@register("partition", "pathological", paper="McMahan et al.: Communication-Efficient Learning of Deep Networks, AISTATS 2017")
+@register(
+    "partition",
+    "pathological",
+    paper="McMahan et al.: Communication-Efficient Learning of Deep Networks, AISTATS 2017",
+)
 class Pathological(Partition):
     """Each client sees only a few classes.
 
-    blocks (PFLlib): classes in order, each given in equal shares to the first ceil(K/C * k) clients that still want one; neighbours
-    have the same classes. shards (McMahan): samples sorted by label are cut into K * k shards, every client gets k at random; a shard
-    may reach over two classes, and two shards may be of one class.
+    blocks (PFLlib): classes in order, each given in equal shares to the first ceil(K/C * k) clients that
+    still want one; neighbours have the same classes. shards (McMahan): samples sorted by label are cut into K
+    * k shards, every client gets k at random; a shard may reach over two classes, and two shards may be of
+    one class.
 
-    Counts: all samples of the classes that are wanted are dealt, in shares of a class (or shards) that differ by one at most; or
-    samples_per_client each, spread evenly over a client's classes (or shards).
+    Counts: all samples of the classes that are wanted are dealt, in shares of a class (or shards) that differ
+    by one at most; or samples_per_client each, spread evenly over a client's classes (or shards).
+
     """
 
     classes_per_client: int = setting(2, "classes (blocks) or shards of each client", ge=1)
     form: Literal["blocks", "shards"] = setting("blocks", "blocks (PFLlib) or shards (McMahan)")
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         self.check_size(len(labels), clients)
         groups = by_class(labels, rng)
         if self.samples_per_client and self.samples_per_client < self.classes_per_client:
             raise DataError(
-                f"data.partition: {self.samples_per_client} samples_per_client cannot hold {self.classes_per_client} classes_per_client; "
-                "raise samples_per_client or lower classes_per_client"
+                f"data.partition: {self.samples_per_client} samples_per_client cannot hold"
+                f" {self.classes_per_client} classes_per_client; raise samples_per_client or lower"
+                " classes_per_client"
             )
-        return self._blocks(labels, groups, clients, rng) if self.form == "blocks" else self._shards(groups, clients, rng)
+        return (
+            self._blocks(labels, groups, clients, rng)
+            if self.form == "blocks"
+            else self._shards(groups, clients, rng)
+        )
 
-    def _blocks(self, labels: np.ndarray, groups: list[np.ndarray], clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def _blocks(
+        self, labels: np.ndarray, groups: list[np.ndarray], clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         if self.classes_per_client > len(groups):
             raise DataError(
-                f"data.partition: {clients} clients x {self.classes_per_client} classes_per_client but the data has {len(groups)} classes; "
-                "lower classes_per_client"
+                f"data.partition: {clients} clients x {self.classes_per_client} classes_per_client but the"
+                f" data has {len(groups)} classes; lower classes_per_client"
             )
         wants = _block_classes(clients, len(groups), self.classes_per_client)
         positions, owners = [], []
@@ -48,14 +63,17 @@ class Pathological(Partition):
             takers = np.flatnonzero(wants[:, index])
             sizes = even(len(group), len(takers)) if len(takers) else np.zeros(0, dtype=np.int64)
             if self.samples_per_client:
-                # A client's samples are spread evenly over its classes, its first classes taking the remainder.
+                # A client's samples are spread evenly over its classes, its first classes taking the
+                # remainder.
                 turn = wants[takers, :index].sum(1)
-                sizes = self.samples_per_client // self.classes_per_client + (turn < self.samples_per_client % self.classes_per_client)
+                sizes = self.samples_per_client // self.classes_per_client + (
+                    turn < self.samples_per_client % self.classes_per_client
+                )
             if len(takers) > len(group) or sizes.sum() > len(group):
                 remedy = "samples_per_client or data.clients" if self.samples_per_client else "data.clients"
                 raise DataError(
-                    f"data.partition: class {labels[group[0]]} has {len(group)} samples but its {len(takers)} clients need "
-                    f"{max(len(takers), sizes.sum())}; lower {remedy}"
+                    f"data.partition: class {labels[group[0]]} has {len(group)} samples but its {len(takers)}"
+                    f" clients need {max(len(takers), sizes.sum())}; lower {remedy}"
                 )
             positions.append(group[: sizes.sum()])
             owners.append(np.repeat(takers, sizes))
@@ -66,21 +84,25 @@ class Pathological(Partition):
         shards = clients * self.classes_per_client
         if shards > len(ordered):
             raise DataError(
-                f"data.partition: {clients} clients x {self.classes_per_client} shards but only {len(ordered)} samples; "
-                "lower classes_per_client or data.clients"
+                f"data.partition: {clients} clients x {self.classes_per_client} shards but only"
+                f" {len(ordered)} samples; lower classes_per_client or data.clients"
             )
         holder = rng.permutation(shards) // self.classes_per_client
         if not self.samples_per_client:
             return deal(ordered, np.repeat(holder, even(len(ordered), shards)), clients, rng)
-        # A client's k shards add up to its size exactly; the samples left over are spread over the whole sorted line.
+        # A client's k shards add up to its size exactly; the samples left over are spread over the whole
+        # sorted line.
         sizes = np.empty(shards, dtype=np.int64)
-        sizes[np.argsort(holder, kind="stable")] = np.tile(even(self.samples_per_client, self.classes_per_client), clients)
+        sizes[np.argsort(holder, kind="stable")] = np.tile(
+            even(self.samples_per_client, self.classes_per_client), clients
+        )
         kept = np.sort(rng.choice(len(ordered), size=sizes.sum(), replace=False))
         return deal(ordered[kept], np.repeat(holder, sizes), clients, rng)
 
 
 def _block_classes(clients: int, classes: int, each: int) -> np.ndarray:
-    """[clients, classes]: who holds what. Clients that PFLlib's single pass leaves short take their missing classes from the first on."""
+    """[clients, classes]: who holds what. Clients that PFLlib's single pass leaves short take their missing
+    classes from the first on."""
     wants = np.zeros((clients, classes), dtype=bool)
     left = np.full(clients, each)
     width = -(-clients * each // classes)

@@ -10,17 +10,24 @@ from holdfast.data.partitions.base import Partition, cut
 
 @register("partition", "similarity", paper="Karimireddy et al.: SCAFFOLD, ICML 2020")
 class Similarity(Partition):
-    """A share of each client's samples is drawn from everything; the rest is sorted by label and cut into one piece per client.
+    """A share of each client's samples is drawn from everything; the rest is sorted by label and cut into one
+    piece per client.
 
-    0 % gives runs of one or two classes, 100 % clients that are all alike; neighbours have neighbouring classes.
+    0 % gives runs of one or two classes, 100 % clients that are all alike; neighbours have neighbouring
+    classes.
 
-    Counts: all samples are dealt, sizes differ by one at most; or samples_per_client each. Of a client's n samples, round(n * percent /
-    100) are of the first kind.
+    Counts: all samples are dealt, sizes differ by one at most; or samples_per_client each. Of a client's n
+    samples, round(n * percent / 100) are of the first kind.
+
     """
 
-    percent: float = setting(20.0, "how much of a client's data is drawn from everything (FedCAP: 20)", ge=0, le=100)
+    percent: float = setting(
+        20.0, "how much of a client's data is drawn from everything (FedCAP: 20)", ge=0, le=100
+    )
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         sizes = self.sizes(len(labels), clients)
         alike = np.floor(sizes * self.percent / 100 + 0.5).astype(np.int64)
         mixed = rng.permutation(len(labels))[: sizes.sum()]

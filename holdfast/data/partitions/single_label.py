@@ -13,11 +13,14 @@ from holdfast.data.partitions.base import Partition, by_class, deal, even
 class SingleLabel(Partition):
     """Client i holds samples of one class only, the (i mod C)-th of the C classes that occur.
 
-    Counts: all samples of the classes that have a client are dealt, a class in shares that differ by one at most; or samples_per_client
-    each. With fewer clients than classes, the last classes have no client.
+    Counts: all samples of the classes that have a client are dealt, a class in shares that differ by one at
+    most; or samples_per_client each. With fewer clients than classes, the last classes have no client.
+
     """
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         self.check_size(len(labels), clients)
         groups = by_class(labels, rng)
         positions, owners = [], []
@@ -27,8 +30,8 @@ class SingleLabel(Partition):
             if wanted > len(group):
                 remedy = "samples_per_client or data.clients" if self.samples_per_client else "data.clients"
                 raise DataError(
-                    f"data.partition: class {labels[group[0]]} has {len(group)} samples but its {len(takers)} clients need {wanted}; "
-                    f"lower {remedy}"
+                    f"data.partition: class {labels[group[0]]} has {len(group)} samples but its {len(takers)}"
+                    f" clients need {wanted}; lower {remedy}"
                 )
             sizes = even(wanted if self.samples_per_client else len(group), len(takers))
             positions.append(group[: sizes.sum()])

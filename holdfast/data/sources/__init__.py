@@ -1,7 +1,8 @@
 """Where samples come from. A source is chosen by data.name, set by data.options, and returns Samples.
 
-To add one: subclass Source, register it under a name, return Samples from load. One that reads Parquet files subclasses FolderSource,
-which finds them; what it decodes goes through `cached`, so that it is done once.
+To add one: subclass Source, register it under a name, return Samples from load. One that reads Parquet files
+subclasses FolderSource, which finds them; what it decodes goes through `cached`, so that it is done once.
+
 """
 
 from holdfast.data.sources import (
@@ -22,6 +23,19 @@ from holdfast.data.sources import (
 from holdfast.data.sources.base import FolderSource, Source
 
 __all__ = [
-    "FolderSource", "Source", "cifar", "declared", "digits", "images", "mnist", "recordings", "svhn", "synthetic", "table", "text",
-    "tiny_imagenet", "windows", "wisdm",
-]  # fmt: skip
+    "FolderSource",
+    "Source",
+    "cifar",
+    "declared",
+    "digits",
+    "images",
+    "mnist",
+    "recordings",
+    "svhn",
+    "synthetic",
+    "table",
+    "text",
+    "tiny_imagenet",
+    "windows",
+    "wisdm",
+]

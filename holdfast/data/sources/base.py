@@ -26,7 +26,9 @@ class Source(Part):
     mean: ClassVar[tuple[float, ...]] = (0.5,)
     std: ClassVar[tuple[float, ...]] = (0.5,)
     normalise: Literal["dataset", "half", "none"] = setting(
-        "dataset", "by the train split's own mean and deviation; half: mean and deviation 0.5, as PFLlib, FedCAP and FedAS do; none: 0..1"
+        "dataset",
+        "by the train split's own mean and deviation; half: mean and deviation 0.5, as PFLlib, FedCAP and"
+        " FedAS do; none: 0..1",
     )
 
     def load(self, dir: Path | None) -> Samples:
@@ -43,24 +45,41 @@ class Source(Part):
         user: np.ndarray | None = None,
         class_names: Sequence[str] = (),
     ) -> Samples:
-        """Mean and deviation of the train split are the class's own, or given where they are only known once the files are read."""
+        """Mean and deviation of the train split are the class's own, or given where they are only known once
+        the files are read."""
         own = (tuple(mean or self.mean), tuple(std or self.std))
         shift, scale = {"dataset": own, "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}[self.normalise]
         users = None if user is None else tensor_of(user)
-        return Samples(tensor_of(x), tensor_of(y), classes, train_rows, shift, scale, self.name, users, tuple(class_names))
+        return Samples(
+            tensor_of(x),
+            tensor_of(y),
+            classes,
+            train_rows,
+            shift,
+            scale,
+            self.name,
+            users,
+            tuple(class_names),
+        )
 
 
 class FolderSource(Source):
     """What every source can be set to that is read from Parquet files."""
 
     also: ClassVar[tuple[str, ...]] = ()  # other names that the dataset's folder may have
-    folder: str | None = setting(None, "its name in the data directories, or a path of its own; else the dataset's name, with - or _")
+    folder: str | None = setting(
+        None, "its name in the data directories, or a path of its own; else the dataset's name, with - or _"
+    )
     repo: str | None = setting(None, "the dataset's id on the Hugging Face Hub, OWNER/NAME")
     subset: str | None = setting(None, "one of the subsets that the folder has")
     revision: str | None = setting(None, "branch, tag or commit on the Hub; else its main branch")
-    test: float = setting(0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1)
+    test: float = setting(
+        0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1
+    )
 
-    test_split: str | None = setting(None, "which split is for testing; else test, or else validation; none: a share of train")
+    test_split: str | None = setting(
+        None, "which split is for testing; else test, or else validation; none: a share of train"
+    )
 
     def _files(self, dir: Path | None) -> dict[str, Rows]:
         """The splits by name: train, and test where the dataset has one."""
@@ -70,10 +89,13 @@ class FolderSource(Source):
 
     def _find(self, dir: Path | None, instead: str | None = None) -> Files:
         """All splits that there are; or the file that serves instead of Parquet."""
-        return find_files(self._folders(), dir, Repository(self.repo, self.subset, self.revision, self.test_split), instead)
+        return find_files(
+            self._folders(), dir, Repository(self.repo, self.subset, self.revision, self.test_split), instead
+        )
 
     def _folders(self) -> list[str]:
-        """What the folder may be called, the usual name first. Another repository than the usual one is another dataset."""
+        """What the folder may be called, the usual name first. Another repository than the usual one is
+        another dataset."""
         if self.folder:
             return [self.folder]
         in_repo = [self.repo.rpartition("/")[2]] if self.repo else []

@@ -11,7 +11,9 @@ from holdfast.data.sources.images import ImageSource
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
 
 
-@register("source", "cifar10", paper="Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009")
+@register(
+    "source", "cifar10", paper="Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009"
+)
 class Cifar10(ImageSource):
     """CIFAR-10: 50,000 + 10,000 photographs, 32 x 32 in colour, 10 classes.
 
@@ -28,7 +30,9 @@ class Cifar10(ImageSource):
         return Pictures("colour", shape=(32, 32))
 
 
-@register("source", "cifar100", paper="Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009")
+@register(
+    "source", "cifar100", paper="Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009"
+)
 class Cifar100(ImageSource):
     """CIFAR-100: 50,000 + 10,000 photographs, 32 x 32 in colour, 100 classes in 20 coarse ones.
 

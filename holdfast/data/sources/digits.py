@@ -14,12 +14,16 @@ from holdfast.data.samples import Samples
 from holdfast.data.sources.base import Source
 
 
-@register("source", "digits", paper="Alpaydin and Kaynak: Optical Recognition of Handwritten Digits, UCI, 1998")
+@register(
+    "source", "digits", paper="Alpaydin and Kaynak: Optical Recognition of Handwritten Digits, UCI, 1998"
+)
 class Digits(Source):
     """1,797 handwritten digits of 8 x 8 pixels, embedded: 1,437 train, 360 test, in the original order.
 
-    Origin: the test set of UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998), the file digits.csv.gz
-    of scikit-learn, unchanged. Licence: CC BY 4.0. Its grey values 0..16 are stretched to 0..255, so that white is white everywhere.
+    Origin: the test set of UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998),
+    the file digits.csv.gz of scikit-learn, unchanged. Licence: CC BY 4.0. Its grey values 0..16 are stretched
+    to 0..255, so that white is white everywhere.
+
     """
 
     mean: ClassVar[tuple[float, ...]] = (0.3054,)

@@ -19,11 +19,14 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 
 class ImageSource(FolderSource):
-    """Decodes once, into the cache. A known set says what its files hold; anything else is read off the files."""
+    """Decodes once, into the cache. A known set says what its files hold; anything else is read off the
+    files."""
 
     classes: ClassVar[int | None] = None
     names: ClassVar[tuple[str, ...]] = ()  # of the classes, where the files may not say
-    published: ClassVar[bool] = True  # mean and std are those of the whole train split, whatever part of it is here
+    published: ClassVar[bool] = (
+        True  # mean and std are those of the whole train split, whatever part of it is here
+    )
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
         """Image (or what it may be called), label, user."""
@@ -41,15 +44,23 @@ class ImageSource(FolderSource):
         entry = cached(what, inputs(files), lambda new: self._decode(files, new))
         facts = entry.facts
         return self._samples(
-            entry.arrays["x"], entry.arrays["y"], facts["classes"], facts["train_rows"],
-            facts.get("mean"), facts.get("std"), entry.arrays.get("user"), facts["class_names"],
-        )  # fmt: skip
+            entry.arrays["x"],
+            entry.arrays["y"],
+            facts["classes"],
+            facts["train_rows"],
+            facts.get("mean"),
+            facts.get("std"),
+            entry.arrays.get("user"),
+            facts["class_names"],
+        )
 
     def _decode(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
         order = self._order(files)
         image, label, user = self._columns()
         column = order.parts[0].need(image)
-        labels, classes, names = read_labels(order.parts, label, self._classes(), self.names)  # first: they are quickly found to be wrong
+        labels, classes, names = read_labels(
+            order.parts, label, self._classes(), self.names
+        )  # first: they are quickly found to be wrong
         order.arranged(labels, new("y", (order.count,), np.int64))
         if user is not None:
             order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
@@ -71,7 +82,9 @@ class Images(ImageSource):
     label: str = setting("label", "column of the labels")
     user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
     mode: Mode = setting("auto", "grey or colour; auto: grey where the images are")
-    size: int | None = setting(None, "side of the square that images are brought to; else they must agree in size", ge=1)
+    size: int | None = setting(
+        None, "side of the square that images are brought to; else they must agree in size", ge=1
+    )
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
         return (self.image,) if self.image else COLUMNS, self.label, self.user

@@ -1,4 +1,5 @@
-"""What sources of texts, windows and tables share: rows with a label, perhaps with a user, that become samples once and are then cached."""
+"""What sources of texts, windows and tables share: rows with a label, perhaps with a user, that become
+samples once and are then cached."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
-_ASIDE = ("normalise", "folder", "repo", "subset", "revision", "test_split")  # the files tell what samples are made of, not these
+_ASIDE = (
+    "normalise",
+    "folder",
+    "repo",
+    "subset",
+    "revision",
+    "test_split",
+)  # the files tell what samples are made of, not these
 
 
 class Labelled(FolderSource):
@@ -26,7 +34,9 @@ class Labelled(FolderSource):
 
     classes: ClassVar[int | None] = None  # of a known dataset
     class_names: ClassVar[tuple[str, ...]] = ()  # of a known dataset whose files do not say
-    label: str = setting("label", "column of the labels: class numbers, or words, which are numbered in sorted order")
+    label: str = setting(
+        "label", "column of the labels: class numbers, or words, which are numbered in sorted order"
+    )
     user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
 
     def load(self, dir: Path | None) -> Samples:
@@ -42,12 +52,20 @@ class Labelled(FolderSource):
 
     def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
         order = self._order(files)
-        labels, classes, names = read_labels(order.parts, self.label, self.classes, self.class_names)  # first: quickly found to be wrong
+        labels, classes, names = read_labels(
+            order.parts, self.label, self.classes, self.class_names
+        )  # first: quickly found to be wrong
         order.arranged(labels, new("y", (order.count,), np.int64))
         if self.user is not None:
             order.arranged(read_users(order.parts, self.user), new("user", (order.count,), np.int64))
         mean, std = self._fill(order, new)
-        return {"classes": classes, "class_names": names, "train_rows": order.train_rows, "mean": mean, "std": std}
+        return {
+            "classes": classes,
+            "class_names": names,
+            "train_rows": order.train_rows,
+            "mean": mean,
+            "std": std,
+        }
 
     def _fill(self, order: Order, new: New) -> Scale:
         raise TypeError(f"source '{self.name}' does not say how its samples are made")

@@ -12,7 +12,11 @@ from holdfast.data.sources.images import ImageSource
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
 
 
-@register("source", "mnist", paper="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998")
+@register(
+    "source",
+    "mnist",
+    paper="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
+)
 class Mnist(ImageSource):
     """MNIST: 60,000 + 10,000 handwritten digits, 28 x 28 grey, 10 classes.
 
@@ -44,12 +48,18 @@ class FashionMnist(ImageSource):
         return Pictures("grey", shape=(28, 28))
 
 
-@register("source", "emnist", paper="Cohen, Afshar, Tapson, van Schaik: EMNIST: an extension of MNIST to handwritten letters, 2017")
+@register(
+    "source",
+    "emnist",
+    paper="Cohen, Afshar, Tapson, van Schaik: EMNIST: an extension of MNIST to handwritten letters, 2017",
+)
 class Emnist(ImageSource):
     """EMNIST ByClass: 697,932 + 116,323 handwritten characters, 28 x 28 grey, 62 classes: 0-9, A-Z, a-z.
 
-    The original files store every character with rows and columns exchanged; here they are turned upright, like MNIST's digits.
-    Columns image, label. Licence: NIST Special Database 19, a work of the US government, without a licence of its own.
+    The original files store every character with rows and columns exchanged; here they are turned upright,
+    like MNIST's digits. Columns image, label. Licence: NIST Special Database 19, a work of the US government,
+    without a licence of its own.
+
     """
 
     classes: ClassVar[int | None] = 62
@@ -58,7 +68,11 @@ class Emnist(ImageSource):
     std: ClassVar[tuple[float, ...]] = (0.3317,)
     also: ClassVar[tuple[str, ...]] = ("emnist-byclass",)
     repo: str | None = setting("Royc30ne/emnist-byclass", _REPO)
-    upright: bool = setting(True, "exchange rows and columns, which the original files store exchanged; false for files that are upright")
+    upright: bool = setting(
+        True,
+        "exchange rows and columns, which the original files store exchanged; false for files that are"
+        " upright",
+    )
 
     def _pictures(self) -> Pictures:
         return Pictures("grey", shape=(28, 28), transposed=self.upright)

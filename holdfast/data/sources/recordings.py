@@ -27,7 +27,8 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """The rows of one split, in the order of the file. Values, of which there may be more than memory holds, come in pieces, once."""
+    """The rows of one split, in the order of the file. Values, of which there may be more than memory holds,
+    come in pieces, once."""
 
     label: np.ndarray  # [rows] whole numbers
     user: np.ndarray | None  # [rows] whole numbers
@@ -52,11 +53,14 @@ class Cut:
 
 @register("source", "recordings")
 class Recordings(Labelled):
-    """Sensor rows of your own, cut into windows: Parquet files with a column for each channel, rows in the order of their recording.
+    """Sensor rows of your own, cut into windows: Parquet files with a column for each channel, rows in the
+    order of their recording.
 
-    A window lies within one recording: within rows of one user and one label, with no jump in time. A sample is [channels, length],
-    normalised channel by channel. Where windows overlap, a client's test samples share rows with its training samples: accuracies of
-    such runs flatter, so leave overlap at 0 to compare them. Licence: that of your data.
+    A window lies within one recording: within rows of one user and one label, with no jump in time. A sample
+    is [channels, length], normalised channel by channel. Where windows overlap, a client's test samples share
+    rows with its training samples: accuracies of such runs flatter, so leave overlap at 0 to compare them.
+    Licence: that of your data.
+
     """
 
     columns: tuple[str, ...] = setting(("x", "y", "z"), "columns of the channels", min_length=1)
@@ -64,13 +68,19 @@ class Recordings(Labelled):
     unit: Literal["ns", "us", "ms", "s"] = setting("ns", "what the times count")
     gap: float = setting(1.0, "seconds without a row that end a recording", gt=0)
     length: int = setting(200, "rows of a window", ge=1)
-    overlap: float = setting(0.0, "share of its rows that a window has in common with the next one", ge=0, lt=1)
-    minimum: int | None = setting(None, "rows that make the rest of a recording a window, filled with its last row; else length", ge=1)
+    overlap: float = setting(
+        0.0, "share of its rows that a window has in common with the next one", ge=0, lt=1
+    )
+    minimum: int | None = setting(
+        None, "rows that make the rest of a recording a window, filled with its last row; else length", ge=1
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> Recordings:
         if self.minimum is not None and self.minimum > self.length:
-            raise ValueError(f"minimum is {self.minimum} but a window has length {self.length}; lower minimum")
+            raise ValueError(
+                f"minimum is {self.minimum} but a window has length {self.length}; lower minimum"
+            )
         return self
 
     def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
@@ -78,14 +88,20 @@ class Recordings(Labelled):
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
         labels = _small(labels)
         users = None if self.user is None else _small(read_users(parts, self.user))
-        return {"classes": classes, "class_names": names, **self._windows(self._tracks(parts, labels, users), new)}
+        return {
+            "classes": classes,
+            "class_names": names,
+            **self._windows(self._tracks(parts, labels, users), new),
+        }
 
     def _tracks(self, parts: Sequence[Rows], labels: np.ndarray, users: np.ndarray | None) -> Iterator[Track]:
         begin = 0
         for rows in parts:
             span = slice(begin, begin + rows.count)
             time = None if self.time is None else _seconds(rows, self.time, self.unit)
-            yield Track(labels[span], None if users is None else users[span], time, _values(rows, self.columns))
+            yield Track(
+                labels[span], None if users is None else users[span], time, _values(rows, self.columns)
+            )
             begin = span.stop
 
     def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
@@ -95,12 +111,16 @@ class Recordings(Labelled):
         count = sum(counts)
         if not counts[0]:
             least = self.minimum or self.length
-            raise DataError(f"data '{self.name}': no recording has {least} rows; lower data.options.length or minimum")
+            raise DataError(
+                f"data '{self.name}': no recording has {least} rows; lower data.options.length or minimum"
+            )
         place, train_rows = (np.arange(count), counts[0]) if len(cuts) > 1 else set_aside(count, self.test)
         new("y", (count,), np.int64)[place] = np.concatenate([cut.label for cut in cuts])
         users = [cut.user for cut in cuts if cut.user is not None]
         if users:
-            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[1]  # of those with a window
+            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[
+                1
+            ]  # of those with a window
         x, moments, begin = None, Moments(), 0
         with progress(f"cutting {self.name}", count) as advance:
             for cut in cuts:
@@ -116,8 +136,12 @@ class Recordings(Labelled):
 
     def _cut(self, track: Track) -> Cut:
         ids = [track.label] if track.user is None else [track.label, track.user]
-        first, last = place_windows(recordings(ids, track.time, self.gap), self.length, self.overlap, self.minimum)
-        return Cut(first, last, track.label[first], None if track.user is None else track.user[first], track.values)
+        first, last = place_windows(
+            recordings(ids, track.time, self.gap), self.length, self.overlap, self.minimum
+        )
+        return Cut(
+            first, last, track.label[first], None if track.user is None else track.user[first], track.values
+        )
 
 
 def _small(ids: np.ndarray) -> np.ndarray:
@@ -142,7 +166,9 @@ def _seconds(rows: Rows, column: str, unit: str) -> np.ndarray:
     out, begin = np.empty(rows.count), 0
     for batch in rows.batches([column], READ):
         values = batch.column(0).cast(pa.int64()) if stamps else batch.column(0)
-        out[begin : begin + len(batch)] = values.to_numpy(zero_copy_only=False)  # NaN where missing, which ends a recording
+        out[begin : begin + len(batch)] = values.to_numpy(
+            zero_copy_only=False
+        )  # NaN where missing, which ends a recording
         begin += len(batch)
     out *= _UNITS[kind.unit if stamps else unit]
     return out
@@ -154,7 +180,9 @@ def _values(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     for column in columns:
         kind = rows.type_of(column)
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise DataError(f"{rows.paths[0]}: column '{column}' holds {kind}, not numbers; set data.options.columns")
+            raise DataError(
+                f"{rows.paths[0]}: column '{column}' holds {kind}, not numbers; set data.options.columns"
+            )
     return _pieces(rows, columns)
 
 
@@ -167,6 +195,8 @@ def _pieces(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
                 out[:, channel] = batch.column(column).to_numpy(zero_copy_only=False)
             if not np.isfinite(out[:, channel]).all():
                 row = begin + int((~np.isfinite(out[:, channel])).argmax())
-                raise DataError(f"{rows.place(row)} has a missing or infinite number in '{column}'; leave such rows away")
+                raise DataError(
+                    f"{rows.place(row)} has a missing or infinite number in '{column}'; leave such rows away"
+                )
         yield out
         begin += len(batch)

@@ -9,11 +9,17 @@ from holdfast.data.images import Pictures
 from holdfast.data.sources.images import ImageSource
 
 
-@register("source", "svhn", paper="Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning, 2011")
+@register(
+    "source",
+    "svhn",
+    paper="Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning, 2011",
+)
 class Svhn(ImageSource):
     """SVHN, cropped digits: 73,257 + 26,032 photographs of house numbers, 32 x 32 in colour, 10 classes.
 
-    Columns image, label. The 531,131 easier ones of the split `extra` are left out. Licence: for non-commercial use.
+    Columns image, label. The 531,131 easier ones of the split `extra` are left out. Licence: for
+    non-commercial use.
+
     """
 
     classes: ClassVar[int | None] = 10

@@ -24,7 +24,9 @@ class Synthetic(Source):
     test: float = setting(0.2, "share of rows in the test split", ge=0, lt=1)
     shape: tuple[int, ...] = setting((1, 28, 28), "of one sample", min_length=1)
     classes: int = setting(10, "number of blobs, of equal size", ge=1)
-    separation: float = setting(6.0, "expected distance of two blobs' centres in deviations of the noise", ge=0)
+    separation: float = setting(
+        6.0, "expected distance of two blobs' centres in deviations of the noise", ge=0
+    )
     seed: int = setting(0, "of the blobs; not the experiment's")
 
     def load(self, dir: Path | None) -> Samples:
@@ -36,8 +38,12 @@ class Synthetic(Source):
         centres *= self.separation / np.sqrt(2 * width)
         x = np.empty((self.samples, width), dtype=np.uint8)
         noise = key.fold("noise").numpy()
-        for begin in range(0, self.samples, 4096):  # in pieces: the floats of 70,000 images would need four times the bytes
+        for begin in range(
+            0, self.samples, 4096
+        ):  # in pieces: the floats of 70,000 images would need four times the bytes
             rows = y[begin : begin + 4096]
             blob = centres[rows] + noise.standard_normal((len(rows), width), dtype=np.float32)
             x[begin : begin + 4096] = np.clip(np.round(128 + 32 * blob), 0, 255)
-        return self._samples(x.reshape(-1, *self.shape), y, self.classes, self.samples - int(self.samples * self.test))
+        return self._samples(
+            x.reshape(-1, *self.shape), y, self.classes, self.samples - int(self.samples * self.test)
+        )

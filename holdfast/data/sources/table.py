@@ -20,15 +20,21 @@ BATCH = 16384
 
 @register("source", "table")
 class Table(Labelled):
-    """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the label.
+    """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the
+    label.
 
-    Numbers are standardised by the train split; words and truth values become one column for each value seen there. What is missing
-    becomes 0. Licence: that of your data.
+    Numbers are standardised by the train split; words and truth values become one column for each value seen
+    there. What is missing becomes 0. Licence: that of your data.
+
     """
 
-    normalise: Literal["dataset"] = setting("dataset", "nothing to choose: each column is standardised by itself")
+    normalise: Literal["dataset"] = setting(
+        "dataset", "nothing to choose: each column is standardised by itself"
+    )
     columns: tuple[str, ...] = setting((), "columns to use; else all but label and user")
-    categorical: tuple[str, ...] = setting((), "columns of numbers that only name something, such as a postcode")
+    categorical: tuple[str, ...] = setting(
+        (), "columns of numbers that only name something, such as a postcode"
+    )
     buckets: int = setting(64, "a categorical column with more values than this is hashed into so many", ge=1)
 
     def _fill(self, order: Order, new: New) -> Scale:
@@ -36,7 +42,9 @@ class Table(Labelled):
         fitted = self._fitted(order, names)
         width = sum(column.width for column in fitted)
         if not width:
-            raise DataError(f"{order.parts[0].paths[0]}: no column besides '{self.label}' has a value in the train split")
+            raise DataError(
+                f"{order.parts[0].paths[0]}: no column besides '{self.label}' has a value in the train split"
+            )
         x, begin = new("x", (order.count, width), np.float32), 0
         with progress(f"encoding {self.name}", order.count) as advance:
             for rows in order.parts:
@@ -61,12 +69,15 @@ class Table(Labelled):
         return names
 
     def _fitted(self, order: Order, names: list[str]) -> list[Number | Category]:
-        """How each column becomes numbers, found from the rows of the train split, one column after the other."""
+        """How each column becomes numbers, found from the rows of the train split, one column after the
+        other."""
         import pyarrow as pa
 
         fitted: list[Number | Category] = []
         rows = order.parts[0]
-        train = order.place[: rows.count] < order.train_rows  # all of it, unless a share of it is set aside for testing
+        train = (
+            order.place[: rows.count] < order.train_rows
+        )  # all of it, unless a share of it is set aside for testing
         for name in names:  # a column has no name of its own here: it goes as soon as it is copied
             if self._kind(order.parts, name) == "number":
                 fitted.append(Number(name, numbers(rows.column(name), name, rows.place)[train]))
@@ -79,15 +90,20 @@ class Table(Labelled):
         for rows, kind in zip(parts, kinds, strict=True):
             if kind == "neither":
                 raise DataError(
-                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor words; "
-                    "name the columns to use in data.options.columns"
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor words;"
+                    " name the columns to use in data.options.columns"
                 )
             if kind != kinds[0]:
-                raise DataError(f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, in the train split {parts[0].type_of(name)}")
+                raise DataError(
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, in the train split"
+                    f" {parts[0].type_of(name)}"
+                )
         return kinds[0]
 
 
-def _encoded(batch: Any, names: list[str], fitted: list[Number | Category], rows: Rows, before: int) -> np.ndarray:
+def _encoded(
+    batch: Any, names: list[str], fitted: list[Number | Category], rows: Rows, before: int
+) -> np.ndarray:
     """float32 [n, width] of a batch that begins after `before` rows of its split."""
 
     def place(row: int) -> str:
@@ -96,5 +112,7 @@ def _encoded(batch: Any, names: list[str], fitted: list[Number | Category], rows
     out = []
     for name, column in zip(names, fitted, strict=True):
         values = batch.column(name)
-        out.append(column(numbers(values, name, place), place) if isinstance(column, Number) else column(values))
+        out.append(
+            column(numbers(values, name, place), place) if isinstance(column, Number) else column(values)
+        )
     return np.concatenate(out, axis=1)

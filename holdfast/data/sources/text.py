@@ -21,15 +21,21 @@ _LENGTH = "words of a sample; shorter texts are filled up with 0"
 
 @register("source", "text")
 class Text(Labelled):
-    """Texts of your own: Parquet files with a column of texts and one of labels. Words travel as hashes, without a vocabulary.
+    """Texts of your own: Parquet files with a column of texts and one of labels. Words travel as hashes,
+    without a vocabulary.
 
     Licence: that of your data.
+
     """
 
-    normalise: Literal["dataset"] = setting("dataset", "nothing to choose: words are looked up, not counted with")
+    normalise: Literal["dataset"] = setting(
+        "dataset", "nothing to choose: words are looked up, not counted with"
+    )
     text: str = setting("text", "column of the texts")
     length: int = setting(128, _LENGTH, ge=1)
-    keep: Literal["head", "tail"] = setting("head", "which words of a longer text are kept: the first, or the last")
+    keep: Literal["head", "tail"] = setting(
+        "head", "which words of a longer text are kept: the first, or the last"
+    )
 
     def _fill(self, order: Order, new: New) -> Scale:
         x = new("x", (order.count, self.length), np.int32)
@@ -45,11 +51,17 @@ class Text(Labelled):
         return (0.0,), (1.0,)
 
 
-@register("source", "ag-news", paper="Zhang, Zhao, LeCun: Character-level Convolutional Networks for Text Classification, NeurIPS 2015")
+@register(
+    "source",
+    "ag-news",
+    paper="Zhang, Zhao, LeCun: Character-level Convolutional Networks for Text Classification, NeurIPS 2015",
+)
 class AgNews(Text):
     """AG News: 120,000 + 7,600 news items (title and first lines), 4 classes, 64 words each.
 
-    Columns text, label (0 World, 1 Sports, 2 Business, 3 Sci/Tech). Licence: for research and other non-commercial use, as its readme says.
+    Columns text, label (0 World, 1 Sports, 2 Business, 3 Sci/Tech). Licence: for research and other
+    non-commercial use, as its readme says.
+
     """
 
     classes: ClassVar[int | None] = 4
@@ -80,10 +92,18 @@ def read_texts(column: Any, rows: Rows, before: int, name: str) -> list[str]:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise DataError(f"{rows.paths[0]}: column '{name}' holds {column.type}, not texts; set data.options.text")
+        raise DataError(
+            f"{rows.paths[0]}: column '{name}' holds {column.type}, not texts; set data.options.text"
+        )
     if column.null_count:
-        raise DataError(f"{rows.place(before + column.is_null().index(True).as_py())} has no text in '{name}'; an empty one would do")
+        raise DataError(
+            f"{rows.place(before + column.is_null().index(True).as_py())} has no text in '{name}'; an empty"
+            " one would do"
+        )
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as error:
-        raise DataError(f"{rows.place(before)} or a row soon after it has a text in '{name}' that is not UTF-8: {error.reason}") from None
+        raise DataError(
+            f"{rows.place(before)} or a row soon after it has a text in '{name}' that is not UTF-8:"
+            f" {error.reason}"
+        ) from None

@@ -13,14 +13,17 @@ from holdfast.data.sources.images import ImageSource
 class TinyImagenet(ImageSource):
     """Tiny ImageNet: 100,000 + 10,000 photographs, 64 x 64 in colour, 200 classes.
 
-    Columns image, label. The labelled validation split is the test split; some photographs are grey and come as three equal channels.
-    Licence: ImageNet's terms, non-commercial research.
+    Columns image, label. The labelled validation split is the test split; some photographs are grey and come
+    as three equal channels. Licence: ImageNet's terms, non-commercial research.
+
     """
 
     classes: ClassVar[int | None] = 200
     mean: ClassVar[tuple[float, ...]] = (0.4802, 0.4481, 0.3975)
     std: ClassVar[tuple[float, ...]] = (0.2770, 0.2691, 0.2821)
-    repo: str | None = setting("zh-plus/tiny-imagenet", "the dataset's id on the Hugging Face Hub, OWNER/NAME")
+    repo: str | None = setting(
+        "zh-plus/tiny-imagenet", "the dataset's id on the Hugging Face Hub, OWNER/NAME"
+    )
 
     def _pictures(self) -> Pictures:
         return Pictures("colour", shape=(64, 64))

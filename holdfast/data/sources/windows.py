@@ -21,28 +21,38 @@ NUMBERS = 1 << 22  # read at once
 
 @register("source", "windows")
 class Windows(Labelled):
-    """Sensor windows of your own: Parquet files with a list of numbers in each row. Rows that are yet to be cut: see `recordings`.
+    """Sensor windows of your own: Parquet files with a list of numbers in each row. Rows that are yet to be
+    cut: see `recordings`.
 
-    A sample is [channels, length], normalised channel by channel. Lists may be of any numbers, also lists of lists, all of one length.
-    Licence: that of your data.
+    A sample is [channels, length], normalised channel by channel. Lists may be of any numbers, also lists of
+    lists, all of one length. Licence: that of your data.
+
     """
 
     numbers: ClassVar[int | None] = None  # how many a window of a known dataset has
     signal: str = setting("signal", "column of the windows, each a list of numbers")
     channels: int = setting(1, "channels of a window", ge=1)
-    order: Literal["channels", "time"] = setting("channels", "a list holds channel after channel, or (time) moment after moment")
+    order: Literal["channels", "time"] = setting(
+        "channels", "a list holds channel after channel, or (time) moment after moment"
+    )
 
     def _fill(self, order: Order, new: New) -> Scale:
         shape = first_shape(order.parts[0], self.signal)
         width = math.prod(shape)
         if self.numbers and width != self.numbers:
-            raise DataError(f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', expected {self.numbers}")
+            raise DataError(
+                f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', expected {self.numbers}"
+            )
         if not width or width % self.channels:
             raise DataError(
-                f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', not {self.channels} channels of equal length; "
-                "set data.options.channels"
+                f"{order.parts[0].place(0)} has {width} numbers in '{self.signal}', not {self.channels}"
+                " channels of equal length; set data.options.channels"
             )
-        x, moments, begin = new("x", (order.count, self.channels, width // self.channels), np.float32), Moments(), 0
+        x, moments, begin = (
+            new("x", (order.count, self.channels, width // self.channels), np.float32),
+            Moments(),
+            0,
+        )
         with progress(f"reading {self.name}", order.count) as advance:
             for rows in order.parts:
                 at = 0  # in this split
@@ -62,17 +72,32 @@ class Windows(Labelled):
         return flat.reshape(len(flat), -1, self.channels).transpose(0, 2, 1)
 
 
-@register("source", "uci-har", paper="Anguita et al.: A Public Domain Dataset for Human Activity Recognition Using Smartphones, ESANN 2013")
+@register(
+    "source",
+    "uci-har",
+    paper=(
+        "Anguita et al.: A Public Domain Dataset for Human Activity Recognition Using Smartphones, ESANN 2013"
+    ),
+)
 class UciHar(Windows):
     """UCI HAR: 7,352 + 2,947 windows of a phone's sensors, [9, 128], 30 users, 6 activities; split by user.
 
-    Columns user (1..30), signal (1,152 numbers: body acceleration x, y, z, gyroscope x, y, z and total acceleration x, y, z, 128 of each,
-    at 50 Hz), label. Neighbouring windows of the original share half of their time, so a client's own train and test samples overlap.
-    Licence: its README prohibits commercial use, UCI lists CC BY 4.0.
+    Columns user (1..30), signal (1,152 numbers: body acceleration x, y, z, gyroscope x, y, z and total
+    acceleration x, y, z, 128 of each, at 50 Hz), label. Neighbouring windows of the original share half of
+    their time, so a client's own train and test samples overlap. Licence: its README prohibits commercial
+    use, UCI lists CC BY 4.0.
+
     """
 
     classes: ClassVar[int | None] = 6
-    class_names: ClassVar[tuple[str, ...]] = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
+    class_names: ClassVar[tuple[str, ...]] = (
+        "WALKING",
+        "WALKING_UPSTAIRS",
+        "WALKING_DOWNSTAIRS",
+        "SITTING",
+        "STANDING",
+        "LAYING",
+    )
     numbers: ClassVar[int | None] = 1152
     channels: int = setting(9, "channels of a window", ge=1)
     user: str | None = setting("user", "column that says who a row comes from, for partitions by user")

@@ -1,4 +1,5 @@
-"""WISDM: a phone's accelerometer, row by row, as a Parquet folder or as the text file that its authors publish."""
+"""WISDM: a phone's accelerometer, row by row, as a Parquet folder or as the text file that its authors
+publish."""
 
 from __future__ import annotations
 
@@ -24,19 +25,33 @@ _LINE = 1 << 16  # letters that are read at a time where no line ends
 _NAME = 100  # letters of an activity: all are kept as long as the longest
 
 
-@register("source", "wisdm", paper="Kwapisz, Weiss, Moore: Activity Recognition using Cell Phone Accelerometers, SIGKDD Explorations 2010")
+@register(
+    "source",
+    "wisdm",
+    paper=(
+        "Kwapisz, Weiss, Moore: Activity Recognition using Cell Phone Accelerometers, SIGKDD Explorations"
+        " 2010"
+    ),
+)
 class Wisdm(Recordings):
-    """WISDM v1.1: 1,098,207 rows of an accelerometer at 20 Hz, 36 users, 6 activities, cut into windows [3, 200] of ten seconds.
+    """WISDM v1.1: 1,098,207 rows of an accelerometer at 20 Hz, 36 users, 6 activities, cut into windows [3,
+    200] of ten seconds.
 
-    Columns user, activity, timestamp (ns), x, y, z; or the original text file WISDM_ar_v1.1_raw.txt in the folder. There is no official
-    split. Rows whose timestamp is 0 hold no measurement and are left away. For the lab's later recordings of 18 activities set folder,
-    for example to wisdm_2019_phone_accel. Licence: none stated; its authors ask to cite the paper.
+    Columns user, activity, timestamp (ns), x, y, z; or the original text file WISDM_ar_v1.1_raw.txt in the
+    folder. There is no official split. Rows whose timestamp is 0 hold no measurement and are left away. For
+    the lab's later recordings of 18 activities set folder, for example to wisdm_2019_phone_accel. Licence:
+    none stated; its authors ask to cite the paper.
+
     """
 
     also: ClassVar[tuple[str, ...]] = ("WISDM_ar_v1.1",)
-    label: str = setting("activity", "column of the labels: class numbers, or words, which are numbered in sorted order")
+    label: str = setting(
+        "activity", "column of the labels: class numbers, or words, which are numbered in sorted order"
+    )
     user: str | None = setting("user", "column that says who a row comes from, for partitions by user")
-    time: str | None = setting("timestamp", "column of the times; else only a new user or label ends a recording")
+    time: str | None = setting(
+        "timestamp", "column of the times; else only a new user or label ends a recording"
+    )
 
     def load(self, dir: Path | None) -> Samples:
         text = self._find(dir, instead=RAW).get(RAW)
@@ -50,7 +65,9 @@ class Wisdm(Recordings):
         return {"classes": len(names), "class_names": tuple(map(str, names)), **self._windows([track], new)}
 
     def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
-        return super()._windows((track if track.time is None else track.only(track.time != 0) for track in tracks), new)
+        return super()._windows(
+            (track if track.time is None else track.only(track.time != 0) for track in tracks), new
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +82,17 @@ class Raw:
 
 
 def read_raw(path: Path) -> Raw:
-    """Records like 33,Jogging,49105962326000,-0.69,12.68,0.50; of which some lack the semicolon, a number, or a line of their own."""
+    """Records like 33,Jogging,49105962326000,-0.69,12.68,0.50; of which some lack the semicolon, a number, or
+    a line of their own."""
     user, time, values = array("q"), array("q"), array("f")
     activity: list[str] = []
     if path.stat().st_size > _MOST:
         raise DataError(f"{path} has more than {_MOST:,} bytes; fetch it again")
     dropped = 0
-    with open(path, encoding="utf-8", errors="replace") as file, progress(f"reading {path.name}", path.stat().st_size) as advance:
+    with (
+        open(path, encoding="utf-8", errors="replace") as file,
+        progress(f"reading {path.name}", path.stat().st_size) as advance,
+    ):
         while line := file.readline(_LINE):
             for text in line.split(";"):
                 text = text.strip().rstrip(",")
@@ -89,7 +110,9 @@ def read_raw(path: Path) -> Raw:
     timeless = time.count(0)
     if dropped or timeless:
         lost = f"{dropped:,} damaged records and {timeless:,} without a time"
-        warnings.warn(f"{path}: {lost} are left away, {len(user) - timeless:,} remain", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"{path}: {lost} are left away, {len(user) - timeless:,} remain", UserWarning, stacklevel=2
+        )
     columns = np.array(user, dtype=np.int64), np.array(activity), np.array(time, dtype=np.int64)
     return Raw(*columns, np.array(values, dtype=np.float32).reshape(-1, 3), dropped)
 
@@ -104,6 +127,8 @@ def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | Non
         user, time, activity = int(fields[0]), int(fields[2]), fields[1].strip()
     except ValueError:
         return None
-    finite = abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63  # not so where one is not a number
+    finite = (
+        abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63
+    )  # not so where one is not a number
     sound = finite and 0 < len(activity) <= _NAME
     return (user, activity, time, (x, y, z)) if sound else None

@@ -1,5 +1,5 @@
-"""What some tables and figures show and no result has: a function of a finished run each, by name; where the metric says `by`, also of
-the label on that axis."""
+"""What some tables and figures show and no result has: a function of a finished run each, by name; where the
+metric says `by`, also of the label on that axis."""
 
 from __future__ import annotations
 

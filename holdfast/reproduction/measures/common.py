@@ -20,7 +20,8 @@ def megabytes(run: Run) -> float | None:
 
 @measure("seconds-of-a-round")
 def seconds_of_a_round(run: Run) -> float | None:
-    """Clients and server together in the median round: the first one may include preparations. Tuning after the last round is none."""
+    """Clients and server together in the median round: the first one may include preparations. Tuning after
+    the last round is none."""
     rounds = run.metrics
     rounds = rounds[rounds["round"] <= run.manifest["config"]["train"]["rounds"]]
     return float((rounds["seconds/client"] + rounds["seconds/server"]).median())

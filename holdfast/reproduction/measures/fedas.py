@@ -1,4 +1,5 @@
-"""What only FedAS's tables and figures show. Its accuracy is pooled: right answers over the test samples of all clients."""
+"""What only FedAS's tables and figures show. Its accuracy is pooled: right answers over the test samples of
+all clients."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def best(run: Run) -> float | None:
 
 @measure("pooled/over-rounds")
 def over_rounds(run: Run) -> float | None:
-    """The mean pooled accuracy of all rounds: of two methods that end alike, the faster one has more (Fig. 5)."""
+    """The mean pooled accuracy of all rounds: of two methods that end alike, the faster one has more (Fig.
+    5)."""
     found = _pooled(run)
     return float(found.mean()) if len(found) else None
 
@@ -98,7 +100,8 @@ def fim_growth(run: Run) -> float | None:
 
 
 def weights_by_presence(alpha: pd.DataFrame) -> tuple[float, float] | None:
-    """Mean weight of those who are there in more than half of the rounds, and of the stragglers, over the rounds that have both."""
+    """Mean weight of those who are there in more than half of the rounds, and of the stragglers, over the
+    rounds that have both."""
     often = alpha.groupby("client")["round"].nunique() > alpha["round"].nunique() / 2
     rows = alpha.assign(often=alpha["client"].map(often))
     both = rows.groupby("round")["often"].transform("nunique") == 2
@@ -108,7 +111,8 @@ def weights_by_presence(alpha: pd.DataFrame) -> tuple[float, float] | None:
 
 @measure("weight/online")
 def weight_online(run: Run) -> float | None:
-    """Mean weight of a client that is there in more than half of the rounds, in rounds in which stragglers are too."""
+    """Mean weight of a client that is there in more than half of the rounds, in rounds in which stragglers
+    are too."""
     found = weights_by_presence(run.table("alpha"))
     return found and found[0]
 

@@ -1,4 +1,5 @@
-"""What only FedCAP shows: how long the updates of malicious clients become (Fig. 3), and how soon TAcc is at 80 % (Table V)."""
+"""What only FedCAP shows: how long the updates of malicious clients become (Fig. 3), and how soon TAcc is at
+80 % (Table V)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from holdfast.results.run import Run
 
 @measure("rounds-to-tacc-80")
 def rounds_to_tacc(run: Run) -> float | None:
-    """The first evaluated round in which TAcc is 80 % or more: that of the better of the two models, whichever it is by then."""
+    """The first evaluated round in which TAcc is 80 % or more: that of the better of the two models,
+    whichever it is by then."""
     rounds = run.metrics
     reached = rounds.loc[rounds["accuracy/tacc"] >= 0.8, "round"]
     return float(reached.iloc[0]) if len(reached) else None
@@ -24,7 +26,8 @@ def malicious_first(run: Run) -> float | None:
 
 @measure("norm/malicious/last")
 def malicious_last(run: Run) -> float | None:
-    """Median length of malicious clients' updates in the last round that has any: those that are not finite were refused."""
+    """Median length of malicious clients' updates in the last round that has any: those that are not finite
+    were refused."""
     return _at(lengths(run, True), -1)
 
 
@@ -36,7 +39,8 @@ def benign_last(run: Run) -> float | None:
 
 @measure("norm/malicious/growth")
 def malicious_growth(run: Run) -> float | None:
-    """How many times as long the updates of malicious clients became: the longest round's median over the first one's."""
+    """How many times as long the updates of malicious clients became: the longest round's median over the
+    first one's."""
     found = lengths(run, True)
     return float(found.max() / found.iloc[0]) if len(found) and found.iloc[0] > 0 else None
 

@@ -15,18 +15,21 @@ from holdfast.reproduction.measures.base import measure
 from holdfast.results.run import Run
 
 _IMAGES = 200
-"""Test images that are looked at; those of the target class, to which the trigger adds nothing, are then left out."""
+"""Test images that are looked at; those of the target class, to which the trigger adds nothing, are then left
+out."""
 
 
 @measure("rank-change")
 def rank_change(run: Run, part: str) -> float | None:
-    """How far honest training moves parameters in the order by importance, as a share of all of them; of a part of the order, as 0-10%."""
+    """How far honest training moves parameters in the order by importance, as a share of all of them; of a
+    part of the order, as 0-10%."""
     return _mean_of(run, part, "benign")
 
 
 @measure("rank-disparity")
 def rank_disparity(run: Run, part: str) -> float | None:
-    """How much further poisoned training moves them than honest training from the same model; of a part of the order, as 0-10%."""
+    """How much further poisoned training moves them than honest training from the same model; of a part of
+    the order, as 0-10%."""
     return _mean_of(run, part, "disparity")
 
 
@@ -34,7 +37,10 @@ def _mean_of(run: Run, part: str, figure: str) -> float | None:
     low, high = (float(end) / 100 for end in part.removesuffix("%").split("-"))
     frame = _changes(run)
     if figure not in frame:
-        raise RunError(f"{run.path / 'rank-change.csv'} has no '{figure}'; remove it, and rank changes are computed again")
+        raise RunError(
+            f"{run.path / 'rank-change.csv'} has no '{figure}'; remove it, and rank changes are computed"
+            " again"
+        )
     return float(frame[(frame["place"] > low) & (frame["place"] < high)][figure].mean())
 
 
@@ -49,13 +55,17 @@ def _changes(run: Run) -> pd.DataFrame:
     except (OSError, ValueError):  # also pandas' own: no columns, too many of them, not UTF-8
         sound = False
     if not sound:
-        raise RunError(f"{file} is damaged: it does not hold rank changes by place; remove it, and they are computed again")
+        raise RunError(
+            f"{file} is damaged: it does not hold rank changes by place; remove it, and they are computed"
+            " again"
+        )
     return frame
 
 
 @measure("heat-on-trigger")
 def mean_heat_on_trigger(run: Run) -> float | None:
-    """Share of Grad-CAM's heat that lies on the trigger, mean over test images of other classes than the target that carry it."""
+    """Share of Grad-CAM's heat that lies on the trigger, mean over test images of other classes than the
+    target that carry it."""
     frame = heat_on_trigger(run, range(min(_IMAGES, len(run._experiment.federation.global_test.row))))
     found = frame[frame["label"] != frame["target"]]["share"].dropna()
     return float(found.mean()) if len(found) else None
