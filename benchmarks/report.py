@@ -1,10 +1,9 @@
 """How large the report of a large sweep is, how long it takes to write, and how long a browser takes to open
 it.
 
-python benchmarks/report.py                    # 48 cells, 100 rounds, 20 clients: about two minutes of
-training the first time python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md
-and of the README
-
+    python benchmarks/report.py                    # 48 cells, 100 rounds, 20 clients: about two minutes of
+                                                   training the first time
+    python benchmarks/report.py --screenshots      # and the pictures of docs/reports.md and of the README
 """
 
 from __future__ import annotations

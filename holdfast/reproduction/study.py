@@ -1,24 +1,42 @@
 """One table or figure of a paper as a TOML file in studies/: which experiments it shows, what is read off
 each, what the paper says.
 
-paper = "FedCAP"                   # as in printed/fedcap.csv title = "Accuracy under six attacks, by defence"
-printed = "I"                      # the table's name in print; a figure has none, its claims only notes =
-["..."]                    # where paper and code contradict each other, one sentence each like =
-"shared/fedcap"             # another study, or what the paper's studies have in common: only what differs is
-said (likeness.py)
+    paper = "FedCAP"                   # as in printed/fedcap.csv
+    title = "Accuracy under six attacks, by defence"
+    printed = "I"                      # the table's name in print; a figure has none, its claims only
+    notes = ["..."]                    # where paper and code contradict each other, one sentence each
+    like = "shared/fedcap"             # another study, or what the paper's studies have in common: only what
+                                       differs is said (likeness.py)
 
-[config]                           # what all experiments share, as for `holdfast run` [axes.attack]
-# an axis of the table: what each label sets. All labels of all axes together are the experiments SF = {
-"attack.name" = "sign-flip" } [[override]]                       # what only some cells set when = { method =
-"FedCAP", attack = ["SF", "MR"] } set = { "method.alpha" = 5 } [[skip]]                           # what the
-table does not have when = { ... } [[on_request]]                     # labels that are played only where
---only names them: other readings of what is not said when = { method = ["..."] } [[authors]]
-# what the released code does beside the `variant = "authors"` of its parts, for --variant set = {
-"train.shuffle" = false } [metrics."TAcc(%)"]                # what is read off each figure = "accuracy" times
-= 100 [[metrics."TAcc(%)".override]]     # what only some cells are scored by when = { method = "FedAvg-FT" }
-figure = "accuracy/personal" [layout] rows = ["attack"] columns = ["method"] [print]
-# where in print a cell's value stands setting = "attack={attack}, malicious=0.3" [[claims]]
-# see claims.py [scale.quick]                      # the same on less [scale.smoke]"""
+    [config]                           # what all experiments share, as for `holdfast run`
+    [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes
+                                       together are the experiments
+    SF = { "attack.name" = "sign-flip" }
+    [[override]]                       # what only some cells set
+    when = { method = "FedCAP", attack = ["SF", "MR"] }
+    set = { "method.alpha" = 5 }
+    [[skip]]                           # what the table does not have
+    when = { ... }
+    [[on_request]]                     # labels that are played only where --only names them: other readings
+                                       of what is not said
+    when = { method = ["..."] }
+    [[authors]]                        # what the released code does beside the `variant = "authors"` of its
+                                       parts, for --variant
+    set = { "train.shuffle" = false }
+    [metrics."TAcc(%)"]                # what is read off each
+    figure = "accuracy"
+    times = 100
+    [[metrics."TAcc(%)".override]]     # what only some cells are scored by
+    when = { method = "FedAvg-FT" }
+    figure = "accuracy/personal"
+    [layout]
+    rows = ["attack"]
+    columns = ["method"]
+    [print]                            # where in print a cell's value stands
+    setting = "attack={attack}, malicious=0.3"
+    [[claims]]                         # see claims.py
+    [scale.quick]                      # the same on less
+    [scale.smoke]"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """A sweep's directory: which cells it has, who plays them, and on what terms those began that are played
 together.
 
-sweep.json            every cell: label, folder and config; written first, and the same for all shards
-groups/000.json       cells that are played together, and the plans, threads and device that their bits depend
-on 000-ditto_seed=0/     a cell, a run like any other (store.py) lock                  held for the moment in
-which a process takes the locks of its cells, or writes one of the above"""
+    sweep.json            every cell: label, folder and config; written first, and the same for all shards
+    groups/000.json       cells that are played together, and the plans, threads and device that their bits
+                          depend on
+    000-ditto_seed=0/     a cell, a run like any other (store.py)
+    lock                  held for the moment in which a process takes the locks of its cells, or writes one
+                          of the above"""
 
 from __future__ import annotations
 
