@@ -64,7 +64,7 @@ def digest(run: Run) -> str:
     head = run.store.head()
     assert head is not None
     found = {name: value for name, value in head[1].items() if name.startswith(("server/", "roster/"))}
-    rows = run._experiment.cell.rows.__class__(run.path / "rows", head[1]["rows/index"])
+    rows = run._experiment.run_context.rows.__class__(run.path / "rows", head[1]["rows/index"])
     ids = torch.tensor(sorted(rows.place), dtype=torch.int64)
     if len(ids):
         found |= {f"rows/{name}": value for name, value in rows.read(ids).items()}

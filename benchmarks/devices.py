@@ -29,7 +29,7 @@ from holdfast.experiment.config import make_config
 _SETTINGS = {"gas": {"p": 7}, "backdoor": {"size": 2}}  # for small networks and images
 
 
-def play(
+def run_case(
     folder: Path, method: str, device: str, plan: str, dtype: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """All weights of two rounds of a small network with BatchNorm and Dropout on ragged clients; accuracy and
@@ -114,10 +114,10 @@ def attacks(device: str, folder: Path) -> None:
 
 def methods(device: str, folder: Path, names: list[str]) -> None:
     for method in names:
-        base, figures, _ = play(folder, method, "cpu", "loop", "float64")
+        base, figures, _ = run_case(folder, method, "cpu", "loop", "float64")
         for plan in ("loop", "vmap", "captured-loop", "captured-vmap", "compiled-vmap"):
-            weights, there, seconds = play(folder, method, device, plan, "float64")
-            once, again = (play(folder, method, device, plan, "float32")[0] for _ in range(2))
+            weights, there, seconds = run_case(folder, method, device, plan, "float64")
+            once, again = (run_case(folder, method, device, plan, "float32")[0] for _ in range(2))
             print(
                 f"{method:10} {device} {plan:13} against cpu: {float((weights - base).abs().max()):.1e} "
                 f" figures: {float((there - figures).abs().max()):.1e}  float32 twice:"

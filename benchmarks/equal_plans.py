@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import torch
 
-from holdfast.core.device import Precision, counting
+from holdfast.core.device import Precision, deterministic_math
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.data.federation import Padded, Samples
@@ -72,7 +72,7 @@ def train(
         {"pull": (network.initial(Key(1)).to(device).expand(n, -1), 0.1)} if pulled else {}
     )
     on_device = Padded(data.rows.to(device), data.labels.to(device), data.count)
-    with counting(device, plan.precision):
+    with deterministic_math(device, plan.precision):
         return fit(
             network,
             start.expand(n, -1),
@@ -124,7 +124,7 @@ def _waits(rough: tuple[Network, Samples, Padded], device: torch.device) -> None
     start, key = network.initial(Key(0)).to(device).expand(n, -1), Key(0).fold(torch.arange(n))
     for name in get_args(PlanName)[1:]:  # the loop asks for every step anew
         plan = Plan(name, precision="tf32")
-        with counting(device, "tf32"):
+        with deterministic_math(device, "tf32"):
             fit(network, start, store.on(device), ready, key, Recipe(), plan)
             torch.cuda.set_sync_debug_mode("error")
             try:

@@ -63,7 +63,7 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
     up = Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True))
     with Memory(up.processes) as memory, up:
         started = time.monotonic() - began
-        up.play(timeout)
+        up.run(timeout)
     moments = [*(project.ledger().of("start") if rounds == 1 else []), *project.ledger().of("round")]
     at = [datetime.datetime.fromisoformat(entry.at).timestamp() for entry in moments]
     run = Run(project.run)

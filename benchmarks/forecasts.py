@@ -158,8 +158,8 @@ def _played(config: dict[str, Any], device: str) -> dict[str, Any]:
     class Measured(Simulator):
         def close(self) -> None:
             nonlocal workers
-            if self._staff is not None and self._staff.pool is not None:
-                workers = sum(peak(pid) for pid in self._staff.pool.pids)
+            if self._dispatch is not None and self._dispatch.pool is not None:
+                workers = sum(peak(pid) for pid in self._dispatch.pool.pids)
             super().close()
 
     with tempfile.TemporaryDirectory() as folder:

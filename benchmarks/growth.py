@@ -141,8 +141,8 @@ def _sweep(point: dict[str, Any]) -> dict[str, Any]:
     rounds: dict[int, int] = {}
 
     def moved(experiment: Any) -> None:
-        if rounds.get(id(experiment), 0) < experiment.cell.round:
-            rounds[id(experiment)] = experiment.cell.round
+        if rounds.get(id(experiment), 0) < experiment.run_context.round:
+            rounds[id(experiment)] = experiment.run_context.round
             ends.append(time.perf_counter())
 
     config = {

@@ -40,7 +40,7 @@ PARTS = {
     "stacks put together": (simulator.Simulator, "local"),
     "what clients send, read and dealt out": (simulator, "each"),
     "servers": (lockstep, "each"),
-    "committed": (lockstep, "seal_all"),
+    "committed": (lockstep, "commit_all"),
     "of that, the disk": (store, "_wait_for_disk"),
 }
 
@@ -86,7 +86,7 @@ def cell(rule: str, attack: str, rounds: int) -> Config:
     )
 
 
-def play(hands: int, rounds: int) -> None:
+def run_case(hands: int, rounds: int) -> None:
     """In a process of its own, because it leaves everything watched."""
     spent: Counter[str] = Counter()
     local_client.fit = noise  # type: ignore[assignment]
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.play:
-        play(given.hands[0], given.rounds)
+        run_case(given.hands[0], given.rounds)
         return
     print(
         f"seconds of a round of {len(RULES) * len(ATTACKS)} experiments, {os.cpu_count()} cores, PyTorch"

@@ -44,7 +44,7 @@ def chosen(asked: list[str], known: list[str]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def play(number: int, command: str, out: Path) -> int:
+def run_case(number: int, command: str, out: Path) -> int:
     _, _, paper, what, *rest = shlex.split(command)
     name = f"{number:02d}-{paper}-{what}"
     began = time.perf_counter()
@@ -87,7 +87,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max(1, asked.at_once)) as pool:
         codes = list(
-            pool.map(lambda number: play(number, known[number], asked.out), chosen(asked.which, known))
+            pool.map(lambda number: run_case(number, known[number], asked.out), chosen(asked.which, known))
         )
     sys.exit(int(any(codes)))
 

@@ -51,7 +51,7 @@ def seconds_per_round(config: Config) -> float:
     ends: dict[int, float] = {}
 
     def moved(experiment: Experiment) -> None:
-        ends[experiment.cell.round] = time.perf_counter()
+        ends[experiment.run_context.round] = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
         start([("", config)], Path(folder) / "run", Watch(moved=moved))

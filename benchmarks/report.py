@@ -94,7 +94,7 @@ def demo_page(folder: Path) -> Path:
     return (
         write_page(folder, title=demo.TITLE, alone=True)
         if run_folders(folder)
-        else demo.play(folder, Watch(say=print))
+        else demo.run_demo(folder, Watch(say=print))
     )
 
 

@@ -63,7 +63,7 @@ def measure(work: Work, method: str, turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         experiment = experiment_of(work, method, Path(folder))
         experiment.store.open()
-        cell, memory = experiment.cell, parse_memory("2GB")
+        cell, memory = experiment.run_context, parse_memory("2GB")
         cell.round = 1
         sample = cell.federation.samples.batch(torch.zeros(1, dtype=torch.int64))[0]
         per_row = bytes_per_row(cell.network, sample, work.batch_size)
@@ -72,7 +72,9 @@ def measure(work: Work, method: str, turns: int) -> dict[str, Any]:
             for threads, workers in ((1, 1), (torch.get_num_threads(), 1), (1, cores)):
                 plan = bounded(Plan(name, workers=workers), memory // workers, per_row)
                 ways[f"{name} {workers}x{threads}"] = threads, Simulator({cell.plan_key: plan})
-        call = Call(cell, broadcast("train", cell.wire().pack(cell.initial), experiment.roster.clients))
+        call = Call(
+            cell, broadcast("train", cell.wire().pack(cell.initial), experiment.participation.clients)
+        )
         best = dict.fromkeys(ways, float("inf"))
         for turn in range(turns + 1):
             for name, (threads, simulator) in ways.items():

@@ -13,12 +13,12 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.experiment.config import Config, as_table, make_config, merge
 from holdfast.experiment.runner import Watch
-from holdfast.forecast.measure import rehearse
+from holdfast.forecast.measure import forecast_cost
 from holdfast.forecast.prediction import Prediction
 from holdfast.results.run import Run
-from holdfast.storage.status import Standing
+from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import configs
-from holdfast.sweeps.runner import sweep as play_sweep
+from holdfast.sweeps.runner import sweep as run_sweep
 from holdfast.sweeps.session import resume as resume_runs
 from holdfast.sweeps.session import start
 from holdfast.tracking.following import Make, tracked
@@ -56,7 +56,7 @@ def sweep(
     retry: bool = False,
     watch: Watch | None = None,
     track: Sequence[str | Make] = (),
-) -> list[Swept]:
+) -> list[SweptCell]:
     """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes
     what is in `out`.
 
@@ -64,14 +64,14 @@ def sweep(
     each stands; a cell that fails raises nothing here, and is tried again only with `retry`."""
     cells = configs(as_table(config))
     with tracked(track, watch) as watching:
-        standings = play_sweep(
+        statuses = run_sweep(
             cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry
         )
-    return [_swept(standing, chosen) for standing, (_, chosen) in zip(standings, cells, strict=True)]
+    return [_swept_cell(run_status, chosen) for run_status, (_, chosen) in zip(statuses, cells, strict=True)]
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweptCell:
     """One cell of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), in which
     round, why, and its run where it has begun."""
 
@@ -86,9 +86,11 @@ class Swept:
         return self.run.final if self.run is not None and self.status in ("finished", "diverged") else None
 
 
-def _swept(standing: Standing, config: Config) -> Swept:
-    run = Run(standing.path, config) if (standing.path / "manifest.json").exists() else None
-    return Swept(standing.label, standing.shared or standing.status, standing.round, standing.reason, run)
+def _swept_cell(run_status: RunStatus, config: Config) -> SweptCell:
+    run = Run(run_status.path, config) if (run_status.path / "manifest.json").exists() else None
+    return SweptCell(
+        run_status.label, run_status.shared or run_status.status, run_status.round, run_status.reason, run
+    )
 
 
 def tune(
@@ -123,7 +125,7 @@ def plan(
         cells = [("", _sole(config, sections))]
     else:
         cells = configs(merge(as_table(config), sections))
-    return rehearse(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard)
+    return forecast_cost(cells, Path(out) if out is not None else fresh_folder(), watch, shard=shard)
 
 
 def _sole(config: Config, sections: Mapping[str, Any]) -> Config:

@@ -13,7 +13,7 @@ import torch
 import holdfast.api  # noqa: F401  # before any test patches what it imports
 from holdfast.core import registry
 from holdfast.results.run import Run
-from tests.helpers import play
+from tests.helpers import run_all
 
 # One thread: the tensors are tiny, and bits must not depend on the machine's cores.
 torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
     def go(**sections: Any) -> Run:
         nonlocal count
         count += 1
-        return play([sections], tmp_path / f"run{count}")[0]
+        return run_all([sections], tmp_path / f"run{count}")[0]
 
     return go
 
@@ -62,7 +62,7 @@ def simulate_all(tmp_path: Path, quick_disk: None) -> Callable[..., list[Run]]:
     def go(tables: list[Mapping[str, Any]]) -> list[Run]:
         nonlocal count
         count += 1
-        return play(tables, tmp_path / f"group{count}")
+        return run_all(tables, tmp_path / f"group{count}")
 
     return go
 

@@ -61,7 +61,7 @@ def tiny(**sections: Any) -> Config:
     return make_config(table)
 
 
-def play(tables: Sequence[Mapping[str, Any]], out: Path) -> list[Run]:
+def run_all(tables: Sequence[Mapping[str, Any]], out: Path) -> list[Run]:
     """Play experiments together; one Run each."""
     configs = [tiny(**table) for table in tables]
     results = start(
@@ -75,7 +75,7 @@ def everything(run: Run) -> dict[str, Tensor]:
     head = run.store.head()
     assert head is not None
     out = {name: value for name, value in head[1].items() if name.startswith(("server/", "roster/"))}
-    rows = run._experiment.cell.rows.__class__(run.path / "rows", head[1]["rows/index"])
+    rows = run._experiment.run_context.rows.__class__(run.path / "rows", head[1]["rows/index"])
     ids = torch.tensor(sorted(rows.place), dtype=torch.int64)
     out["rows/ids"] = ids
     if len(ids):

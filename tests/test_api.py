@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
 from holdfast.report.rerun_config import as_text
-from tests.test_session import TINY, config
+from tests.experiment.test_session import TINY, config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -127,13 +127,13 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_config_is_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
-    for play in (
+    for run_with in (
         holdfast.sweep,
         lambda given, out: holdfast.tune(given, 1, out=out),
         *([] if wrong == config() else [holdfast.run]),
     ):
         with pytest.raises(ConfigError) as error:
-            play(wrong, out=tmp_path / "out")
+            run_with(wrong, out=tmp_path / "out")
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -170,7 +170,7 @@ def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = Simulator.exchange
 
     def strike(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == number:
+        if calls[0].run_context.round == number:
             raise KeyboardInterrupt
         return exchange(self, calls)
 
@@ -286,12 +286,12 @@ def test_a_module_that_does_not_fit_the_data_is_one_line_before_anything_is_writ
     tmp_path: Path, module: Any, words: str
 ) -> None:
     given = {**TINY, "model": holdfast.Model(module, head=None), "method": "fedavg"}
-    for play in (
+    for run_with in (
         holdfast.run,
         lambda table, out: holdfast.sweep({**table, "sweep": {"seed": [0, 1]}}, out=out),
     ):
         with pytest.raises(ConfigError) as error:
-            play(given, out=tmp_path / "run")
+            run_with(given, out=tmp_path / "run")
         assert str(error.value).startswith(f"model {words}") and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 

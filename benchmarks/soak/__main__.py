@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="do not remove the folder of the soak at the end")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    outcomes = play(
+    outcomes = run_case(
         given.seed, shares(given.kills, given.only), given.minutes, given.keep, console(), given.victims
     )
     if given.json is not None:
@@ -83,7 +83,7 @@ def shares(kills: int, parts: list[str]) -> dict[str, int]:
     return many
 
 
-def play(
+def run_case(
     seed: int,
     kills: dict[str, int],
     minutes: float | None,

@@ -108,7 +108,7 @@ def soak(course: Course, outcome: Outcome, kills: int, others: int = 2, roles: S
         experiment, simulated = project.experiment, course.work / "simulated"
         if undisturbed(course, outcome, "run", experiment, "--out", simulated):
             with Memory(course.mark, lambda: _round(project), every=1.0) as memory:
-                Disturbed(course, outcome, chance, project, relay, disk).play(plan)
+                Disturbed(course, outcome, chance, project, relay, disk).run(plan)
             outcome.peaks = memory.peaks()
             outcome.memory = {role: in_words(life) for role, life in memory.by_role().items()}
             for grown in memory.grown():
@@ -180,7 +180,7 @@ class Disturbed:
             "federation", "resume" if (self.project.run / "head.json").exists() else "up", self.project.path
         )
 
-    def play(self, plan: list[Disturbance]) -> None:
+    def run(self, plan: list[Disturbance]) -> None:
         with Watch(lambda: [self.project.server, self.project.run]) as watch:
             if (
                 watch.until(RECOVERY, events=1, commits=2, ended=self.up.ended) is None

@@ -97,7 +97,7 @@ def soak(course: Course, outcome: Outcome, kills: int, rounds: int, others: int 
         outcome.fail(grown, course.console)
     if whole:
         with Memory(course.mark, lambda: 0, every=0.2) as memory:
-            Disturbed(course, work, outcome, chance, reference, others).play(kills)
+            Disturbed(course, work, outcome, chance, reference, others).run(kills)
         outcome.peaks = memory.peaks()
 
 
@@ -119,7 +119,7 @@ class Disturbed:
         self.wanted = {run.name if work.part == "sweep" else "": content(run) for run in work.runs(reference)}
         self.finished = 0
 
-    def play(self, kills: int) -> None:
+    def run(self, kills: int) -> None:
         part, victims = self.work.part, self.work.victims()
         plan = mixed(
             [

@@ -241,7 +241,7 @@ class Adversary:
         changed = self.attack.uplink(
             task, schema, own, view, key.fold(int(own.ids[0])) if knows == "own" else key
         )
-        if sent is None or not sent.rehearsal:  # what evaluation asks is off the books
+        if sent is None or not sent.discard_state:  # what evaluation asks is off the books
             self._notes += view.notes
         return changed
 

@@ -52,7 +52,7 @@ class RoundWork:
         seen: dict[int, float] = {0: time.perf_counter()}
 
         def moved(experiment: Experiment) -> None:
-            committed = max(0, experiment.cell.round - (experiment.finished is None))
+            committed = max(0, experiment.run_context.round - (experiment.finished is None))
             seen.setdefault(committed, time.perf_counter())
 
         train = {**self.config["train"], "rounds": rounds}

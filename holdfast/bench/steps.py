@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.bench.rounds import ROUNDS, RoundWork
-from holdfast.core.device import Precision, counting
+from holdfast.core.device import Precision, deterministic_math
 from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
@@ -190,7 +190,7 @@ class Bench:
     def fit(self, plan: Plan) -> Tensor:
         n = self.looped(plan)
         data = Padded(self.data.rows[:n], self.data.labels[:n], self.data.count[:n])
-        with counting(self.device, plan.precision):
+        with deterministic_math(self.device, plan.precision):
             return fit(
                 self.network, self.initial.expand(n, -1), self.samples, data, self.key[:n], self.recipe, plan
             ).model

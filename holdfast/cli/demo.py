@@ -31,7 +31,7 @@ def demo(
     console, folder = to_stderr(), out or fresh_folder()
     console.print(job.INTRODUCTION + "\n", markup=False)
     with Follow(console) as follow, resumable(folder):
-        page = job.play(folder, follow.watch())
+        page = job.run_demo(folder, follow.watch())
     table, words = job.summary(folder, to_stdout().width)
     to_stdout().print(table)
     print(f"\n{words}\n\npage   {page}\nruns   {folder}\nagain  holdfast run {job.CONFIG} --out runs/again")

@@ -109,7 +109,7 @@ def up(
       holdfast federation up ward --server-only
 
     """
-    return _play(opened(folder), server_only, timeout, as_json)
+    return _run(opened(folder), server_only, timeout, as_json)
 
 
 @federation.command()
@@ -127,10 +127,10 @@ def resume(
         raise ConfigError(
             f"{folder} has no run to continue yet; `holdfast federation up {folder}` begins one"
         )
-    return _play(project, server_only, timeout, as_json)
+    return _run(project, server_only, timeout, as_json)
 
 
-def _play(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
+def _run(project: Project, server_only: bool, timeout: float | None, as_json: bool) -> int:
     from holdfast.deploy.inspect import examined
     from holdfast.storage.store import Store
 
@@ -179,7 +179,7 @@ def _bring_up(project: Project, server_only: bool, timeout: float | None, say: C
                 f"up: nodes join at {settings.address}; the run begins when all {many} are here, or after"
                 f" {settings.join:g} s"
             )
-            running.play(timeout)
+            running.run(timeout)
     except KeyboardInterrupt:
         say(f"interrupted; `holdfast federation resume {project.path}` goes on")
         raise typer.Exit(130) from None
@@ -249,7 +249,7 @@ def privacy(
         raise ConfigError(
             f"{folder}/node.toml has no [privacy]: what leaves this node is neither clipped nor noised"
         )
-    spent = Account(folder / settings.state).standing(settings.privacy.delta)
+    spent = Account(folder / settings.state).spent(settings.privacy.delta)
     if as_json:
         print_json({name: value if math.isfinite(value) else None for name, value in spent.items()})
     else:
@@ -265,9 +265,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
       holdfast federation status ward
     """
     project = opened(folder)
-    from holdfast.deploy.inspect import standing
+    from holdfast.deploy.inspect import federation_status
 
-    found = standing(project)
+    found = federation_status(project)
     if as_json:
         print_json(found)
         return

@@ -71,7 +71,7 @@ def plan(
       holdfast plan --set method.name=ditto --set train.rounds=500
     """
     with only_json(as_json):
-        from holdfast.forecast.measure import rehearse
+        from holdfast.forecast.measure import forecast_cost
 
         part = read_shard(shard)
         cells = read_cells(
@@ -79,7 +79,7 @@ def plan(
         )
         try:
             with _Follow() as follow:
-                found = rehearse(
+                found = forecast_cost(
                     cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part
                 )
         except KeyboardInterrupt:

@@ -115,7 +115,7 @@ def reproduce(
         outcomes = []
         for study in studies if not dry else []:
             folder = _folder(study, wanted, out, len(studies) > 1)
-            outcomes.append(_play(study, wanted, folder, [str(p) for p in plugin or []], retry, track or []))
+            outcomes.append(_run(study, wanted, folder, [str(p) for p in plugin or []], retry, track or []))
         index = _index(outcomes)
     if dry:
         return _describe(studies, wanted, as_json)
@@ -133,11 +133,11 @@ def _folder(study: Study, wanted: Wanted, out: Path | None, several: bool) -> Pa
     return Path("reproductions") / paper / f"{what}-{wanted.scale}"
 
 
-def _play(
+def _run(
     study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]
 ) -> Outcome:
     from holdfast.reproduction.experiments import Grid
-    from holdfast.reproduction.outcome import reproduce as play
+    from holdfast.reproduction.outcome import reproduce as run_study
     from holdfast.reproduction.page import write_reproduction
     from holdfast.tracking import tracked
 
@@ -150,7 +150,7 @@ def _play(
             return following.enter_context(tracked(track, follow.watch()))
 
         try:
-            outcome = play(study, wanted, folder, watch, plugins, retry)
+            outcome = run_study(study, wanted, folder, watch, plugins, retry)
         except KeyboardInterrupt:
             console.print("interrupted; the same command goes on", markup=False)
             raise typer.Exit(130) from None
@@ -159,7 +159,7 @@ def _play(
 
 
 def _experiments(grid: Grid) -> str:
-    many = len(grid.to_play())
+    many = len(grid.to_run())
     return f"{many} experiment{'s' if many > 1 else ''}"
 
 
@@ -225,7 +225,7 @@ def _list(as_json: bool) -> int:
 
     studies = [read(key) for key in keys()]
     many = {
-        study.key: [len(Grid(study, Wanted(scale=scale)).to_play()) for scale in ("quick", "full")]
+        study.key: [len(Grid(study, Wanted(scale=scale)).to_run()) for scale in ("quick", "full")]
         for study in studies
     }
     if as_json:
@@ -256,7 +256,7 @@ def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
             [
                 {
                     "study": g.study.key,
-                    "cells": [label for label, _ in g.to_play()],
+                    "cells": [label for label, _ in g.to_run()],
                     "stand_ins": g.substitutes,
                 }
                 for g in grids
@@ -265,7 +265,7 @@ def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
         return 0
     console = to_stdout()
     for grid in grids:
-        cells = grid.to_play()
+        cells = grid.to_run()
         rounds = sorted({config.train.rounds for _, config in cells})
         data = sorted({config.data.name for _, config in cells})
         console.print(

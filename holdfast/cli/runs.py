@@ -80,7 +80,7 @@ def run(
 
     """
     with only_json(as_json):
-        from holdfast.cli.sweeps import finish_sweep, play_sweep
+        from holdfast.cli.sweeps import finish_sweep, run_sweep
         from holdfast.sweeps.session import start
         from holdfast.tracking import tracked
 
@@ -89,7 +89,7 @@ def run(
         )
         folder, plugins = out or new_folder(), [str(p) for p in plugin or []]
         if is_grid(cells):
-            standings = play_sweep(cells, folder, plugin, track=track)
+            statuses = run_sweep(cells, folder, plugin, track=track)
         else:
             with (
                 Follow(to_stderr()) as follow,
@@ -98,7 +98,7 @@ def run(
             ):
                 results = start(cells, folder, watch, plugins)
     return (
-        finish_sweep(folder, standings, as_json, plugin)
+        finish_sweep(folder, statuses, as_json, plugin)
         if is_grid(cells)
         else finish(folder, results[0], as_json, plugin)
     )
@@ -140,12 +140,12 @@ def resume(
             tracked(track or [], follow.watch()) as watch,
         ):
             if is_sweep(folder):
-                standings = resume_sweep(folder, watch, device, plugins, retry)
+                statuses = resume_sweep(folder, watch, device, plugins, retry)
             else:
                 results = continue_run(folder, watch, device, plugins)
         many = is_sweep(folder)
     return (
-        finish_sweep(folder, standings, as_json, plugin)
+        finish_sweep(folder, statuses, as_json, plugin)
         if many
         else finish(folder, results[0], as_json, plugin)
     )
@@ -341,9 +341,9 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
 def diverged(folder: Path) -> int:
     """The exit code of a run that has come to its end: a script is not to take a model that diverged for a
     good one."""
-    from holdfast.storage.status import standing
+    from holdfast.storage.status import run_status
 
-    stands = standing(folder, "")
+    stands = run_status(folder, "")
     if stands.status != "diverged":
         return 0
     to_stderr().print(f"{stands.words}; therefore the exit code is {DIVERGED}", markup=False, soft_wrap=True)

@@ -30,7 +30,7 @@ from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.experiment.config import Config
-    from holdfast.storage.status import Standing
+    from holdfast.storage.status import RunStatus
 
 
 @app.command()
@@ -90,8 +90,8 @@ def sweep(
                 " one experiment"
             )
         folder = out or fresh_folder()
-        standings = play_sweep(cells, folder, plugin, part, retry, track)
-    return finish_sweep(folder, standings, as_json, plugin)
+        statuses = run_sweep(cells, folder, plugin, part, retry, track)
+    return finish_sweep(folder, statuses, as_json, plugin)
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -102,15 +102,15 @@ def read_shard(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def play_sweep(
+def run_sweep(
     cells: list[tuple[str, Config]],
     folder: Path,
     plugins: list[Path] | None,
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     track: list[str] | None = None,
-) -> list[Standing]:
-    from holdfast.sweeps.runner import sweep as play
+) -> list[RunStatus]:
+    from holdfast.sweeps.runner import sweep
     from holdfast.tracking import tracked
 
     with (
@@ -118,10 +118,10 @@ def play_sweep(
         resumable(folder, plugins),
         tracked(track or [], follow.watch()) as watch,
     ):
-        return play(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
+        return sweep(cells, folder, watch, [str(p) for p in plugins or []], shard, retry)
 
 
-def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins: list[Path] | None) -> int:
+def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins: list[Path] | None) -> int:
     """How every cell stands, in the form that was asked for; 1 where one of this process's cells failed."""
     from holdfast.experiment.manifest import run_folders
     from holdfast.report.equal_runs import without_effect
@@ -129,28 +129,28 @@ def finish_sweep(folder: Path, standings: list[Standing], as_json: bool, plugins
     from holdfast.report.read_runs import read_cells as read_runs
     from holdfast.report.table import tabulate
 
-    failed = [standing for standing in standings if standing.mine and standing.status == "failed"]
+    failed = [run_status for run_status in statuses if run_status.mine and run_status.status == "failed"]
     if as_json:
-        print_json({"run_dir": str(folder), "cells": [standing.plain() for standing in standings]})
+        print_json({"run_dir": str(folder), "cells": [run_status.plain() for run_status in statuses]})
         return 1 if failed else 0
     runs = read_runs(folder) if run_folders(folder) else []
     by_path = {line.cells[0].path: line for line in one_each(runs)}
-    lines = [by_path.get(standing.path, Line(standing.label, ())) for standing in standings]
-    tables = [tabulate(lines, [standing.words for standing in standings])]
+    lines = [by_path.get(run_status.path, Line(run_status.label, ())) for run_status in statuses]
+    tables = [tabulate(lines, [run_status.words for run_status in statuses])]
     over_seeds = by_setting(runs)
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
     for said in without_effect(runs):
         to_stderr().print(said, markup=False)
-    if lost := [standing for standing in standings if standing.mine and standing.status == "diverged"]:
+    if lost := [run_status for run_status in statuses if run_status.mine and run_status.status == "diverged"]:
         to_stderr().print(f"{len(lost)} diverged, the first in {lost[0].path}", markup=False, soft_wrap=True)
     if failed:
         say_failed(failed)
     return 1 if failed else 0
 
 
-def say_failed(failed: list[Standing]) -> None:
+def say_failed(failed: list[RunStatus]) -> None:
     from holdfast.storage.status import TRACEBACK
 
     again = "--retry tries them again from their last committed round"

@@ -110,7 +110,7 @@ def tune(
 def _finish(tuned: Tuned, as_json: bool) -> int:
     from holdfast.report.table import to_rich
 
-    failed = [standing for standing in tuned.standings if standing.status == "failed"]
+    failed = [run_status for run_status in tuned.statuses if run_status.status == "failed"]
     if as_json:
         print_json(tuned.plain())
         return 1 if failed else 0

@@ -17,20 +17,20 @@ PINNED = 2 << 30  # bytes of page-locked memory at a time: the system has to do 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def put(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device. From the host through pinned memory, so that nobody waits for the device to catch
     up."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     if 0 in tensor.stride():  # an expanded tensor, one model for many clients say, travels once
         once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-        return put(once.clone(memory_format=torch.contiguous_format), device).expand(tensor.shape)
+        return to_device(once.clone(memory_format=torch.contiguous_format), device).expand(tensor.shape)
     if tensor.numel() * tensor.element_size() > PINNED:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def halved(device: torch.device, precision: Precision) -> torch.autocast:
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Where a model and its loss run: matrix products in bfloat16 if so asked; parameters, updates and sums
     keep their numbers."""
     # without a cache of cast weights: in a captured step it would outlive the weights it was made from
@@ -38,7 +38,7 @@ def halved(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 @contextmanager
-def counting(device: torch.device, precision: Precision) -> Iterator[None]:
+def deterministic_math(device: torch.device, precision: Precision) -> Iterator[None]:
     """How a CUDA device multiplies (TF32 unless fp32 is asked for), and the same bits for the same work. A
     CPU does both anyway."""
     if device.type != "cuda":

@@ -219,7 +219,7 @@ def describe(cls: type[Part]) -> dict[str, Any]:
     return {
         "name": cls.name,
         "kind": cls.kind,
-        "summary": text.splitlines()[0] if text else "",
+        "summary": " ".join(text.partition("\n\n")[0].split()),
         "paper": cls.paper,
         "text": text,
         "module": cls.__module__,

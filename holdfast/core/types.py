@@ -57,7 +57,7 @@ class Exchange:
     broadcast is a bank of one row.
 
     `extra` holds further tensors with one row per client. `step` numbers the exchanges of one round. In a
-    `rehearsal`, which evaluation may need, clients answer as always but keep nothing of it."""
+    `discard_state`, which evaluation may need, clients answer as always but keep nothing of it."""
 
     task: str
     to: Tensor
@@ -65,7 +65,7 @@ class Exchange:
     pick: Tensor
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     step: int = 0
-    rehearsal: bool = False
+    discard_state: bool = False
 
     def __post_init__(self) -> None:
         n = self.to.shape[0]

@@ -34,7 +34,7 @@ def cells() -> list[tuple[str, Config]]:
         return configs(read_config(file))
 
 
-def play(folder: Path, watch: Watch) -> Path:
+def run_demo(folder: Path, watch: Watch) -> Path:
     """Run everything and write the page; gives its path."""
     start(cells(), folder, watch)
     return write_page(folder, title=TITLE, alone=True)

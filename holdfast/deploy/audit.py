@@ -72,8 +72,8 @@ class Chronicle:
         pardoned = {entry.client for entry in self.ledger.of("unban") if entry.client is not None} - set(
             who.banned
         )
-        experiment.roster.pardon(pardoned)
-        experiment.roster.ban(dict(who.banned))
+        experiment.participation.pardon(pardoned)
+        experiment.participation.ban(dict(who.banned))
 
     def _tell(self, committed: int) -> None:
         assert self.ledger is not None

@@ -27,7 +27,7 @@ from holdfast.deploy.envelope import Subject
 from holdfast.deploy.messaging import Letter, Mail, Post
 from holdfast.deploy.node import declared_in, expected, fingerprint
 from holdfast.engine.client_stack import EVALUATE, schema_of
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call, Simulator, nobody
 from holdfast.experiment.config import Config
 from holdfast.local.losses import CrossEntropy
@@ -73,34 +73,36 @@ class Fleet:
         return self
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
-        return [self._one(call.cell, call.exchange) for call in calls]
+        return [self._one(call.run_context, call.exchange) for call in calls]
 
     def close(self) -> None:
         self.simulator.close()
 
-    def _one(self, cell: Cell, exchange: Exchange) -> Uplink:
+    def _one(self, run_context: RunContext, exchange: Exchange) -> Uplink:
         people = exchange.to != ROOT
-        up = self._from_clients(cell, exchange.only(people))
+        up = self._from_clients(run_context, exchange.only(people))
         if bool(people.all()):
             return up
-        root = self.simulator.exchange([Call(cell, exchange.only(~people))])[0]
+        root = self.simulator.exchange([Call(run_context, exchange.only(~people))])[0]
         return _joined([root, up])
 
-    def _from_clients(self, cell: Cell, exchange: Exchange) -> Uplink:
+    def _from_clients(self, run_context: RunContext, exchange: Exchange) -> Uplink:
         """Ask until a quorum has answered, or patience is over."""
         if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
             raise RunError(
-                f"round {cell.round}, {exchange.task}: everybody has left or is banned; enrol somebody"
+                f"round {run_context.round}, {exchange.task}: everybody has left or is banned; enrol somebody"
             )
         exchange = exchange.only(
             torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool)
         )
         schema, dtype = (
-            self._counted(schema_of(cell.rule, exchange, cell.wire(), cell.measure), cell),
-            cell.network.dtype,
+            self._counted(
+                schema_of(run_context.rule, exchange, run_context.wire(), run_context.measure), run_context
+            ),
+            run_context.network.dtype,
         )
         header, places = (
-            self._header(cell, exchange),
+            self._header(run_context, exchange),
             {c: place for place, c in enumerate(exchange.to.tolist())},
         )
         rows: dict[int, Uplink] = {}
@@ -147,7 +149,7 @@ class Fleet:
                 )
                 self.door.waits(header, answered, missing, self.patience.wait)
             time.sleep(max(1.0, self.post.poll))
-        cap = FEDERATION_NORM_CAP if cell.norm_cap is None else cell.norm_cap
+        cap = FEDERATION_NORM_CAP if run_context.norm_cap is None else run_context.norm_cap
         in_order = [
             rows[c] for c in sorted(rows) if self.door.admits(c)
         ]  # somebody may have been banned while we waited
@@ -191,11 +193,11 @@ class Fleet:
                 if until is not None:
                     self.door.pause(header, client, until, self.deadlines.pauses[client])
 
-    def _counted(self, schema: Schema, cell: Cell) -> Schema:
+    def _counted(self, schema: Schema, run_context: RunContext) -> Schema:
         """How many samples one says it has is its weight, in the model and in what is measured: nobody can
         have more than was declared, or than the largest share dealt. The usual loss, with what our methods
         add to it, is never below 0; one of somebody's own may be."""
-        dealt, common = cell.federation, cell.measure.test == "global"
+        dealt, common = run_context.federation, run_context.measure.test == "global"
         if self.declared is None:
             least, shares = (
                 0,
@@ -219,8 +221,8 @@ class Fleet:
         }
         if (
             "loss" in schema
-            and isinstance(cell.recipe.loss, CrossEntropy)
-            and type(cell.method).__module__.startswith("holdfast.")
+            and isinstance(run_context.recipe.loss, CrossEntropy)
+            and type(run_context.method).__module__.startswith("holdfast.")
         ):
             counted["loss"] = replace(schema["loss"], low=0)
         return counted
@@ -242,18 +244,18 @@ class Fleet:
         )
         raise RunError(f"round {header.round}, {header.task}: {few} ({why}){waited}")
 
-    def _header(self, cell: Cell, exchange: Exchange) -> wire.Header:
+    def _header(self, run_context: RunContext, exchange: Exchange) -> wire.Header:
         """Rounds are committed one by one, so while a round is played the one before it is the committed
         one."""
         return wire.Header(
-            run=cell.label,
+            run=run_context.label,
             task=exchange.task,
-            round=cell.round,
+            round=run_context.round,
             step=exchange.step,
-            rehearsal=exchange.rehearsal,
-            committed=cell.round - 1,
+            discard_state=exchange.discard_state,
+            committed=run_context.round - 1,
             threads=torch.get_num_threads(),
-            world=fingerprint(self.config, cell.federation.digest, cell.initial),
+            world=fingerprint(self.config, run_context.federation.digest, run_context.initial),
         )
 
     def _tell(self, header: wire.Header, up: Uplink, missing: Mapping[int, str]) -> None:

@@ -22,7 +22,7 @@ from holdfast.deploy.project import Project
 from holdfast.storage.store import Store
 
 
-def standing(project: Project) -> dict[str, Any]:
+def federation_status(project: Project) -> dict[str, Any]:
     """How the federation stands, for `status`."""
     ledger, running = examined(project).require(), Processes(project.server / "flower", project.logs).alive()
     rounds = ledger.of("round")

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.core.device import put
+from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import read_whole, remove_left_over
 from holdfast.core.types import Exchange, State
@@ -131,11 +131,16 @@ class Node:
                 f"client {client}: this node's config, plug-ins or data are not the server's; give both the"
                 " same"
             )
-        self.client, self.folder, self.cell, self.guard = client, folder, self.experiment.cell, guard
+        self.client, self.folder, self.run_context, self.guard = (
+            client,
+            folder,
+            self.experiment.run_context,
+            guard,
+        )
         self.device = device or torch.device("cpu")
-        self.cell.federation = own_data(self.experiment, client, bring)
+        self.run_context.federation = own_data(self.experiment, client, bring)
         if bring is not None:
-            self._note_data(self.cell.federation.samples.digest)
+            self._note_data(self.run_context.federation.samples.digest)
 
     def _note_data(self, digest: str) -> None:
         """More rows than before are welcome, but what was for testing may be for training now: that is
@@ -153,49 +158,51 @@ class Node:
 
     def enter(self, round: int) -> None:
         """What is asked next belongs to this round."""
-        self.cell.round = round
+        self.run_context.round = round
 
     def perform(self, exchange: Exchange, committed: int, attempt: str) -> Mapping[str, Tensor]:
         """Carry out the request with the simulator's own code, for a stack of one, and keep the new state.
         `attempt` names this start of the server."""
-        schema = schema_of(self.cell.rule, exchange, self.cell.wire(), self.cell.measure)
+        schema = schema_of(self.run_context.rule, exchange, self.run_context.wire(), self.run_context.measure)
         if self.guard is not None:
             self.guard.check(schema, exchange.task)
-        version = self.cell.round, exchange.step
+        version = self.run_context.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
-        simulator = Simulator({self.cell.plan_key: Plan("loop")}, self.device)
+        simulator = Simulator({self.run_context.plan_key: Plan("loop")}, self.device)
         state, fields = simulator.work(
-            [Call(self.cell, exchange)], torch.tensor([before is not None]), stored
+            [Call(self.run_context, exchange)], torch.tensor([before is not None]), stored
         )
         self._attempts(attempt)  # another may have begun meanwhile
         fields = {name: value.cpu() for name, value in fields.items()}
         if state:
             write_tensors(self._file(version), {name: value.cpu() for name, value in state.items()})
-        if exchange.task == EVALUATE and not exchange.rehearsal:
+        if exchange.task == EVALUATE and not exchange.discard_state:
             self._keep_model(simulator, exchange, before is not None, stored)
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
 
     def _keep_model(self, simulator: Simulator, exchange: Exchange, known: bool, stored: State) -> None:
         """What this client would use from now on, by the module's own names: the personal model is nowhere
         else."""
-        local = simulator.local([Call(self.cell, exchange)])
+        local = simulator.local([Call(self.run_context, exchange)])
         both = {"global", "customised"} <= set(
-            self.cell.method.models
+            self.run_context.method.models
         )  # then the global model is sent too, in front
         received = Received(
-            put(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire
+            to_device(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire
         )
         extra, stored = (
-            {name: put(value, self.device) for name, value in table.items()}
+            {name: to_device(value, self.device) for name, value in table.items()}
             for table in (exchange.extra, stored)
         )
-        job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.cell.measure)
-        personal = self.cell.method.deploys == "personal"
+        job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.run_context.measure)
+        personal = self.run_context.method.deploys == "personal"
         vector = (
-            perform_personal(self.cell.rule, local, job)[0] if personal else received.into(local.initial)[0]
+            perform_personal(self.run_context.rule, local, job)[0]
+            if personal
+            else received.into(local.initial)[0]
         )
-        module = self.cell.rule.unwrapped(self.cell.network.load(vector.cpu()))
+        module = self.run_context.rule.unwrapped(self.run_context.network.load(vector.cpu()))
         write_tensors(
             self.folder / "model.safetensors",
             {name: value.contiguous() for name, value in module.state_dict().items()},
@@ -248,7 +255,7 @@ def _read_mark(file: Path) -> str:
 
 def own_data(experiment: Experiment, client: int, bring: Bring | None) -> Federation:
     """Who holds what, as this node knows it."""
-    config, federation = experiment.config, experiment.cell.federation
+    config, federation = experiment.config, experiment.run_context.federation
     declared = declared_in(config)
     if declared is None:
         if bring is not None:

@@ -94,8 +94,8 @@ def _privacy(own: Own, privacy: PrivacySettings, experiment: Experiment) -> Chec
         guard = own.guard(state, experiment.config)
         assert guard is not None
         for task in sorted(rule.tasks):
-            guard.check(rule.schema(task, experiment.cell.wire()), task)
-        spent = Account(state).standing(privacy.delta)
+            guard.check(rule.schema(task, experiment.run_context.wire()), task)
+        spent = Account(state).spent(privacy.delta)
     except HoldfastError as error:
         return Check("privacy", False, str(error))
     said = (

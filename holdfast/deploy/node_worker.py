@@ -57,7 +57,7 @@ class Workshop:
             )
         self.node.enter(header.round)
         exchange = wire.read_exchange(
-            content, header, client, self.node.cell.wire().size, self.node.cell.network.dtype
+            content, header, client, self.node.run_context.wire().size, self.node.run_context.network.dtype
         )
         return wire.pack_fields(self.node.perform(exchange, header.committed, attempt))
 

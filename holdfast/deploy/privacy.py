@@ -123,7 +123,7 @@ class Account:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.file, {"releases": [list(entry) for entry in releases]})
 
-    def standing(self, delta: float) -> dict[str, float]:
+    def spent(self, delta: float) -> dict[str, float]:
         """What was spent: by the last participation alone, and at client level by all of them together."""
         releases = self.releases
         last: Releases = [(releases[-1][0], 1)] if releases else []
@@ -199,7 +199,7 @@ class Guard:
         return out
 
     def _tell(self, schema: Schema) -> None:
-        spent = self.account.standing(self.settings.delta)
+        spent = self.account.spent(self.settings.delta)
         bare = [name for name, field in schema.items() if _bare(field)]
         aside = f"; not protected: {', '.join(bare)}" if bare and self.settings.others == "send" else ""
         print(

@@ -218,10 +218,10 @@ class Up:
             if "not found" not in str(error):  # else it is done already, and a stop came before its note
                 raise
 
-    def play(self, timeout: float | None = None) -> dict[str, Any]:
+    def run(self, timeout: float | None = None) -> dict[str, Any]:
         """Start the run, or go on with it, until it is finished."""
         with naming_a_full_disk(self.project.server, self._goes_on):
-            return self._play(timeout)
+            return self._run(timeout)
 
     def _goes_on(self) -> str:
         command = (
@@ -229,7 +229,7 @@ class Up:
         )  # before round 1 there is nothing to resume
         return f"`holdfast federation {command} {self.project.path}` goes on"
 
-    def _play(self, timeout: float | None) -> dict[str, Any]:
+    def _run(self, timeout: float | None) -> dict[str, Any]:
         result = self.project.run / "result.json"
         end = None if timeout is None else time.monotonic() + timeout
         standing = 0  # runs in a row that have ended without a word and without a round: one may be bad luck

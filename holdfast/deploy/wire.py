@@ -51,7 +51,7 @@ class Header:
     task: str
     round: int
     step: int
-    rehearsal: bool
+    discard_state: bool
     committed: int
     threads: int
     world: str
@@ -127,7 +127,9 @@ def read_exchange(
     if any(value.ndim == 0 or value.shape[0] != 1 for value in extra.values()):
         raise Malformed("extra: every tensor must have the one row of this client")
     picks = torch.tensor(pick, dtype=torch.int64).reshape(1, -1)
-    return Exchange(header.task, torch.tensor([client]), bank, picks, extra, header.step, header.rehearsal)
+    return Exchange(
+        header.task, torch.tensor([client]), bank, picks, extra, header.step, header.discard_state
+    )
 
 
 def _places(pick: object) -> list[int]:

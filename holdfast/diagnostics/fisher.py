@@ -52,7 +52,11 @@ def most_informative_replaced(
 
 def _measured(run: Run, ids: list[int], share: float, by: str, of: Definition) -> pd.DataFrame:
     experiment = run._experiment
-    cell, network, samples = experiment.cell, experiment.network, experiment.cell.federation.samples
+    run_context, network, samples = (
+        experiment.run_context,
+        experiment.network,
+        experiment.run_context.federation.samples,
+    )
     models = torch.stack([run.vector(client) for client in ids])
     who, plan, key = (
         torch.tensor(ids),
@@ -60,9 +64,9 @@ def _measured(run: Run, ids: list[int], share: float, by: str, of: Definition) -
         experiment.key.fold("diagnostics", "fisher"),
     )
     fresh = network.initial(key.fold("fresh")) if by == "fresh" else torch.zeros_like(models[0])
-    known = diagonal(network, models, samples, cell.data(who), experiment.cell.recipe, plan, of)
+    known = diagonal(network, models, samples, run_context.data(who), experiment.run_context.recipe, plan, of)
     luck = key.fold("random").fold(who).uniform(network.layout.size, dtype=torch.float64)
-    test = cell.test(who)
+    test = run_context.test(who)
     frame = pd.DataFrame({"client": ids, "samples": test.count.tolist()})
     for column, tried in (
         ("before", models),

@@ -27,7 +27,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_atomically
 from holdfast.core.progress import progress
 from holdfast.core.types import ROOT, Exchange, Uplink
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.loop import Experiment
@@ -58,8 +58,8 @@ def rank_changes(
 
         def moved(experiment: Experiment) -> None:
             nonlocal done
-            advance(experiment.cell.round - done)
-            done = experiment.cell.round
+            advance(experiment.run_context.round - done)
+            done = experiment.run_context.round
 
         start([("", config)], Path(folder) / "run", Watch(moved=moved), engine=engine)
     if not found.frames:
@@ -139,21 +139,21 @@ class _Comparison:
         exchange = call.exchange.only(call.exchange.to != ROOT)
         if not len(exchange.to):
             return
-        cell, wire = call.cell, call.cell.wire()
-        model = _one_model(cell, exchange)[: wire.parameters]
-        spans = spans_of(wire.layout(cell.network.layout), self.min_dims)
+        run_context, wire = call.run_context, call.run_context.wire()
+        model = _one_model(run_context, exchange)[: wire.parameters]
+        spans = spans_of(wire.layout(run_context.network.layout), self.min_dims)
         change = None if self.before is None or self.before.shape != model.shape else model - self.before
         self.before = model.clone()
         if change is None or not any(bool(change[span].any()) for span in spans):
             return
         last = torch.cat([(change[span] * model[span]).abs() for span in spans])
-        self.ways = self.ways or _ways(cell)
+        self.ways = self.ways or _ways(run_context)
         frame = None
         for name, (adversary, federation) in self.ways.items():
-            other = replace(cell, adversary=adversary, federation=federation)
-            up = engine.exchange([Call(other, replace(exchange, rehearsal=True))])[0]
+            other = replace(run_context, adversary=adversary, federation=federation)
+            up = engine.exchange([Call(other, replace(exchange, discard_state=True))])[0]
             own = torch.stack([importance(row, model, None, spans) for row in up["update"]])
-            part = self._frame(cell.round, up.ids, changes(last, own, self.places), name)
+            part = self._frame(run_context.round, up.ids, changes(last, own, self.places), name)
             frame = part if frame is None else frame.merge(part, on=["round", "client", "place"])
         assert frame is not None
         if "poisoned" in frame:
@@ -178,7 +178,7 @@ class _Both:
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         for call in calls:
-            if call.exchange.task == "train" and not call.exchange.rehearsal:
+            if call.exchange.task == "train" and not call.exchange.discard_state:
                 self.comparison.look(self.inner, call)
         return self.inner.exchange(calls)
 
@@ -186,11 +186,11 @@ class _Both:
         self.inner.close()
 
 
-def _ways(cell: Cell) -> dict[str, tuple[Adversary, Any]]:
+def _ways(run_context: RunContext) -> dict[str, tuple[Adversary, Any]]:
     """Nobody attacks; and, where the run has an attack, everybody does: an attacker's data is drawn by its
     own key, so each one's is what it would be among few."""
-    real = cell.adversary
-    honest = real.honest if real.honest is not None else cell.federation
+    real = run_context.adversary
+    honest = real.honest if real.honest is not None else run_context.federation
     ways: dict[str, Attack | None] = {"benign": None}
     if real.attack is not None:
         ways["poisoned"] = real.attack.model_copy(
@@ -203,15 +203,15 @@ def _ways(cell: Cell) -> dict[str, tuple[Adversary, Any]]:
     return out
 
 
-def _one_model(cell: Cell, exchange: Exchange) -> Tensor:
+def _one_model(run_context: RunContext, exchange: Exchange) -> Tensor:
     if (
         not exchange.pick.shape[1]
         or bool((exchange.pick[:, 0] != exchange.pick[0, 0]).any())
         or int(exchange.pick[0, 0]) < 0
     ):
         raise ConfigError(
-            f"method: '{cell.method.name}' does not send everybody one model, so there is no common order;"
-            " choose fedavg"
+            f"method: '{run_context.method.name}' does not send one model to all clients, so there is no"
+            " common order; choose fedavg"
         )
     return exchange.bank[int(exchange.pick[0, 0])]
 

@@ -173,7 +173,7 @@ def _scored(rule: ClientRule, local: Local, state: State, received: Received) ->
         found = score(
             local.network,
             rule.predict,
-            rule.tried(local, state, one),
+            rule.committee_model(local, state, one),
             torch.arange(local.n),
             local.samples,
             data,

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from holdfast.core.device import PINNED, put
+from holdfast.core.device import PINNED, to_device
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -26,7 +26,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 @contextmanager
-def hands(count: int) -> Iterator[None]:
+def host_threads(count: int) -> Iterator[None]:
     """Within this, `each` has so many threads; with one it is a plain loop."""
     global _pool
     before = _pool
@@ -64,7 +64,7 @@ def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """The rows of all parts end to end, on a device: put together where the device takes them from, each part
     by a hand. A single part is not copied: one model for a thousand clients stays one."""
     if len(parts) == 1:
-        return put(parts[0], device)
+        return to_device(parts[0], device)
     ends = list(accumulate(len(part) for part in parts))
     small = sum(part.numel() * part.element_size() for part in parts) <= PINNED
     whole = torch.empty(

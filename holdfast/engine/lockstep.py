@@ -14,11 +14,11 @@ from holdfast.core.errors import StoreError
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.client_stack import EVALUATE
 from holdfast.engine.host_threads import each
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
-from holdfast.storage.store import Ready, seal_all
+from holdfast.storage.store import PreparedRound, commit_all
 
 
 class Engine(Protocol):
@@ -30,12 +30,12 @@ class Engine(Protocol):
 
 
 @dataclass
-class Player:
+class RunDriver:
     """One experiment in the middle of its run: its cell, its generator, and what it waits for."""
 
-    cell: Cell
-    steps: Generator[Exchange | Ready, Any, Any]
-    waiting: Exchange | Ready | None = None
+    run_context: RunContext
+    steps: Generator[Exchange | PreparedRound, Any, Any]
+    waiting: Exchange | PreparedRound | None = None
     result: Any = None
     error: Exception | None = None
 
@@ -57,17 +57,17 @@ class Player:
     def place(self) -> tuple[int, int, int]:
         """Where in its run it stands; those furthest behind go first, so that cells stay together and can be
         fused."""
-        if isinstance(self.waiting, Ready):
-            return self.cell.round, 2, 0
+        if isinstance(self.waiting, PreparedRound):
+            return self.run_context.round, 2, 0
         assert self.waiting is not None
-        return self.cell.round, int(self.waiting.task == EVALUATE), self.waiting.step
+        return self.run_context.round, int(self.waiting.task == EVALUATE), self.waiting.step
 
 
 def drive(
     engine: Engine,
-    players: list[Player],
-    after: Callable[[Player], None] = lambda player: None,
-    failed: Callable[[Player], None] = lambda player: None,
+    drivers: list[RunDriver],
+    after: Callable[[RunDriver], None] = lambda driver: None,
+    failed: Callable[[RunDriver], None] = lambda driver: None,
 ) -> None:
     """Play all to the end, or to their error; `after` is called whenever a player has moved on. The engine is
     closed behind them.
@@ -79,26 +79,29 @@ def drive(
     told: set[int] = set()
 
     def tell(round: float) -> None:
-        for player in players:
-            if player.error is not None and player.cell.round <= round and id(player) not in told:
-                told.add(id(player))
-                failed(player)
+        for driver in drivers:
+            if driver.error is not None and driver.run_context.round <= round and id(driver) not in told:
+                told.add(id(driver))
+                failed(driver)
 
     with closing(engine):
-        _to_the_end(engine, players, after, tell)
+        _to_the_end(engine, drivers, after, tell)
 
 
 def _to_the_end(
-    engine: Engine, players: list[Player], after: Callable[[Player], None], tell: Callable[[float], None]
+    engine: Engine,
+    drivers: list[RunDriver],
+    after: Callable[[RunDriver], None],
+    tell: Callable[[float], None],
 ) -> None:
-    for player in players:
-        player.turn(None)
-        after(player)
-    while any(player.waiting is not None for player in players):
-        behind = min(player.place() for player in players if player.waiting is not None)
-        now = [player for player in players if player.waiting is not None and player.place() == behind]
+    for driver in drivers:
+        driver.turn(None)
+        after(driver)
+    while any(driver.waiting is not None for driver in drivers):
+        behind = min(driver.place() for driver in drivers if driver.waiting is not None)
+        now = [driver for driver in drivers if driver.waiting is not None and driver.place() == behind]
         if behind[1] == 2:
-            seal_all([player.waiting for player in now if isinstance(player.waiting, Ready)])
+            commit_all([driver.waiting for driver in now if isinstance(driver.waiting, PreparedRound)])
             tell(behind[0])
             answers: list[Uplink | None] = [None] * len(now)
         else:
@@ -107,12 +110,12 @@ def _to_the_end(
             lambda pair: pair[0].turn(pair[1]) if pair[0].error is None else None,
             list(zip(now, answers, strict=True)),
         )
-        for player in now:
-            after(player)
+        for driver in now:
+            after(driver)
     tell(math.inf)
 
 
-def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
+def _exchange(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     """All at once; if that fails, one by one, so that only the one that cannot go on is left behind. A worker
     process that was lost may be nobody's failure, so then all are asked together once more: one by one, their
     last bits could be others."""
@@ -130,20 +133,24 @@ def _exchange(engine: Engine, now: list[Player]) -> list[Uplink | None]:
             return [None]
         if isinstance(error, TrainedApart):
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-    return [answer for player in now for answer in _exchange(engine, [player])]
+    return [answer for driver in now for answer in _exchange(engine, [driver])]
 
 
-def _together(engine: Engine, now: list[Player]) -> list[Uplink | None]:
+def _together(engine: Engine, now: list[RunDriver]) -> list[Uplink | None]:
     """All or nothing: after an error, the private rows are what they were."""
-    for player in now:
-        player.cell.rows.keep()
+    for driver in now:
+        driver.run_context.rows.keep()
     try:
         return list(
             engine.exchange(
-                [Call(player.cell, player.waiting) for player in now if isinstance(player.waiting, Exchange)]
+                [
+                    Call(driver.run_context, driver.waiting)
+                    for driver in now
+                    if isinstance(driver.waiting, Exchange)
+                ]
             )
         )
     except Exception:
-        for player in now:
-            player.cell.rows.restore()  # what some of them had already done would be done twice
+        for driver in now:
+            driver.run_context.rows.restore()  # what some of them had already done would be done twice
         raise

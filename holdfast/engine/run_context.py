@@ -36,7 +36,7 @@ class Measure:
 
 
 @dataclass
-class Cell:
+class RunContext:
     """The fields change only between rounds: `round` counts from 1."""
 
     label: str

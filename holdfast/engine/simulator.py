@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.core.device import counting, put
+from holdfast.core.device import deterministic_math, to_device
 from holdfast.core.errors import DataError
 from holdfast.core.files import readable
 from holdfast.core.keys import Key
@@ -31,7 +31,7 @@ from holdfast.data.federation import Padded
 from holdfast.engine.client_stack import EVALUATE, Job, perform, schema_of
 from holdfast.engine.host_threads import each, joined, on_host
 from holdfast.engine.run_context import join
-from holdfast.engine.worker_dispatch import Call, Done, Staff
+from holdfast.engine.worker_dispatch import Call, Done, WorkerDispatch
 from holdfast.engine.workers import can_fork
 from holdfast.local.client import Local, Received
 from holdfast.local.per_client import Settings, handed
@@ -57,18 +57,18 @@ class Simulator:
     plans: Mapping[str, Plan]
     """How stacks are trained, by the cells' plan keys."""
     device: torch.device = torch.device("cpu")
-    _staff: Staff | None = None
+    _dispatch: WorkerDispatch | None = None
 
     def close(self) -> None:
         """End the workers, if there are any, and give back what programs hold on a GPU."""
-        if self._staff is not None:
-            self._staff.close()
+        if self._dispatch is not None:
+            self._dispatch.close()
         if self.device.type == "cuda":
             forget()
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         """Answer all calls, fusing those that share a group key."""
-        if not all(len(call.cell.federation.samples) for call in calls):
+        if not all(len(call.run_context.federation.samples) for call in calls):
             raise DataError(NEEDS_SAMPLES)
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, call in enumerate(calls):
@@ -76,7 +76,7 @@ class Simulator:
             width = (
                 ex.pick.shape[1] if ex.task == SCORE else None
             )  # one column of the reply for each model: committees of one size only
-            groups.setdefault((*call.cell.group(ex.task), ex.rehearsal, width), []).append(place)
+            groups.setdefault((*call.run_context.group(ex.task), ex.discard_state, width), []).append(place)
         answers: dict[int, Uplink] = {}
         for places in groups.values():
             answers.update(zip(places, self._fused([calls[p] for p in places]), strict=True))
@@ -121,15 +121,17 @@ class Simulator:
             whole[done[place] : end] = value[rows]
         done[place] = end
         if state is not None:
-            part.cell.rows.stage(part.exchange.to, {name: value[rows] for name, value in state.items()})
+            part.run_context.rows.stage(
+                part.exchange.to, {name: value[rows] for name, value in state.items()}
+            )
 
     def _carried_out(self, stacks: list[list[Call]]) -> Generator[Done, None, None]:
         """Each stack's outcome, in order: by the workers where there are any to share the work, else here."""
-        workers = self.plans[stacks[0][0].cell.plan_key].workers if stacks else 1
+        workers = self.plans[stacks[0][0].run_context.plan_key].workers if stacks else 1
         done = 0
         if workers > 1 and len(stacks) > 1 and self.device.type == "cpu" and can_fork():
-            self._staff = self._staff or Staff(self.work, private_rows)
-            for outcome in self._staff.carry_out(stacks, workers):
+            self._dispatch = self._dispatch or WorkerDispatch(self.work, private_rows)
+            for outcome in self._dispatch.carry_out(stacks, workers):
                 done += 1
                 yield outcome
         for stack in stacks[done:]:
@@ -138,13 +140,13 @@ class Simulator:
     def _room(self, call: Call, like: Tensor) -> Tensor:
         """For what a whole cohort sends: memory, or, where that would exceed the bound, a file without a
         name, which goes when the tensor goes and which the system may keep on disk meanwhile."""
-        cell, shape = call.cell, (len(call.exchange.to), *like.shape[1:])
-        size, bound = math.prod(shape) * like.element_size(), self.plans[cell.plan_key].memory
+        run_context, shape = call.run_context, (len(call.exchange.to), *like.shape[1:])
+        size, bound = math.prod(shape) * like.element_size(), self.plans[run_context.plan_key].memory
         if bound is None or size <= bound:
             return torch.empty(shape, dtype=like.dtype)
         with (
-            readable(cell.rows.path),
-            tempfile.NamedTemporaryFile(dir=cell.rows.path, prefix=".", suffix=".writing") as file,
+            readable(run_context.rows.path),
+            tempfile.NamedTemporaryFile(dir=run_context.rows.path, prefix=".", suffix=".writing") as file,
         ):
             os.posix_fallocate(
                 file.fileno(), 0, size
@@ -157,7 +159,7 @@ class Simulator:
         """Cut the joint cohort into runs that train at most `plan.rows` models, equally many for each worker,
         remembering which call each piece belongs to."""
         chunks: list[list[tuple[int, Call]]] = [[]]
-        first = calls[0].cell
+        first = calls[0].run_context
         plan = self.plans[first.plan_key]
         most = max(1, plan.rows // first.rule.models_per_client)
         if plan.workers > 1:
@@ -176,7 +178,7 @@ class Simulator:
                 stop = min(n, start + room)
                 piece = call.exchange.only(torch.arange(start, stop))
                 chunks[-1].append(
-                    (place, Call(call.cell, piece if plan.workers == 1 else picked_only(piece)))
+                    (place, Call(call.run_context, piece if plan.workers == 1 else picked_only(piece)))
                 )
                 room -= stop - start
                 start = stop
@@ -185,24 +187,27 @@ class Simulator:
     def work(self, parts: list[Call], known: Tensor, stored: State) -> Done:
         """Carry out one stack of calls, given the private rows of the clients that have any: the new private
         rows (None: nothing changes) and the fields to send. A real client is a stack of one."""
-        first = parts[0].cell
+        first = parts[0].run_context
         local = self.local(parts)
         task = parts[0].exchange.task
         job = Job(
             task,
             self._received(parts, local),
-            {k: self._put(torch.cat([p.exchange.extra[k] for p in parts])) for k in parts[0].exchange.extra},
+            {
+                k: self._to_device(torch.cat([p.exchange.extra[k] for p in parts]))
+                for k in parts[0].exchange.extra
+            },
             known,
-            {k: self._put(v) for k, v in stored.items()},
-            self.table([p.cell.test(p.exchange.to) for p in parts]) if task == EVALUATE else None,
+            {k: self._to_device(v) for k, v in stored.items()},
+            self.table([p.run_context.test(p.exchange.to) for p in parts]) if task == EVALUATE else None,
             first.measure,
             (
-                self.table([p.cell.triggered(p.exchange.to) for p in parts])
+                self.table([p.run_context.triggered(p.exchange.to) for p in parts])
                 if task == EVALUATE and first.measure.trigger
                 else None
             ),
         )
-        with counting(self.device, local.plan.precision):
+        with deterministic_math(self.device, local.plan.precision):
             try:
                 state, fields = perform(first.rule, local, job)
             except (
@@ -210,11 +215,11 @@ class Simulator:
             ):  # programs of other networks may hold what is missing; nothing was changed yet
                 forget()
                 state, fields = perform(first.rule, local, job)
-        return None if parts[0].exchange.rehearsal else state, fields
+        return None if parts[0].exchange.discard_state else state, fields
 
     def local(self, parts: list[Call]) -> Local:
         """The joint world of these clients; every number becomes one value per client."""
-        first = parts[0].cell
+        first = parts[0].run_context
         sizes = [len(p.exchange.to) for p in parts]
 
         def spread(values: list[float]) -> Tensor:
@@ -222,7 +227,7 @@ class Simulator:
                 [torch.full((n,), v, dtype=torch.float64) for n, v in zip(sizes, values, strict=True)]
             )
 
-        cells = [p.cell for p in parts]
+        cells = [p.run_context for p in parts]
         steps = (
             None if first.recipe.steps is None else spread([float(c.recipe.steps or 0) for c in cells]).long()
         )
@@ -244,25 +249,29 @@ class Simulator:
             network=first.network,
             wire=first.wire(),
             ids=torch.cat([p.exchange.to for p in parts]),
-            key=Key(torch.cat([client_key(p.cell.key, p.cell.round, p.exchange).bits for p in parts])),
+            key=Key(
+                torch.cat(
+                    [client_key(p.run_context.key, p.run_context.round, p.exchange).bits for p in parts]
+                )
+            ),
             samples=first.federation.samples.on(self.device),
-            data=self.table([p.cell.data(p.exchange.to) for p in parts]),
-            validation=self.table([p.cell.validation(p.exchange.to) for p in parts]),
+            data=self.table([p.run_context.data(p.exchange.to) for p in parts]),
+            validation=self.table([p.run_context.validation(p.exchange.to) for p in parts]),
             initial=self._initial([c.initial for c in cells], sizes),
             recipe=recipe,
             plan=self.plans[first.plan_key],
-            settings=Settings(**handed("settings", settings, self._put)),
+            settings=Settings(**handed("settings", settings, self._to_device)),
             selected=torch.cat(selected),
             round=first.round,
             facts={
-                name: self._put(torch.cat([p.cell.fact(name, p.exchange.to) for p in parts]))
+                name: self._to_device(torch.cat([p.run_context.fact(name, p.exchange.to) for p in parts]))
                 for name in sorted(first.rule.knows)
             },
         )
 
     def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
         """Each client's first model. Every cell's travels once, and is multiplied where it is needed."""
-        there = {key: self._put(model) for key, model in {id(model): model for model in models}.items()}
+        there = {key: self._to_device(model) for key, model in {id(model): model for model in models}.items()}
         return _end_to_end([there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)])
 
     def _received(self, parts: list[Call], local: Local) -> Received:
@@ -279,24 +288,29 @@ class Simulator:
 
     def _answer(self, call: Call, fields: Mapping[str, Tensor]) -> Uplink:
         """One cell's rows together, as the malicious clients send them, screened."""
-        cell, ex = call.cell, call.exchange
-        schema = schema_of(cell.rule, ex, cell.wire(), cell.measure)
+        run_context, ex = call.run_context, call.exchange
+        schema = schema_of(run_context.rule, ex, run_context.wire(), run_context.measure)
         up = Uplink(ex.to, fields)
         if not len(ex.to):
-            return nobody(schema, cell.network.dtype)
+            return nobody(schema, run_context.network.dtype)
         if ex.task == EVALUATE:
             return up
-        up = cell.adversary.poison(
-            ex.task, schema, up, cell.key.fold("attack", cell.round, ex.step), cell.round, ex
+        up = run_context.adversary.poison(
+            ex.task,
+            schema,
+            up,
+            run_context.key.fold("attack", run_context.round, ex.step),
+            run_context.round,
+            ex,
         )
-        return screen(up, schema, cell.norm_cap)
+        return screen(up, schema, run_context.norm_cap)
 
     def table(self, parts: list[Padded]) -> Padded:
         whole = join(parts)
-        return Padded(self._put(whole.rows), self._put(whole.labels), whole.count)
+        return Padded(self._to_device(whole.rows), self._to_device(whole.labels), whole.count)
 
-    def _put(self, value: Tensor) -> Tensor:
-        return put(value, self.device)
+    def _to_device(self, value: Tensor) -> Tensor:
+        return to_device(value, self.device)
 
 
 def _pieces(chunk: list[tuple[int, Call]]) -> list[_Piece]:
@@ -309,9 +323,9 @@ def _pieces(chunk: list[tuple[int, Call]]) -> list[_Piece]:
 
 def private_rows(calls: list[Call], pinned: bool = False) -> tuple[Tensor, State]:
     """Which of these clients have private rows on disk, and those rows; for a GPU in page-locked memory."""
-    known = [call.cell.rows.present(call.exchange.to) for call in calls]
+    known = [call.run_context.rows.present(call.exchange.to) for call in calls]
     asked = [
-        (call.cell.rows, call.exchange.to[there])
+        (call.run_context.rows, call.exchange.to[there])
         for call, there in zip(calls, known, strict=True)
         if bool(there.any())
     ]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.core.types import Exchange, State
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.engine.workers import Pool
 
 Done = tuple[State | None, Mapping[str, Tensor]]
@@ -23,7 +23,7 @@ Done = tuple[State | None, Mapping[str, Tensor]]
 class Call:
     """One cell's request."""
 
-    cell: Cell
+    run_context: RunContext
     exchange: Exchange
 
 
@@ -32,13 +32,13 @@ class KeepsState(Exception):
 
 
 @dataclass
-class Staff:
+class WorkerDispatch:
     """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a
     cell change in a run, so these are sent; a cell that the workers have never seen has them forked again."""
 
     work: Callable[[list[Call], Tensor, State], Done]
     private_rows: Callable[[list[Call]], tuple[Tensor, State]]
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[RunContext] = field(default_factory=list)
     pool: Pool | None = None
     unfit: bool = False
 
@@ -47,7 +47,7 @@ class Staff:
         the rest is the caller's."""
         if self.unfit:
             return
-        pool = self._pool([part.cell for stack in stacks for part in stack], workers)
+        pool = self._pool([part.run_context for stack in stacks for part in stack], workers)
         try:
             yield from pool.answers([partial(self._message, stack) for stack in stacks])
         except KeepsState as found:
@@ -67,9 +67,9 @@ class Staff:
             self.pool.close()
         self.pool = None
 
-    def _pool(self, cells: list[Cell], workers: int) -> Pool:
-        known = {id(cell) for cell in self.cells}
-        new = {id(cell): cell for cell in cells if id(cell) not in known}
+    def _pool(self, cells: list[RunContext], workers: int) -> Pool:
+        known = {id(run_context) for run_context in self.cells}
+        new = {id(run_context): run_context for run_context in cells if id(run_context) not in known}
         if self.pool is None or new or self.pool.size < workers:
             self.close()
             self.cells += new.values()
@@ -77,10 +77,10 @@ class Staff:
         return self.pool
 
     def _message(self, stack: list[Call]) -> Any:
-        place = {id(cell): place for place, cell in enumerate(self.cells)}
-        return [(place[id(part.cell)], part.cell.round, part.exchange) for part in stack], *self.private_rows(
-            stack
-        )
+        place = {id(run_context): place for place, run_context in enumerate(self.cells)}
+        return [
+            (place[id(part.run_context)], part.run_context.round, part.exchange) for part in stack
+        ], *self.private_rows(stack)
 
     def _perform(self, message: Any) -> Done:
         """In a worker."""
@@ -89,7 +89,7 @@ class Staff:
         for place, round, exchange in parts:
             self.cells[place].round = round
             stack.append(Call(self.cells[place], exchange))
-        first = stack[0].cell
+        first = stack[0].run_context
         before = [(thing, _memory(thing)) for thing in (first.rule, first.recipe.loss)]
         done = self.work(stack, known, stored)
         for thing, memory in before:

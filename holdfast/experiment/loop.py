@@ -19,11 +19,11 @@ from holdfast.core.keys import Key
 from holdfast.core.types import QUIET, ROOT, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.client_stack import EVALUATE
-from holdfast.engine.run_context import Cell, Measure
+from holdfast.engine.run_context import Measure, RunContext
 from holdfast.evaluation import detection, metrics
 from holdfast.experiment.config import Config, Parts, check_cohort
 from holdfast.experiment.object_names import words
-from holdfast.experiment.participation import Roster, read_availability
+from holdfast.experiment.participation import Participation, read_availability
 from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import described, name_of
 from holdfast.methods.base import ClientRule
@@ -32,7 +32,7 @@ from holdfast.models.base import architecture, check_reads
 from holdfast.models.network import Model, Network, check_fits, with_head
 from holdfast.models.weights import Weights
 from holdfast.storage.client_state import RowStore
-from holdfast.storage.store import Ready, Store
+from holdfast.storage.store import PreparedRound, Store
 
 Steps = Generator[Any, Any, Any]
 
@@ -62,7 +62,7 @@ class Experiment:
         self.initial = self.network.initial(self.key.fold("model")) if start is None else start
         config.train.augment.check(self.federation.samples.sample_shape)
         availability = read_availability(config.train.availability, self.federation.clients)
-        self.roster = Roster(
+        self.participation = Participation(
             trainers,
             self.key.fold("roster"),
             config.train.participation,
@@ -70,11 +70,11 @@ class Experiment:
             draws_banned=self.method.draws_banned,
         )
         check_cohort(
-            self.parts.aggregator, self.roster.cohort_size()
+            self.parts.aggregator, self.participation.cohort_size()
         )  # how many users a dataset has is known only now
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
-        self.cell = self._cell()
+        self.run_context = self._run_context()
         self.meter = Meter()
         self.finished: dict[str, Any] | None = None
 
@@ -86,39 +86,39 @@ class Experiment:
     def committed(self) -> int:
         """The last round on disk: that before the one which is under way. -1 where even the start is not
         there."""
-        return self.cell.round - (self.finished is None)
+        return self.run_context.round - (self.finished is None)
 
-    def play(self) -> Generator[Exchange | Ready, Any, dict[str, Any]]:
+    def steps(self) -> Generator[Exchange | PreparedRound, Any, dict[str, Any]]:
         """The run: resume from the committed round, play the rest, finish. A finished run only says its
         result again."""
-        (state, ready), cell, server = self._restore(), self.cell, self.server
+        (state, ready), run_context, server = self._restore(), self.run_context, self.server
         if ready is not None:
             yield ready
         result = self.store.result()
         if result is not None:
             self.finished = result | {"run_dir": str(self.out)}
             return self.finished
-        while cell.round < self.rounds:
-            cell.round += 1
-            cell.rows.begin()
+        while run_context.round < self.rounds:
+            run_context.round += 1
+            run_context.rows.begin()
             ctx = self.context()
             state, verdict = yield from self._metered(server.round(state, ctx))
-            self.roster.ban(dict(verdict.banned))
+            self.participation.ban(dict(verdict.banned))
             figures, arrays = yield from self._evaluate(state, ctx)
             yield self._ready(state, ctx, verdict, figures, arrays)
-        if cell.round == self.rounds:
+        if run_context.round == self.rounds:
             yield from self._finish(state)
         return self._conclude()
 
     def _finish(self, state: State) -> Steps:
         """What a method does after the last round, if anything; it counts as one more round."""
-        cell = self.cell
-        cell.round += 1
-        cell.rows.begin()
+        run_context = self.run_context
+        run_context.round += 1
+        run_context.rows.begin()
         ctx = self.context()
         finished = yield from self._metered(self.server.finish(state, ctx))
         if finished is state and not self.meter.exchanges:
-            cell.round -= 1
+            run_context.round -= 1
             return
         state = finished
         figures, arrays = yield from self._evaluate(state, ctx, last=True)
@@ -126,10 +126,10 @@ class Experiment:
 
     def context(self) -> Context:
         """What the server half may know of this round."""
-        round, train = self.cell.round, self.config.train
-        available = self.roster.available(round)
-        cohort = self.roster.cohort(round, available)
-        wire = self.cell.wire()
+        round, train = self.run_context.round, self.config.train
+        available = self.participation.available(round)
+        cohort = self.participation.cohort(round, available)
+        wire = self.run_context.wire()
         head = wire.pack(self.network.head)[: wire.parameters] if self.network.head_name else None
         return Context(
             round=round,
@@ -168,7 +168,7 @@ class Experiment:
         """A client whose reply is lost need not be played at all: the server sees the same."""
         if self.config.train.dropout == 0.0:
             return exchange
-        luck = self.key.fold("dropout", self.cell.round, exchange.step).fold(exchange.to).uniform()
+        luck = self.key.fold("dropout", self.run_context.round, exchange.step).fold(exchange.to).uniform()
         return exchange.only((luck >= self.config.train.dropout) | (exchange.to == ROOT))
 
     def _evaluate(
@@ -176,12 +176,16 @@ class Experiment:
     ) -> Generator[Exchange, Uplink, tuple[metrics.Figures, State]]:
         """Measure what the clients would use now. Off the books: no traffic is counted, no state is
         written."""
-        if not last and self.cell.round % self.config.evaluate.every and self.cell.round != self.rounds:
+        if (
+            not last
+            and self.run_context.round % self.config.evaluate.every
+            and self.run_context.round != self.rounds
+        ):
             return {}, {}
         started = time.perf_counter()
         measured, late = self._measured(ctx), torch.tensor(self.federation.held_out, dtype=torch.int64)
         ids = torch.cat([measured, late]).unique()
-        sent = yield from self.rehearsed(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
+        sent = yield from self.discarding(self.server.deliver(state, replace(ctx, timer=Timer()), ids))
         bank, pick = sent.bank, sent.pick
         reference = self.server.global_model(state)
         if {"global", "customised"} <= set(
@@ -198,7 +202,7 @@ class Experiment:
         )
         self.meter.refused.update(up.refused)
         selected = selected[torch.isin(ids, up.ids)]  # real clients may be missing
-        benign = self.adversary.benign(up.ids, self.cell.round)
+        benign = self.adversary.benign(up.ids, self.run_context.round)
         of_late = torch.isin(up.ids, late)
         counted, asked = benign & torch.isin(up.ids, measured), self.metrics
         figures = metrics.of_round(
@@ -212,7 +216,7 @@ class Experiment:
             f"{of}/{name}": value[rows] for of, rows in shown.items() for name, value in arrays.items()
         }
 
-    def rehearsed(self, steps: Steps) -> Steps:
+    def discarding(self, steps: Steps) -> Steps:
         """Pass on what evaluation asks of clients: numbered after the round's own exchanges, and nothing of
         it is kept."""
         up = None
@@ -221,16 +225,18 @@ class Experiment:
                 exchange = steps.send(up)
             except StopIteration as end:
                 return end.value
-            up = yield replace(exchange, step=self.meter.next_step(), rehearsal=True)
+            up = yield replace(exchange, step=self.meter.next_step(), discard_state=True)
 
     def _measured(self, ctx: Context) -> Tensor:
         """The clients that are evaluated; a banned client is still somebody's model and stays in the mean."""
-        which, members = self.config.evaluate.clients, self.roster.clients
+        which, members = self.config.evaluate.clients, self.participation.clients
         if which == "cohort":
             return ctx.cohort
         if which == "held-out":
             return torch.tensor(self.federation.held_out, dtype=torch.int64)
-        return members[self.adversary.benign(members, self.cell.round)] if which == "benign" else members
+        return (
+            members[self.adversary.benign(members, self.run_context.round)] if which == "benign" else members
+        )
 
     def _ready(
         self,
@@ -239,9 +245,9 @@ class Experiment:
         verdict: Verdict,
         figures: metrics.Figures,
         arrays: Mapping[str, Tensor],
-    ) -> Ready:
+    ) -> PreparedRound:
         """All of the round written; who drives makes it the truth."""
-        meter, round, rows = self.meter, self.cell.round, self.cell.rows
+        meter, round, rows = self.meter, self.run_context.round, self.run_context.rows
         if "matches" in verdict.tables:  # of a method that looks for peers
             benign = self.adversary.benign(verdict.ids, round)
             figures = figures | metrics.of_matches(
@@ -249,7 +255,7 @@ class Experiment:
             )
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
-            "round": self.cell.round,
+            "round": self.run_context.round,
             "metrics": {**figures, **meter.figures(), "rejected": len(verdict.rejected)},
             "exchanges": meter.exchanges,
             "seconds": seconds | {f"server/{name}": spent for name, spent in ctx.timer.spent.items()},
@@ -269,22 +275,24 @@ class Experiment:
         if self.adversary.redraws:
             tensors["malicious"] = self.adversary.at(round)
         server = {f"server/{k}": v for k, v in state.items()}
-        return self.store.prepare(round, {**server, **self.roster.state()}, part, tensors, rows)
+        return self.store.prepare(round, {**server, **self.participation.state()}, part, tensors, rows)
 
-    def _restore(self) -> tuple[State, Ready | None]:
+    def _restore(self) -> tuple[State, PreparedRound | None]:
         """The committed state, or the start: round 0 is to be committed too, so that a run exists on disk
         before it trains."""
         head = self.store.head()
         if head is not None:
-            self.cell.round, saved = head
+            self.run_context.round, saved = head
             try:
-                self.roster.restore(saved)
-                self.cell.rows = RowStore(self.out / "rows", saved["rows/index"])
+                self.participation.restore(saved)
+                self.run_context.rows = RowStore(self.out / "rows", saved["rows/index"])
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
                 raise RunError(
-                    f"{self.out}: the committed state of round {self.cell.round} is damaged ({error})"
+                    f"{self.out}: the committed state of round {self.run_context.round} is damaged ({error})"
                 ) from None
-            self.store.tidy(self.cell.round)  # a kill after the last commit may have left the state before it
+            self.store.tidy(
+                self.run_context.round
+            )  # a kill after the last commit may have left the state before it
             return {
                 name.removeprefix("server/"): value
                 for name, value in saved.items()
@@ -292,8 +300,8 @@ class Experiment:
             }, None
         if self.weights is not None:
             self.store.write_start(self.initial)
-        self.cell.round = 0
-        self.cell.rows = RowStore(self.out / "rows")
+        self.run_context.round = 0
+        self.run_context.rows = RowStore(self.out / "rows")
         ctx = self.context()
         state = self.server.init(ctx)
         state |= {
@@ -304,13 +312,17 @@ class Experiment:
             state |= {f"detector{place}/{k}": v for k, v in detector.init().items()}
         server = {f"server/{k}": v for k, v in state.items()}
         return state, self.store.prepare(
-            0, {**server, **self.roster.state()}, {"round": 0, "metrics": {}}, {}, self.cell.rows
+            0,
+            {**server, **self.participation.state()},
+            {"round": 0, "metrics": {}},
+            {},
+            self.run_context.rows,
         )
 
     def _conclude(self) -> dict[str, Any]:
         """Write the final figures beside the protocol they were measured by."""
-        parts = self.store.parts(self.cell.round)
-        who = self.adversary.malicious, len(self.roster.clients), self.roster.banned
+        parts = self.store.parts(self.run_context.round)
+        who = self.adversary.malicious, len(self.participation.clients), self.participation.banned
         final = metrics.of_run(parts, self.config.evaluate.targets, *who, self.metrics)
         final |= detection.of_rounds(self._seen(parts), decide=self.adversary.redraws)
         protocol = {
@@ -337,7 +349,7 @@ class Experiment:
             for part in parts
         ]
 
-    def _cell(self) -> Cell:
+    def _run_context(self) -> RunContext:
         train, evaluate = self.config.train, self.config.evaluate
         recipe = Recipe(
             lr=train.lr,
@@ -364,7 +376,7 @@ class Experiment:
             triggers,
             evaluate.selected,
         )
-        return Cell(
+        return RunContext(
             label=self.label,
             key=self.key,
             method=self.method,

@@ -19,7 +19,7 @@ Intervals = dict[int, list[tuple[int, int]]]
 
 
 @dataclass
-class Roster:
+class Participation:
     """All clients that may train; bans are permanent."""
 
     clients: Tensor

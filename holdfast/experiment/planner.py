@@ -117,7 +117,7 @@ def _check_workers(device: torch.device, threads: int | None) -> None:
 
 def _whole(way: _Way, experiments: list[Experiment]) -> float:
     """Seconds of training in the whole run."""
-    return sum(way.forecasts[e.cell.plan_key].seconds(client_steps(e)) or 0.0 for e in experiments)
+    return sum(way.forecasts[e.run_context.plan_key].seconds(client_steps(e)) or 0.0 for e in experiments)
 
 
 def _forecasts(experiments: list[Experiment], device: torch.device, workers: int = 1) -> dict[str, Forecast]:
@@ -125,21 +125,21 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
     group trains at once."""
     alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
-        alike.setdefault(experiment.cell.plan_key, []).append(experiment)
+        alike.setdefault(experiment.run_context.plan_key, []).append(experiment)
     memory = _memory(alike, device)
     out: dict[str, Forecast] = {}
     for name, members in alike.items():
         first = members[0]
-        engine, cell, groups = first.config.engine, first.cell, _groups(members)
-        data = Simulator({}, device).table([cell.data(first.roster.clients)])
+        engine, run_context, groups = first.config.engine, first.run_context, _groups(members)
+        data = Simulator({}, device).table([run_context.data(first.participation.clients)])
         tried = partial(
             choose,
             engine.plan,
-            cell.network,
-            cell.initial,
-            cell.federation.samples.on(device),
+            run_context.network,
+            run_context.initial,
+            run_context.federation.samples.on(device),
             data,
-            cell.recipe,
+            run_context.recipe,
             -(-max(groups) // workers),
             memory[name] // workers,
             engine.precision,
@@ -154,7 +154,7 @@ def _groups(experiments: list[Experiment]) -> tuple[int, ...]:
     """Models that are trained at once by those that are fused, one number for each group of them."""
     groups: dict[tuple[object, ...], int] = {}
     for each in experiments:
-        group = each.cell.group("train")
+        group = each.run_context.group("train")
         groups[group] = groups.get(group, 0) + _cohort_size(each) * each.rule.models_per_client
     return tuple(groups.values())
 
@@ -171,10 +171,12 @@ def _memory(alike: dict[str, list[Experiment]], device: torch.device) -> dict[st
 
 def _row(experiment: Experiment) -> int:
     """Bytes of one model of a stack."""
-    cell = experiment.cell
-    cell.network.module.to("cpu")  # where it may have been left on a GPU by an earlier trial
+    run_context = experiment.run_context
+    run_context.network.module.to("cpu")  # where it may have been left on a GPU by an earlier trial
     return bytes_per_row(
-        cell.network, cell.federation.samples.blank(cell.network.dtype), cell.recipe.batch_size
+        run_context.network,
+        run_context.federation.samples.blank(run_context.network.dtype),
+        run_context.recipe.batch_size,
     )
 
 
@@ -221,12 +223,12 @@ def sentence(forecast: Forecast, experiments: list[Experiment], threads: int) ->
 
 def _cohort_size(experiment: Experiment) -> int:
     """Clients of a round, and the server's own data where a rule trains on it."""
-    return experiment.roster.cohort_size() + ("root" in experiment.parts.aggregator.needs)
+    return experiment.participation.cohort_size() + ("root" in experiment.parts.aggregator.needs)
 
 
 def client_steps(experiment: Experiment) -> float:
     """Steps of all clients' models over the whole run, as planned."""
-    train, count = experiment.config.train, experiment.cell.federation.train.counts.double()
+    train, count = experiment.config.train, experiment.run_context.federation.train.counts.double()
     per_epoch = (count / train.batch_size).floor() if train.drop_last else (count / train.batch_size).ceil()
     steps = (
         float(train.local_steps)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.engine.host_threads import hands
-from holdfast.engine.lockstep import Engine, Player, drive
+from holdfast.engine.host_threads import host_threads
+from holdfast.engine.lockstep import Engine, RunDriver, drive
 from holdfast.engine.workers import usable_cores
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import digest_of
@@ -48,8 +48,8 @@ def agree(experiments: list[Experiment], device: str, watch: Watch) -> Terms:
     """Choose by trial how these experiments are trained together, and say so."""
     threads, forecasts = plan_together(experiments, pick_device(device), experiments[0].config.engine.threads)
     for name, forecast in forecasts.items():
-        watch.say(sentence(forecast, [e for e in experiments if e.cell.plan_key == name], threads))
-    return Terms(tuple(forecasts[e.cell.plan_key].plan for e in experiments), threads, device)
+        watch.say(sentence(forecast, [e for e in experiments if e.run_context.plan_key == name], threads))
+    return Terms(tuple(forecasts[e.run_context.plan_key].plan for e in experiments), threads, device)
 
 
 def choose_device(out: Path, asked: str | None, began: str) -> torch.device:
@@ -85,33 +85,33 @@ def check_same(experiment: Experiment, manifest: Mapping[str, Any]) -> None:
         raise RunError(f"{experiment.out}: the model does not start from the weights the run began with")
 
 
-def _hands(device: torch.device, threads: int, experiments: int) -> int:
+def _host_threads(device: torch.device, threads: int, experiments: int) -> int:
     """Threads for what the CPU has to do for many experiments: where it does not train, and is not shared out
     otherwise."""
     return usable_cores() if device.type == "cuda" and threads == 1 and experiments > 1 else 1
 
 
-def play_together(
+def run_together(
     experiments: list[Experiment], terms: Terms, make_engine: MakeEngine, watch: Watch, contain: bool = True
-) -> list[Player]:
+) -> list[RunDriver]:
     """Drive experiments whose locks are held to their ends. With `contain`, one that fails leaves a note in
     its folder."""
     device = pick_device(terms.device)
-    by_cell = {id(e.cell): e for e in experiments}
-    players = [Player(e.cell, e.play()) for e in experiments]
+    by_context = {id(e.run_context): e for e in experiments}
+    drivers = [RunDriver(e.run_context, e.steps()) for e in experiments]
 
-    def note(player: Player) -> None:
-        if contain and player.error is not None:
-            experiment = by_cell[id(player.cell)]
-            write_failure(experiment.out, player.cell.round, player.error)
-            watch.say(f"{experiment.label} failed in round {player.cell.round}; the others go on")
+    def note(driver: RunDriver) -> None:
+        if contain and driver.error is not None:
+            experiment = by_context[id(driver.run_context)]
+            write_failure(experiment.out, driver.run_context.round, driver.error)
+            watch.say(f"{experiment.label} failed in round {driver.run_context.round}; the others go on")
 
-    with on_threads(terms.threads), hands(_hands(device, terms.threads, len(experiments))):
+    with on_threads(terms.threads), host_threads(_host_threads(device, terms.threads, len(experiments))):
         engine = make_engine(
-            {e.cell.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device
+            {e.run_context.plan_key: plan for e, plan in zip(experiments, terms.plans, strict=True)}, device
         )
         watch.planned(experiments)
         for experiment in experiments:
             experiment.network.module.to(device)
-        drive(engine, players, lambda player: watch.moved(by_cell[id(player.cell)]), note)
-    return players
+        drive(engine, drivers, lambda driver: watch.moved(by_context[id(driver.run_context)]), note)
+    return drivers

@@ -27,7 +27,7 @@ from holdfast.experiment.runner import (
     agree,
     check_same,
     choose_device,
-    play_together,
+    run_together,
     say_torch,
 )
 from holdfast.local.plan import Plan
@@ -51,7 +51,7 @@ def start_run(
             "manifest.json",
             manifest_of(experiment, terms.plans[0], terms.threads, terms.device, [experiment.label], plugins),
         )
-        return _play_one(experiment, terms, engine, watch)
+        return _run_one(experiment, terms, engine, watch)
 
 
 def resume_run(
@@ -79,23 +79,23 @@ def resume_run(
         )
     with _locked(experiment):
         forget_failure(experiment.out)  # who names this one run wants it tried
-        return _play_one(experiment, terms, engine, watch)
+        return _run_one(experiment, terms, engine, watch)
 
 
-def _play_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: Watch) -> dict[str, Any]:
+def _run_one(experiment: Experiment, terms: Terms, engine: MakeEngine, watch: Watch) -> dict[str, Any]:
     before = experiment.store.round()
-    (player,) = play_together([experiment], terms, engine, watch, contain=False)
-    if player.error is None:
-        return player.result
+    (driver,) = run_together([experiment], terms, engine, watch, contain=False)
+    if driver.error is None:
+        return driver.result
     damaged = (
         None
         if before is None or experiment.store.round() != before
-        else damage(experiment.out, before, player.error)
+        else damage(experiment.out, before, driver.error)
     )
     if damaged is None:
-        raise player.error
+        raise driver.error
     # before anything else was committed: what it was resumed from is at fault
-    raise damaged from player.error
+    raise damaged from driver.error
 
 
 def _refuse_taken(out: Path) -> None:

@@ -22,16 +22,16 @@ from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.planner import client_steps, pick_device
 from holdfast.experiment.runner import Watch
-from holdfast.forecast.participation import attendance
+from holdfast.forecast.participation import expected_participation
 from holdfast.forecast.prediction import (
+    MeasuredRounds,
     Memory,
     Prediction,
-    Rehearsed,
     group_plans,
     predict_disk,
     predict_seconds,
 )
-from holdfast.forecast.short_rounds import Rehearsal, shares
+from holdfast.forecast.short_rounds import ShortRoundEngine, shares
 from holdfast.local.plan import Plan
 from holdfast.sweeps.runner import sweep
 from holdfast.sweeps.session import start
@@ -47,13 +47,13 @@ class _Stage:
 
     def __init__(self, watch: Watch):
         self.watch, self.called = watch, time.perf_counter()
-        self.engine: Rehearsal | None = None
+        self.engine: ShortRoundEngine | None = None
         self.experiments: list[Experiment] = []
         self.configs: list[Config] = []
         self.last, self.threads = 0, 1
 
-    def make_engine(self, plans: Mapping[str, Plan], device: torch.device) -> Rehearsal:
-        self.engine = Rehearsal(plans, device, new_round=self.new_round)
+    def make_engine(self, plans: Mapping[str, Plan], device: torch.device) -> ShortRoundEngine:
+        self.engine = ShortRoundEngine(plans, device, new_round=self.new_round)
         return self.engine
 
     def planned(self, experiments: list[Experiment]) -> None:
@@ -64,7 +64,7 @@ class _Stage:
             torch.get_num_threads(),
         )
         steps = [
-            (client_steps(e) / e.rounds, self.engine.plans[e.cell.plan_key].microseconds or 0.0)
+            (client_steps(e) / e.rounds, self.engine.plans[e.run_context.plan_key].microseconds or 0.0)
             for e in experiments
         ]
         self.engine.shares = shares(sum(count * micro for count, micro in steps) * 1e-6, _LONGEST)
@@ -89,17 +89,17 @@ class _Stage:
             train = config.train.model_copy(update={"rounds": rounds})
             experiment.config = config.model_copy(update={"evaluate": evaluate, "train": train})
 
-    def seen(self) -> Rehearsed:
+    def seen(self) -> MeasuredRounds:
         engine = self.engine
         assert engine is not None
         rounds = [config.train.rounds for config in self.configs]
         attendances = []
         for experiment, real in zip(self.experiments, rounds, strict=True):
-            expected = attendance(experiment, max(real, self.last))
-            if len(experiment.cell.rows.place) > expected.live[self.last - 1]:
-                expected = attendance(experiment, max(real, self.last), everyone=True)
+            expected = expected_participation(experiment, max(real, self.last))
+            if len(experiment.run_context.rows.place) > expected.live[self.last - 1]:
+                expected = expected_participation(experiment, max(real, self.last), everyone=True)
             attendances.append(expected)
-        return Rehearsed(
+        return MeasuredRounds(
             self.experiments,
             rounds,
             [config.evaluate.every for config in self.configs],
@@ -109,12 +109,12 @@ class _Stage:
             self.called,
             time.perf_counter(),
             attendances,
-            [engine.plans[e.cell.plan_key] for e in self.experiments],
+            [engine.plans[e.run_context.plan_key] for e in self.experiments],
             self.threads,
         )
 
 
-def rehearse(
+def forecast_cost(
     cells: Sequence[tuple[str, Config]],
     out: Path,
     watch: Watch | None = None,
@@ -128,7 +128,7 @@ def rehearse(
         torch.cuda.reset_peak_memory_stats(device)
     stage = _Stage(watch or Watch())
     with _folder_beside(out) as folder:
-        _play(stage, cells, folder / out.name, plugins, shard)
+        _run(stage, cells, folder / out.name, plugins, shard)
         seen = stage.seen()
         seconds, kinds = predict_seconds(seen)
         inside = [e.out for e in seen.experiments]
@@ -144,7 +144,7 @@ def rehearse(
     return Prediction(str(device), labels, groups, steps, seconds, _memory(stage, device), disk)
 
 
-def _play(
+def _run(
     stage: _Stage,
     cells: Sequence[tuple[str, Config]],
     folder: Path,
@@ -158,8 +158,8 @@ def _play(
         config = cells[0][1]
         start([(config.parts().method.name, config)], folder, watch, plugins, engine=stage.make_engine)
         return
-    standings = sweep(cells, folder, watch, plugins, shard, engine=stage.make_engine)
-    failed = [standing for standing in standings if standing.status == "failed"]
+    statuses = sweep(cells, folder, watch, plugins, shard, engine=stage.make_engine)
+    failed = [run_status for run_status in statuses if run_status.status == "failed"]
     if failed:
         raise RunError(f"cell '{failed[0].label}' would fail in round {failed[0].round}: {failed[0].reason}")
     if not stage.experiments:
@@ -184,7 +184,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
     """On the file system that the run will be written to."""
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
     with readable(parent):
-        folder = Path(tempfile.mkdtemp(prefix=".rehearsal-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=".forecast-", dir=parent))
     try:
         yield folder
     finally:

@@ -12,7 +12,7 @@ from holdfast.forecast.short_rounds import own_steps
 
 
 @dataclass(frozen=True)
-class Attendance:
+class ExpectedParticipation:
     """By round, the first one first."""
 
     steps: np.ndarray
@@ -24,24 +24,26 @@ class Attendance:
     commit."""
 
 
-def attendance(experiment: Experiment, rounds: int, everyone: bool = False) -> Attendance:
+def expected_participation(
+    experiment: Experiment, rounds: int, everyone: bool = False
+) -> ExpectedParticipation:
     """`everyone`: all who are available train, not only those who are drawn."""
-    roster, cell = experiment.roster, experiment.cell
+    participation, run_context = experiment.participation, experiment.run_context
     own, seen = (
-        own_steps(cell.federation.train.counts, cell.recipe),
+        own_steps(run_context.federation.train.counts, run_context.recipe),
         np.zeros(experiment.federation.clients, dtype=bool),
     )
-    constant = roster.availability == 1.0 and (everyone or roster.participation >= 1.0)
+    constant = participation.availability == 1.0 and (everyone or participation.participation >= 1.0)
     steps, live, records = (np.zeros(rounds) for _ in range(3))
     free = end = 0
     drawn = np.zeros(0, dtype=np.int64)
     for round in range(1, rounds + 1):
         if round == 1 or not constant:
-            available = roster.available(round)
-            drawn = (available if everyone else roster.cohort(round, available)).numpy()
+            available = participation.available(round)
+            drawn = (available if everyone else participation.cohort(round, available)).numpy()
         replaced = int(seen[drawn].sum())
         seen[drawn] = True
         end += max(0, len(drawn) - free)
         free = max(0, free - len(drawn)) + replaced
         steps[round - 1], live[round - 1], records[round - 1] = own[drawn].sum(), seen.sum(), end
-    return Attendance(steps, live, records)
+    return ExpectedParticipation(steps, live, records)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.experiment.loop import Experiment
-from holdfast.forecast.participation import Attendance
+from holdfast.forecast.participation import ExpectedParticipation
 from holdfast.forecast.short_rounds import Span
 from holdfast.local.plan import Plan
 
@@ -84,7 +84,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class MeasuredRounds:
     """What was seen of experiments that were played together for a few rounds."""
 
     experiments: Sequence[Experiment]
@@ -96,7 +96,7 @@ class Rehearsed:
     began: dict[int, float]
     called: float
     ended: float
-    attendances: Sequence[Attendance]
+    attendances: Sequence[ExpectedParticipation]
     plans: Sequence[Plan]
     threads: int
 
@@ -111,7 +111,7 @@ class _Kind:
     seconds: float
 
 
-def predict_seconds(seen: Rehearsed) -> tuple[Seconds, list[_Kind]]:
+def predict_seconds(seen: MeasuredRounds) -> tuple[Seconds, list[_Kind]]:
     kinds = [_kind(seen, spans) for spans in _by_kind(seen.spans)]
     walls = {r: seen.began[r + 1] - seen.began[r] for r in range(1, seen.last)}
     in_spans = {
@@ -143,10 +143,10 @@ def _by_kind(spans: Iterable[Span]) -> list[list[Span]]:
     return list(found.values())
 
 
-def _kind(seen: Rehearsed, spans: list[Span]) -> _Kind:
+def _kind(seen: MeasuredRounds, spans: list[Span]) -> _Kind:
     """In every round, or in every evaluation, seconds = fixed + slope * rows."""
     first = spans[0]
-    members = [i for i, e in enumerate(seen.experiments) if e.cell.group(first.task) == first.group]
+    members = [i for i, e in enumerate(seen.experiments) if e.run_context.group(first.task) == first.group]
     steady = sorted({span.round for span in spans if 2 <= span.round <= seen.last})
     after = [span for span in spans if span.round > seen.last]
 
@@ -185,24 +185,24 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (0.0, y_high / x_high) if x_high else (y_high, 0.0)
 
 
-def _growth(seen: Rehearsed, members: list[int], steady: list[int], times: float) -> float:
+def _growth(seen: MeasuredRounds, members: list[int], steady: list[int], times: float) -> float:
     """How much more the cohorts of an average round of the run train than those of the rehearsed rounds."""
-    rehearsed = sum(float(seen.attendances[i].steps[r - 1]) for i in members for r in steady) / len(steady)
+    discarding = sum(float(seen.attendances[i].steps[r - 1]) for i in members for r in steady) / len(steady)
     planned = sum(float(seen.attendances[i].steps[: seen.real_rounds[i]].sum()) for i in members)
-    return planned / (rehearsed * times) if rehearsed else 1.0
+    return planned / (discarding * times) if discarding else 1.0
 
 
-def group_plans(seen: Rehearsed, kinds: Sequence[_Kind], device: str) -> tuple[GroupPlan, ...]:
+def group_plans(seen: MeasuredRounds, kinds: Sequence[_Kind], device: str) -> tuple[GroupPlan, ...]:
     found: dict[Any, list[int]] = {}
     for place, experiment in enumerate(seen.experiments):
-        found.setdefault(experiment.cell.group("train")[1:], []).append(place)
+        found.setdefault(experiment.run_context.group("train")[1:], []).append(place)
     out = []
     for group, members in found.items():
         plan = seen.plans[members[0]]
         mine = [kind for kind in kinds if not kind.evaluation and kind.group[1:] == group]
         steps, seconds = sum(kind.steps for kind in mine), sum(kind.seconds for kind in mine)
         of = [seen.experiments[i] for i in members]
-        rows = sum(e.roster.cohort_size() * e.rule.models_per_client for e in of)
+        rows = sum(e.participation.cohort_size() * e.rule.models_per_client for e in of)
         stack = min(-(-rows // plan.workers), plan.together) if plan.stacked else 1
         precision = "fp32" if device == "cpu" and plan.precision == "tf32" else plan.precision
         out.append(
@@ -221,16 +221,16 @@ def group_plans(seen: Rehearsed, kinds: Sequence[_Kind], device: str) -> tuple[G
     return tuple(out)
 
 
-def predict_disk(seen: Rehearsed, others: int, other_files: int) -> Disk:
+def predict_disk(seen: MeasuredRounds, others: int, other_files: int) -> Disk:
     """`others`: bytes of what a sweep writes beside its cells."""
     cells = np.array([_cell_on_disk(seen, i) for i in range(len(seen.experiments))]).sum(axis=0)
     once, rounds, private, files = (int(value) for value in cells)
     return Disk(once + others + rounds + private, once + others, rounds, private, files + other_files)
 
 
-def _cell_on_disk(seen: Rehearsed, place: int) -> tuple[float, float, float, float]:
+def _cell_on_disk(seen: MeasuredRounds, place: int) -> tuple[float, float, float, float]:
     """Bytes written once, in all rounds, of private rows; and how many files."""
-    folder, attendance = seen.experiments[place].out, seen.attendances[place]
+    folder, expected_participation = seen.experiments[place].out, seen.attendances[place]
     rounds, last = seen.real_rounds[place], seen.last
     sizes = {
         str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()
@@ -244,9 +244,11 @@ def _cell_on_disk(seen: Rehearsed, place: int) -> tuple[float, float, float, flo
     without = with_figures if measured == rounds else mean(parts[r] for r in range(2, last, 2))
     private = sizes.pop("rows/records", 0)
     if private:
-        private = private * attendance.records[rounds - 1] / attendance.records[last - 1]
+        private = (
+            private * expected_participation.records[rounds - 1] / expected_participation.records[last - 1]
+        )
         index = 16 * (
-            attendance.live[rounds - 1] - attendance.live[last - 1]
+            expected_participation.live[rounds - 1] - expected_participation.live[last - 1]
         )  # of whose row is where, in the state
     else:
         index = 0.0

@@ -113,7 +113,7 @@ class ShortLocal(Local):
 
 
 @dataclass
-class Rehearsal(Simulator):
+class ShortRoundEngine(Simulator):
     shares: tuple[float, float] = (1.0, 1.0)
     """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of
     changes."""
@@ -127,7 +127,7 @@ class Rehearsal(Simulator):
     )  # workers write into it too
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
-        round = calls[0].cell.round
+        round = calls[0].run_context.round
         if round not in self.began:
             self.began[round] = time.perf_counter()
             self.new_round(round)
@@ -139,20 +139,25 @@ class Rehearsal(Simulator):
         return ShortLocal(**given, share=self.shares[local.round % 2], note=self._note)
 
     def close(self) -> None:
-        if self._staff is not None and self._staff.pool is not None:
-            self.workers_peak = sum(peak(pid) for pid in self._staff.pool.pids)
+        if self._dispatch is not None and self._dispatch.pool is not None:
+            self.workers_peak = sum(peak(pid) for pid in self._dispatch.pool.pids)
         super().close()
 
     def _fused(self, calls: list[Call]) -> list[Uplink]:
         self._noted[:] = [0.0] * len(self._noted)
-        cell, exchange = calls[0].cell, calls[0].exchange
+        run_context, exchange = calls[0].run_context, calls[0].exchange
         began = time.perf_counter()
         answers = super()._fused(calls)
-        evaluation = exchange.task == EVALUATE or exchange.rehearsal
+        evaluation = exchange.task == EVALUATE or exchange.discard_state
         seconds = time.perf_counter() - began
         self.spans.append(
             Span(
-                cell.round, exchange.task, evaluation, cell.group(exchange.task), seconds, Work(*self._noted)
+                run_context.round,
+                exchange.task,
+                evaluation,
+                run_context.group(exchange.task),
+                seconds,
+                Work(*self._noted),
             )
         )
         return answers

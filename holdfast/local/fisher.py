@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.device import Precision, put
+from holdfast.core.device import Precision, to_device
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
@@ -97,7 +97,7 @@ def _information(
     try:
         for part in np.array_split(ranking, -(-n // plan.together)) if n else []:
             rows = torch.from_numpy(part)
-            out[put(rows, out.device)] = network.attempt(
+            out[to_device(rows, out.device)] = network.attempt(
                 partial(_added_up, stack, rows, plan, of, each), plan.stacked
             )
     finally:
@@ -105,7 +105,7 @@ def _information(
     if not each:
         return out[:, 0]
     spread = torch.zeros(n, network.layout.size, dtype=out.dtype, device=out.device)
-    spread[:, put(kept, out.device)] = out
+    spread[:, to_device(kept, out.device)] = out
     return spread
 
 
@@ -124,7 +124,7 @@ def _added_up(stack: Stack, rows: Tensor, plan: Plan, of: Definition, each: bool
         share = {"batch-sum": torch.ones_like(sizes), "full": sizes, "full-mean": sizes / count[now]}.get(
             of, 1 / batches[now]
         )
-        share = put(share.to(dtype), device)[:, None]
+        share = to_device(share.to(dtype), device)[:, None]
         total[now] += share * (grads if whole else _squares(grads, each))
     return _squares(total, each) if whole else total
 

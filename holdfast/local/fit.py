@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.device import Precision, put
+from holdfast.core.device import Precision, to_device
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
 from holdfast.local.batch_order import schedule
@@ -93,10 +93,10 @@ def _fitted(
     out, losses = model.clone(), torch.zeros(rows, dtype=torch.float64, device=model.device)
     for part in np.array_split(ranking, -(-rows // plan.together)):
         chosen = torch.from_numpy(part)
-        where = put(chosen, model.device)
+        where = to_device(chosen, model.device)
         out[where], losses[where] = _train(stack, chosen, plan)
     steps = torch.from_numpy(order.steps).repeat(rows // clients)
-    return Fitted(out, losses / put(steps, losses.device).clamp(min=1), steps)
+    return Fitted(out, losses / to_device(steps, losses.device).clamp(min=1), steps)
 
 
 def _train(stack: Stack, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from holdfast.core.device import Precision, halved
+from holdfast.core.device import Precision, autocast
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.local.losses import Batch, Loss
 from holdfast.models.network import Network
@@ -89,7 +89,7 @@ class Single:
         """Gradients of the wanted parameters and the loss; buffers change in place, as PyTorch does it."""
         for module in self.keyed:
             module.dropout_key = key
-        with halved(batch.mask.device, self.precision):
+        with autocast(batch.mask.device, self.precision):
             value = mean_loss(self.loss, self.module, batch, full=True)
         return _gradients(value, [self.params[name] for name in wanted]), value.detach()
 
@@ -124,7 +124,7 @@ class Stacked:
         """Gradients [m, ...] of the wanted parameters and losses [m]; `buffers` receives the new ones.
         `full`: no batch is padded; `alone`: one client, whose tensors have no leading axis."""
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        with halved(key.device, self.precision):
+        with autocast(key.device, self.precision):
             step = partial(self._one, full=full) if alone else self.full if full else self.padded
             losses, fresh = self.run(step, params | leaves, buffers, batch, key)
         grads = _gradients(losses.sum(), list(leaves.values()))
@@ -159,7 +159,7 @@ def apply_step(
             tensors = {f"net.{name}": t for name, t in (p | fresh).items()} | network.context(
                 b.mask, key, "net."
             )
-            with halved(key.device, precision):
+            with autocast(key.device, precision):
                 out = functional_call(wrapped, tensors, (b,))
             return out, (fresh, out.detach())
 

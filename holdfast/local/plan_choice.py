@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.device import Precision, counting
+from holdfast.core.device import Precision, deterministic_math
 from holdfast.core.error_origin import in_brackets
 from holdfast.core.errors import HoldfastError, RunError
 from holdfast.core.keys import Key
@@ -77,7 +77,7 @@ def choose(
     if int(data.count.max()) == 0:
         return Forecast(plans[names[0]], {}, 0)
     trial = _Trial(network, initial, samples, data, recipe)
-    with counting(device, precision):
+    with deterministic_math(device, precision):
         candidates = {name: plans[name] for name in names}
         times = (
             _compare(candidates, trial, rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from holdfast.core.device import put
+from holdfast.core.device import to_device
 
 PerRow = float | Tensor
 """A number for all rows, or a tensor with one number per row; a tensor without an axis is one number that a
@@ -125,4 +125,4 @@ def per_row(value: PerRow | int, rows: int, device: torch.device) -> PerRow:
         (flat == flat[0]).all()
     ):  # asking a device would mean to wait for it
         return float(flat[0])
-    return put(flat.repeat(rows // flat.shape[0]), device)
+    return to_device(flat.repeat(rows // flat.shape[0]), device)

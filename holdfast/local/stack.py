@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from holdfast.core.device import put
+from holdfast.core.device import to_device
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.data.federation import Padded, Samples
@@ -98,7 +98,7 @@ class Stack:
 
     def tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers of these rows, contiguous, free to be changed in place."""
-        views = self.network.layout.tensors(self.model[put(rows, self.model.device)])
+        views = self.network.layout.tensors(self.model[to_device(rows, self.model.device)])
         named = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
         params = {s.name: named[s.name] for s in self.network.layout.slots if not s.buffer}
         return params, {s.name: named[s.name] for s in self.network.layout.slots if s.buffer}
@@ -118,7 +118,7 @@ class Stack:
         device = self.model.device
 
         def pick(value: PerRow) -> PerRow:
-            return value[put(rows, device)] if isinstance(value, Tensor) else value
+            return value[to_device(rows, device)] if isinstance(value, Tensor) else value
 
         layout, momentum = self.network.layout, self.sgd.momentum
         return Sgd(
@@ -131,11 +131,11 @@ class Stack:
                 if isinstance(momentum, Tensor) or momentum
                 else None
             ),
-            None if self.target is None else _named(layout, self.target[put(rows, device)], wanted),
+            None if self.target is None else _named(layout, self.target[to_device(rows, device)], wanted),
             (
                 _named(
                     layout,
-                    put(
+                    to_device(
                         (self.mask if self.mask.ndim == 2 else self.mask.expand(len(self.model), -1))[rows],
                         device,
                     ),
@@ -149,7 +149,7 @@ class Stack:
     def fetch(self, owner: int | Tensor) -> Tensor | None:
         """All samples of a client, or of several, normalised; None where that is too much to hold and each
         step fetches its own."""
-        rows = self.data.rows[owner if isinstance(owner, int) else put(owner, self.model.device)]
+        rows = self.data.rows[owner if isinstance(owner, int) else to_device(owner, self.model.device)]
         small = rows.numel() * math.prod(self.samples.sample_shape) <= _FETCH_AT_ONCE
         return self.samples.batch(rows, dtype=self.network.dtype) if small else None
 
@@ -157,11 +157,15 @@ class Stack:
         """[steps, m, B]: the places in each row's own table, which of them are real; and [m, 1]: whose table
         that is."""
         owner, device = self.owner(rows), self.model.device
-        position = put(self.order.index[:steps, owner], device)
+        position = to_device(self.order.index[:steps, owner], device)
         # padding repeats the batch's own first sample: any other could have an infinite loss, which a mask of
         # 0 does not undo
         real = position >= 0
-        return torch.where(real, position, position[..., :1].clamp(min=0)), real, put(owner, device)[:, None]
+        return (
+            torch.where(real, position, position[..., :1].clamp(min=0)),
+            real,
+            to_device(owner, device)[:, None],
+        )
 
     def padded(self, rows: Tensor, active: list[int]) -> Iterator[Batch]:
         """The batches [m, B, ...] of the first m = active[t] of these rows, step after step, padded."""
@@ -179,7 +183,7 @@ class Stack:
             else:
                 x = self.samples.batch(self.data.rows[mine[:m], now], self.network.dtype)
             if self.recipe.augment.active:
-                x = self.recipe.augment(x, _put_key(self.key[owner[:m]], device).fold("augment", t))
+                x = self.recipe.augment(x, _key_to_device(self.key[owner[:m]], device).fold("augment", t))
             yield Batch(x, labels[t, :m], mask[t, :m], {name: value[:m] for name, value in aux.items()})
 
     def written_out(self, rows: Tensor) -> Iterator[Tensor]:
@@ -190,7 +194,7 @@ class Stack:
         steps = torch.from_numpy(self.order.steps)[owner]
         total = int(steps.max()) if len(rows) else 0
         position, real, mine = self.positions(rows, total)
-        key, steps = _put_key(self.key[owner], device), put(steps, device)
+        key, steps = _key_to_device(self.key[owner], device), to_device(steps, device)
         block = max(1, _WRITTEN_AT_ONCE // (len(rows) * (2 * self.recipe.batch_size + 4)))
         for start in range(0, total, block):
             where = position[start : start + block]
@@ -202,7 +206,7 @@ class Stack:
             )
 
     def aux_of(self, rows: Tensor) -> dict[str, Tensor]:
-        return {name: value[put(rows, value.device)] for name, value in self.aux.items()}
+        return {name: value[to_device(rows, value.device)] for name, value in self.aux.items()}
 
     def batches(self, row: int, owner: int) -> Iterator[Batch]:
         """One client's batches, step after step, without padding. Small clients are fetched once, large ones
@@ -219,11 +223,13 @@ class Stack:
             position = index[t, :size]
             x = ready[position] if ready is not None else self.samples.batch(rows[position], dtype=dtype)
             if augment.active:
-                x = augment(x[None], _put_key(self.key[owner : owner + 1], device).fold("augment", t))[0]
+                x = augment(x[None], _key_to_device(self.key[owner : owner + 1], device).fold("augment", t))[
+                    0
+                ]
             yield Batch(self.network.ordered(x), labels[t, :size], ones[:size], aux)
 
     def dropout(self, rows: Tensor, t: int) -> Tensor:
-        return put(self.key[self.owner(rows)].fold("dropout", t).bits, self.model.device)
+        return to_device(self.key[self.owner(rows)].fold("dropout", t).bits, self.model.device)
 
 
 def _named(layout: Layout, vectors: Tensor, names: list[str]) -> list[Tensor]:
@@ -231,5 +237,5 @@ def _named(layout: Layout, vectors: Tensor, names: list[str]) -> list[Tensor]:
     return [views[name] for name in names]
 
 
-def _put_key(key: Key, device: torch.device) -> Key:
-    return Key(put(key.bits, device))
+def _key_to_device(key: Key, device: torch.device) -> Key:
+    return Key(to_device(key.bits, device))

@@ -86,7 +86,7 @@ class ClientRule:
         for evaluation only."""
         return self.train(local, state, received, {})[0]
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         """The models [n, size] with which these clients, as members of a committee, try what another client
         sent; where only a part of a model travels, the rest is the common start model's."""
         return received.into(local.initial)

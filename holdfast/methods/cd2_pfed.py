@@ -75,7 +75,7 @@ class Cd2PfedClient(ClientRule):
             fitted = local.fit(start)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

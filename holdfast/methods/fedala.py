@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.core.device import put
+from holdfast.core.device import to_device
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.local.client import Local, Received
@@ -136,7 +136,7 @@ class FedAlaClient(ClientRule):
             .clamp(min=1)
             .minimum(count)
         )
-        luck = put(local.key.fold("share").hash(local.data.rows.shape[1]), local.data.rows.device)
+        luck = to_device(local.key.fold("share").hash(local.data.rows.shape[1]), local.data.rows.device)
         return replace(local, data=local.data.drawn(luck, torch.zeros_like(some), some))
 
     def _settled(self, local: Local, losses: list[Tensor]) -> Tensor:

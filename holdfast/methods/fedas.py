@@ -147,7 +147,7 @@ class FedASClient(ClientRule):
             reply["fim"] = known.to(fitted.model.dtype)
         return {**state, "own": fitted.model, "trained": torch.ones_like(state["trained"])}, reply
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

@@ -68,7 +68,7 @@ class FedGCClient(ClientRule):
         fitted = local.fit(start)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted) | {"held": _held(local)}
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return self._whole(local, state, received)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

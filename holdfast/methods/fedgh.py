@@ -55,7 +55,7 @@ class FedGHClient(ClientRule):
             "loss": fitted.loss.to(kind),
         }
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

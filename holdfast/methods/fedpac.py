@@ -72,7 +72,7 @@ class FedPACClient(ClientRule):
         sent = {"prototypes": own.means, "held": own.counts.to(start.dtype), "h": h, "variance": variance}
         return {"own": fitted.model}, local.report(fitted.model, received, fitted) | sent
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

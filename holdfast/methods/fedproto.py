@@ -153,7 +153,7 @@ class FedProtoClient(ClientRule):
         )
         return (total - epoch).clamp(min=0)
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

@@ -40,7 +40,7 @@ class FedRepClient(ClientRule):
         fitted = fit_part(local, headed, ~head)  # phi, h_k frozen
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

@@ -97,7 +97,7 @@ class GPFLClient(ClientRule):
         fitted = local.fit(start, loss=loss, aux=aux)
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return self.handed(local, state["own"], received)
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

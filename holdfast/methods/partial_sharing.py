@@ -22,7 +22,7 @@ class KeepsTheRest(ClientRule):
         fitted = local.fit(received.into(state["own"]))
         return {"own": fitted.model}, local.report(fitted.model, received, fitted)
 
-    def tried(self, local: Local, state: State, received: Received) -> Tensor:
+    def committee_model(self, local: Local, state: State, received: Received) -> Tensor:
         return received.into(state["own"])
 
     def personal(self, local: Local, state: State, received: Received) -> Tensor:

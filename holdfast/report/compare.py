@@ -312,5 +312,5 @@ def _runs(count: int) -> str:
 
 
 def _told(cells: Sequence[Cell], most: int = 4) -> str:
-    said = [f"{cell.path.name} ({cell.standing.words})" for cell in cells[:most]]
+    said = [f"{cell.path.name} ({cell.run_status.words})" for cell in cells[:most]]
     return ", ".join(said) + (f" and {len(cells) - most} more" if len(cells) > most else "")

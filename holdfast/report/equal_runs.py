@@ -17,7 +17,7 @@ def without_effect(cells: Sequence[Cell]) -> list[str]:
     all rounds are the same."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell.standing.status == "finished" and cell.curve("accuracy"):
+        if cell.run_status.status == "finished" and cell.curve("accuracy"):
             alike.setdefault(json.dumps([part["metrics"] for part in cell.parts], sort_keys=True), []).append(
                 cell
             )

@@ -29,7 +29,7 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.manifest import read_manifest, run_folders
 from holdfast.report.page import MOST_TOGETHER, document, header, render, render_one
 from holdfast.report.read_runs import read_cells
-from holdfast.storage.status import FAILURE, standing
+from holdfast.storage.status import FAILURE, run_status
 from holdfast.sweeps.folder import listed
 
 HOST = "127.0.0.1"  # and no option for another: whoever can reach the port can read the runs
@@ -125,7 +125,7 @@ class Lookout:
     def _run(self, path: Path) -> _Seen:
         now = tuple(_written(path / name) for name in ("manifest.json", "head.json", "result.json", FAILURE))
         if path not in self._seen or self._seen[path][0] != now:
-            stands, rounds = standing(path, ""), int(read_manifest(path)["config"]["train"]["rounds"])
+            stands, rounds = run_status(path, ""), int(read_manifest(path)["config"]["train"]["rounds"])
             played = rounds if stands.result is not None else min(stands.round, rounds)
             self._seen[path] = now, _Seen(stands.status, stands.done, played, rounds, now[1] and now[1] / 1e9)
         return self._seen[path][1]

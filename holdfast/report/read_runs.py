@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.evaluation.scores import METRICS
 from holdfast.experiment.manifest import run_folders
 from holdfast.results.run import Run, name_of
-from holdfast.storage.status import standing
+from holdfast.storage.status import run_status
 from holdfast.sweeps.folder import listed
 
 Points = list[tuple[int, float]]  # round, value
@@ -45,8 +45,8 @@ class Cell:
         self.seed = int(self.config["seed"])
         self.round, self.rounds = self.run.round, int(self.config["train"]["rounds"])
         self.parts = self.run.store.parts(self.round)
-        self.standing = standing(path, self.manifest["label"])
-        self.result = self.standing.result
+        self.run_status = run_status(path, self.manifest["label"])
+        self.result = self.run_status.result
         self.method = name_of(self.config["method"]) or "?"
         self.label = self.manifest["label"] if self.manifest.get("sweep") else self._described()
         self.twin: Cell | None = None
@@ -70,7 +70,7 @@ class Cell:
             return self.result["final"] | (
                 {} if self.twin is None else {"attack/lost": self._lost(self.twin)}
             )
-        if self.standing.status == "failed":
+        if self.run_status.status == "failed":
             return {}
         evaluated = [p["metrics"] for p in self.parts if p["metrics"].get("accuracy") is not None]
         if not evaluated:
@@ -146,8 +146,8 @@ class Line:
     def status(self) -> str:
         """How its runs stand, in words."""
         if len(self.cells) == 1:
-            return self.cells[0].standing.words
-        said = [cell.standing.status for cell in self.cells]
+            return self.cells[0].run_status.words
+        said = [cell.run_status.status for cell in self.cells]
         return ", ".join(f"{said.count(status)} {status}" for status in dict.fromkeys(said))
 
     def values(self, metric: str) -> list[float]:

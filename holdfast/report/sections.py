@@ -183,7 +183,7 @@ def _sortable(rows: Sequence[object]) -> str:
 
 def _troubles(cells: Sequence[Cell]) -> list[str]:
     """What keeps figures from being what they seem."""
-    status = [cell.standing.status for cell in cells]
+    status = [cell.run_status.status for cell in cells]
     notes = []
     if unfinished := sum(said in ("begun", "not begun") for said in status):
         have = (
@@ -231,10 +231,10 @@ def _doubts(cells: Sequence[Cell]) -> str:
         here = cells[0]
         told = {
             "begun": f"has played {here.round} of {here.rounds} rounds",
-            "diverged": f"diverged in round {here.standing.round}",
+            "diverged": f"diverged in round {here.run_status.round}",
         }
-        return f" It {told[here.standing.status]}." if here.standing.status in told else ""
-    status = [cell.standing.status.removeprefix("not ") for cell in cells]
+        return f" It {told[here.run_status.status]}." if here.run_status.status in told else ""
+    status = [cell.run_status.status.removeprefix("not ") for cell in cells]
     counts = {word: status.count(word) for word in ("begun", "diverged", "failed")}
     said = [
         f"{n} {word if word != 'begun' else 'is not finished' if n == 1 else 'are not finished'}"
@@ -432,7 +432,7 @@ def runs(cells: Sequence[Cell], links: Mapping[Path, str]) -> str:
         texts = "".join(f'<td class="plain"{value}>{words}</td>' for value, words in told)
         label = escape(str(cell.manifest["label"] or cell.label))
         name = f'<th scope="row"><a href="{escape(links[cell.path])}">{label}</a></th>'
-        rows.append(f'<tr>{name}{texts}<td class="{STATUS}">{escape(cell.standing.words)}</td></tr>')
+        rows.append(f'<tr>{name}{texts}<td class="{STATUS}">{escape(cell.run_status.words)}</td></tr>')
     heads = "".join(f'<th scope="col">{word}</th>' for word in ("accuracy", "worst 10 %", "lost"))
     heads += f'<th scope="col" class="{STATUS}">{STATUS}</th>'
     return (

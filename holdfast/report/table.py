@@ -175,7 +175,9 @@ def tabulate(lines: Sequence[Line], statuses: Sequence[str] | None = None) -> Ta
     """A row per line, in the order given; '±' is the standard deviation over seeds. The best is the best of
     those that faced the same attack on the same data. How the runs stand is a column of its own where it is
     given, or where not all are simply finished."""
-    if statuses is None and any(cell.standing.status != "finished" for line in lines for cell in line.cells):
+    if statuses is None and any(
+        cell.run_status.status != "finished" for line in lines for cell in line.cells
+    ):
         statuses = [line.status for line in lines]
     shown = columns(lines)
     faced = [_faced(line) for line in lines]

@@ -135,7 +135,7 @@ class Grid:
                 said[f"{one.name} for {' '.join(cell.at[axis] for axis in one.when) or 'all data'}"] = True
         return list(said)
 
-    def to_play(self) -> list[tuple[str, Config]]:
+    def to_run(self) -> list[tuple[str, Config]]:
         """(label, config) of every experiment, each once."""
         found: dict[str, tuple[str, Config]] = {}
         for cell in self.cells:

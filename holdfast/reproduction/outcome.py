@@ -30,7 +30,7 @@ from holdfast.reproduction.experiments import Grid, Wanted
 from holdfast.reproduction.study import Study, make
 from holdfast.reproduction.values import Place, Values, ours, place, printed
 from holdfast.results.run import Run
-from holdfast.storage.status import standing
+from holdfast.storage.status import run_status
 from holdfast.sweeps.runner import sweep
 from holdfast.sweeps.session import resume, start
 
@@ -130,7 +130,7 @@ def reproduce(
     )  # in order: what comes first in an axis means something
     follow = watch or Watch
     if study.fused:
-        sweep(grid.to_play(), out / "runs", follow(), plugins, retry=retry)
+        sweep(grid.to_run(), out / "runs", follow(), plugins, retry=retry)
     else:
         _one_by_one(grid, out / "runs", follow, plugins)
     outcome = Outcome(out, grid)
@@ -189,10 +189,10 @@ def _grid(content: Mapping[str, Any], path: Path) -> Grid:
 def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
     """Experiments that are played together share their time; where time is the result each has the machine
     for itself."""
-    cells = grid.to_play()
+    cells = grid.to_run()
     for number, (label, config) in enumerate(cells):
         folder = out / folder_name(number, len(cells), label)
-        if standing(folder, label).done:
+        if run_status(folder, label).done:
             continue
         if (folder / "head.json").exists():
             resume(folder, follow(), plugins=plugins)

@@ -128,7 +128,7 @@ def _facts(outcome: Outcome) -> str:
     seeds = f"{outcome.grid.seeds} seeds" if outcome.grid.seeds > 1 else "one seed"
     rows = [
         f"scale <b>{wanted.scale}</b>",
-        f"<b>{len(outcome.grid.to_play())}</b> experiments",
+        f"<b>{len(outcome.grid.to_run())}</b> experiments",
         f"<b>{seeds}</b>",
     ]
     for one in outcome.data:

@@ -23,7 +23,7 @@ from holdfast.core.registry import build
 from holdfast.data.federation import Samples, Table, build_federation
 from holdfast.data.sources.base import FolderSource
 from holdfast.data.sources.table import Table as TableSource
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.evaluation.evaluate import score
 from holdfast.experiment.config import make_config, read_config
 from holdfast.local.plan import Plan
@@ -57,44 +57,48 @@ def join(run: Run, newcomer: Newcomer) -> Joined:
     """Train the newcomer's request as the run's clients train, and customise its model from the pools."""
     state, experiment = run.pooled(), run._experiment
     client = experiment.federation.clients  # the number after the last
-    cell = _cell_with(experiment.cell, newcomer)
-    return _measured(run, cell, client, run.of_client(run.round, state, client, "customised", cell))
+    run_context = _context_with(experiment.run_context, newcomer)
+    return _measured(
+        run, run_context, client, run.of_client(run.round, state, client, "customised", run_context)
+    )
 
 
 def join_again(run: Run, client: int) -> Joined:
     """The same for a client of the run's own federation, such as one that was held out."""
     run.pooled()
-    return _measured(run, run._experiment.cell, client, run.vector(client, "customised"))
+    return _measured(run, run._experiment.run_context, client, run.vector(client, "customised"))
 
 
-def _cell_with(cell: Cell, newcomer: Newcomer) -> Cell:
+def _context_with(run_context: RunContext, newcomer: Newcomer) -> RunContext:
     """The experiment with one more client, who is honest; of the others nothing is asked."""
-    before = [np.zeros(0, dtype=np.int64)] * cell.federation.clients
+    before = [np.zeros(0, dtype=np.int64)] * run_context.federation.clients
     tables = {"train": newcomer.train, "validation": before[0], "test": newcomer.test}
     held = {name: Table.from_lists([*before, rows], newcomer.samples.y) for name, rows in tables.items()}
-    federation = replace(cell.federation, samples=newcomer.samples, **held)  # type: ignore[arg-type]
+    federation = replace(run_context.federation, samples=newcomer.samples, **held)  # type: ignore[arg-type]
     return replace(
-        cell, federation=federation, adversary=Adversary(None, torch.zeros(0, dtype=torch.int64), cell.key)
+        run_context,
+        federation=federation,
+        adversary=Adversary(None, torch.zeros(0, dtype=torch.int64), run_context.key),
     )
 
 
-def _measured(run: Run, cell: Cell, client: int, model: Tensor) -> Joined:
+def _measured(run: Run, run_context: RunContext, client: int, model: Tensor) -> Joined:
     ids, plan = torch.tensor([client]), Plan(**run.manifest["plan"])
-    test = cell.federation.test.take(ids)
+    test = run_context.federation.test.take(ids)
 
     def accuracy(vector: Tensor) -> float | None:
         found = score(
-            cell.network,
-            cell.rule.predict,
+            run_context.network,
+            run_context.rule.predict,
             vector[None],
             torch.tensor([0]),
-            cell.federation.samples,
+            run_context.federation.samples,
             test,
             plan,
         )
         return float(found.correct[0]) / float(found.total[0]) if int(found.total[0]) else None
 
-    samples = int(cell.federation.train.counts[client])
+    samples = int(run_context.federation.train.counts[client])
     return Joined(model, samples, int(test.count[0]), accuracy(model), accuracy(run.vector()))
 
 

@@ -18,7 +18,7 @@ from holdfast.core.registry import plugin_options
 from holdfast.core.screening import screen
 from holdfast.core.types import Exchange, State, Uplink
 from holdfast.engine.client_stack import Job, perform_personal
-from holdfast.engine.run_context import Cell
+from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call, Simulator
 from holdfast.evaluation.scores import METRICS
 from holdfast.experiment.config import Config
@@ -153,37 +153,41 @@ class Run:
         experiment, state = self._experiment, self._restored(round, saved)
         if kind != "global":
             assert client is not None
-            return self.of_client(round, state, client, kind, experiment.cell)
+            return self.of_client(round, state, client, kind, experiment.run_context)
         shared = experiment.server.global_model(state)
         assert shared is not None
-        return experiment.cell.wire().unpack(shared, experiment.initial)
+        return experiment.run_context.wire().unpack(shared, experiment.initial)
 
     def _restored(self, round: int, saved: State) -> State:
         """The experiment as it was after a round; returns its server's state."""
-        cell = self._experiment.cell
-        cell.round = max(round, 1)
-        cell.rows = RowStore(self.path / "rows", saved["rows/index"])
-        self._experiment.roster.restore(saved)
+        run_context = self._experiment.run_context
+        run_context.round = max(round, 1)
+        run_context.rows = RowStore(self.path / "rows", saved["rows/index"])
+        self._experiment.participation.restore(saved)
         return {
             name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")
         }
 
-    def of_client(self, round: int, state: State, client: int, kind: str, cell: Cell) -> Tensor:
+    def of_client(self, round: int, state: State, client: int, kind: str, run_context: RunContext) -> Tensor:
         """Ask the server half what the client would receive now, and the client half what it would make of
         it: as in the evaluation."""
         experiment, ids = self._experiment, torch.tensor([client])
-        simulator = Simulator({cell.plan_key: Plan(**self.manifest["plan"])})
-        sent = self._delivered(round, state, ids, lambda asked: simulator.exchange([Call(cell, asked)])[0])
+        simulator = Simulator({run_context.plan_key: Plan(**self.manifest["plan"])})
+        sent = self._delivered(
+            round, state, ids, lambda asked: simulator.exchange([Call(run_context, asked)])[0]
+        )
         told = {"selected": torch.isin(ids, self.store.arrays(round).get("took_part", ids[:0]))}
-        call = Call(cell, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step()))
+        call = Call(
+            run_context, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step())
+        )
         local = simulator.local([call])
         received = Received(sent.bank, sent.pick, local.wire)
         if kind == "customised":
             return received.into(local.initial)[0]
-        known = cell.rows.present(ids)
-        stored = cell.rows.read(ids[known]) if bool(known.any()) else {}
+        known = run_context.rows.present(ids)
+        stored = run_context.rows.read(ids[known]) if bool(known.any()) else {}
         return perform_personal(
-            cell.rule, local, Job("deliver", received, {}, known, stored, None, cell.measure)
+            run_context.rule, local, Job("deliver", received, {}, known, stored, None, run_context.measure)
         )[0]
 
     def _delivered(
@@ -195,7 +199,7 @@ class Run:
             ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort)
         )  # drawn before this round's bans
         experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
-        steps, up = experiment.rehearsed(experiment.server.deliver(state, ctx, ids)), None
+        steps, up = experiment.discarding(experiment.server.deliver(state, ctx, ids)), None
         while True:
             try:
                 up = answer(steps.send(up))
@@ -210,18 +214,18 @@ class Run:
     def reference(self) -> nn.Module:
         """The model from which a late joiner trains its request: `customise` wants the difference that this
         makes."""
-        state, wire = self.pooled(), self._experiment.cell.wire()
+        state, wire = self.pooled(), self._experiment.run_context.wire()
         return self._experiment.network.load(wire.unpack(state["previous"], self._experiment.initial))
 
     def customise(self, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
         """The model of a client that joins now, from the pools of the last cohort. `update` is what training
         from `reference()` changed: a vector of all parameters, or tensors by name."""
         experiment, state, (round, _) = self._experiment, self.pooled(), self._head()
-        cell, newcomer = experiment.cell, torch.tensor([experiment.federation.clients])
+        run_context, newcomer = experiment.run_context, torch.tensor([experiment.federation.clients])
         vector = parameters_of(update, experiment.network.layout).to(experiment.network.dtype)[None]
 
         def reply(asked: Exchange) -> Uplink:
-            schema = cell.rule.schema(asked.task, cell.wire())
+            schema = run_context.rule.schema(asked.task, run_context.wire())
             up = screen(
                 Uplink(
                     newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}
@@ -235,7 +239,7 @@ class Run:
         with using_committed(self.path, round):
             sent = self._delivered(round, state, newcomer, reply)
             return experiment.network.load(
-                cell.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)
+                run_context.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)
             ).eval()
 
     def pooled(self) -> State:

@@ -18,7 +18,7 @@ TRACEBACK = "traceback.txt"
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """One run. `round` is the committed one, or that in which it diverged or failed; `result` is there once
     it is finished."""
 
@@ -63,25 +63,25 @@ class Standing:
         }
 
 
-def standing(path: Path, label: str) -> Standing:
+def run_status(path: Path, label: str) -> RunStatus:
     store = Store(path)
     result = store.result()
     if result is not None:
         result |= {"run_dir": str(path)}
         diverged = result["final"].get("diverged")
         if diverged is None:
-            return Standing(label, path, "finished", result.get("rounds", 0), result=result)
+            return RunStatus(label, path, "finished", result.get("rounds", 0), result=result)
         part = store.part(diverged) or {}
-        return Standing(label, path, "diverged", diverged, part.get("diverged"), result)
+        return RunStatus(label, path, "diverged", diverged, part.get("diverged"), result)
     failure = read_json(path / FAILURE)
     if failure is not None:
         if not is_whole(failure.get("round", 0)) or not isinstance(failure.get("reason"), (str, type(None))):
             raise RunError(
                 f"{path / FAILURE} is damaged: it does not say in which round and why the run failed"
             )
-        return Standing(label, path, "failed", failure.get("round", 0), failure.get("reason"))
+        return RunStatus(label, path, "failed", failure.get("round", 0), failure.get("reason"))
     round = store.round()
-    return Standing(label, path, "not begun" if round is None else "begun", round or 0)
+    return RunStatus(label, path, "not begun" if round is None else "begun", round or 0)
 
 
 def write_failure(path: Path, round: int, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """What is saved, and when: a run is committed between rounds only, by one atomic rename, after everything it
 names is on the disk.
 
-Writing and waiting for the disk are apart: `prepare` writes a round of one run, `seal_all` waits for all runs
-that are played together (many of them by one flush of the file system) and then renames their heads. A killed
+Writing and waiting for the disk are apart: `prepare` writes a round of one run, `commit_all` waits for all
+runs that go together (many of them by one flush of the file system) and then renames their heads. A killed
 process loses nothing it wrote; a machine that loses its power may lose or garble what was prepared and not
 yet sealed, and no head names that.
 
@@ -128,7 +128,7 @@ class Store:
         part: Mapping[str, Any],
         arrays: Mapping[str, Tensor],
         rows: RowStore,
-    ) -> Ready:
+    ) -> PreparedRound:
         """Write all of a round; its state file comes last, so where that is, everything is."""
         name = f"{round:06d}"
         content = {
@@ -142,7 +142,7 @@ class Store:
             self._unsynced |= {path, path.parent}
         if rows.staged:
             self._unsynced.add(rows.file)
-        return Ready(self, round, rows)
+        return PreparedRound(self, round, rows)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
@@ -177,7 +177,7 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def seal(self, round: int) -> None:
+    def commit(self, round: int) -> None:
         """Until this rename the previous round is the truth; after it, this one."""
         assert self._next is not None
         with readable(self.path / "head.json"):
@@ -201,7 +201,7 @@ class Store:
             and head + 1 in committed
             and (self.path / f"state/{head + 1:06d}.safetensors").exists()
         ):
-            seal_all([Ready(self, head + 1)])
+            commit_all([PreparedRound(self, head + 1)])
 
     def round(self) -> int | None:
         """The committed round; None when nothing was ever committed."""
@@ -326,21 +326,21 @@ def is_figures(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A round that is written; `seal_all` makes it the truth."""
+class PreparedRound:
+    """A round that is written; `commit_all` makes it the truth."""
 
     store: Store
     round: int
     rows: RowStore | None = None
 
 
-def seal_all(ready: Sequence[Ready]) -> None:
+def commit_all(ready: Sequence[PreparedRound]) -> None:
     """Commit runs that are played together: no head is renamed before all of them are on the disk whole."""
     for each in ready:
         each.store.write_head(each.round)
     _wait_for_disk([each.store for each in ready])
     for each in ready:
-        each.store.seal(each.round)
+        each.store.commit(each.round)
     _wait_for_disk([each.store for each in ready])
     for each in ready:
         if each.rows is not None:

@@ -35,7 +35,7 @@ from holdfast.experiment.manifest import (
 )
 from holdfast.experiment.object_names import agree, unnamed
 from holdfast.local.plan import Plan
-from holdfast.storage.status import Standing, standing
+from holdfast.storage.status import RunStatus, run_status
 from holdfast.sweeps.grid import flatten
 
 
@@ -47,8 +47,8 @@ class Place:
     path: Path
     config: Config
 
-    def standing(self) -> Standing:
-        return standing(self.path, self.label)
+    def run_status(self) -> RunStatus:
+        return run_status(self.path, self.label)
 
 
 @dataclass(frozen=True)

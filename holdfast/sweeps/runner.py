@@ -30,10 +30,10 @@ from holdfast.experiment.runner import (
     agree,
     check_same,
     choose_device,
-    play_together,
+    run_together,
     say_torch,
 )
-from holdfast.storage.status import Standing, forget_failure, write_failure
+from holdfast.storage.status import RunStatus, forget_failure, write_failure
 from holdfast.storage.store import Store
 from holdfast.sweeps.folder import Group, Place, SweepFolder, read_sweep
 
@@ -54,10 +54,10 @@ class _Task:
 
     def open(self, places: Iterable[Place]) -> list[Place]:
         """Those with something left to play."""
-        standings = [(place, place.standing()) for place in places]
+        statuses = [(place, place.run_status()) for place in places]
         return [
             place
-            for place, stands in standings
+            for place, stands in statuses
             if not stands.done or (self.retry and stands.status == "failed")
         ]
 
@@ -70,7 +70,7 @@ def sweep(
     shard: tuple[int, int] = (1, 1),
     retry: bool = False,
     engine: MakeEngine = Simulator,
-) -> list[Standing]:
+) -> list[RunStatus]:
     """Play all that is left of a sweep, or of one shard of it, and say how every cell of it stands."""
     return _work(_Task(SweepFolder(out, cells), watch or Watch(), plugins, engine, retry), shard)
 
@@ -82,7 +82,7 @@ def resume_sweep(
     plugins: Sequence[str] = (),
     retry: bool = False,
     engine: MakeEngine = Simulator,
-) -> list[Standing]:
+) -> list[RunStatus]:
     """The same for a sweep of which only the directory is at hand; all shards of it that no other process
     has."""
     for plugin in plugins:
@@ -95,25 +95,25 @@ def resume_sweep(
     )
 
 
-def results_of(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+def results_of(statuses: Sequence[RunStatus]) -> list[dict[str, Any]]:
     """The results, where all are wanted or none."""
-    failed = [standing for standing in standings if standing.status == "failed"]
+    failed = [run_status for run_status in statuses if run_status.status == "failed"]
     if failed:
-        many = f"{len(failed)} of {len(standings)} experiments failed"
+        many = f"{len(failed)} of {len(statuses)} experiments failed"
         raise RunError(
             f"{many}, the others are finished: '{failed[0].label}' in round {failed[0].round}:"
             f" {failed[0].reason}"
         )
-    elsewhere = [standing for standing in standings if standing.result is None]
+    elsewhere = [run_status for run_status in statuses if run_status.result is None]
     if elsewhere:
         raise RunError(
-            f"{len(elsewhere)} of {len(standings)} experiments are played by another process:"
+            f"{len(elsewhere)} of {len(statuses)} experiments are played by another process:"
             f" '{elsewhere[0].label}'"
         )
-    return [standing.result for standing in standings if standing.result is not None]
+    return [run_status.result for run_status in statuses if run_status.result is not None]
 
 
-def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
+def _work(task: _Task, shard: tuple[int, int]) -> list[RunStatus]:
     folder = task.folder
     check_shard(*shard)
     folder.check()
@@ -128,9 +128,9 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[Standing]:
         built = [_built(place, store) for place, store in zip(wanted, samples, strict=True)]
         with ExitStack() as locks:
             _take(task, wanted, built, locks)
-            _play(task)
+            _run(task)
     ours = {place.path for place in [*mine, *wanted]}
-    return [_seen(place.standing(), place.path in ours) for place in folder.cells]
+    return [_seen(place.run_status(), place.path in ours) for place in folder.cells]
 
 
 def _built(place: Place, samples: Samples) -> Experiment:
@@ -140,10 +140,12 @@ def _built(place: Place, samples: Samples) -> Experiment:
         raise type(error)(f"{error} (in the sweep's cell '{place.label}')") from error
 
 
-def _seen(standing: Standing, mine: bool) -> Standing:
+def _seen(run_status: RunStatus, mine: bool) -> RunStatus:
     """A cell that is not finished now is somebody else's."""
     return replace(
-        standing, mine=mine, shared="" if standing.done else "running elsewhere" if mine else "other shard"
+        run_status,
+        mine=mine,
+        shared="" if run_status.done else "running elsewhere" if mine else "other shard",
     )
 
 
@@ -177,7 +179,7 @@ def _take(task: _Task, wanted: list[Place], built: list[Experiment], locks: Exit
                 experiment.store.close()
 
 
-def _play(task: _Task) -> None:
+def _run(task: _Task) -> None:
     """Groups that have begun, each on its own terms; then what has not begun, as one more group."""
     grouped: set[str] = set()
     for group in task.folder.groups():
@@ -204,7 +206,7 @@ def _begin(task: _Task, experiments: list[Experiment]) -> None:
         group = Group(names, terms.plans, terms.threads, terms.device, torch.__version__)
         task.folder.write_group(group)
         _write_manifests(task, group, able)
-        play_together(able, terms, task.engine, task.watch)
+        run_together(able, terms, task.engine, task.watch)
     except BaseException:
         if not any((experiment.out / "head.json").exists() for experiment in experiments):
             task.folder.give_up([experiment.out for experiment in experiments], group)
@@ -221,22 +223,22 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
         return experiments, agree(experiments, device, task.watch)
     except Exception as first:
         errors: dict[str, Exception] = {}
-        for key in dict.fromkeys(experiment.cell.plan_key for experiment in experiments):
+        for key in dict.fromkeys(experiment.run_context.plan_key for experiment in experiments):
             try:
                 agree(
-                    [experiment for experiment in experiments if experiment.cell.plan_key == key],
+                    [experiment for experiment in experiments if experiment.run_context.plan_key == key],
                     device,
                     Watch(),
                 )
             except Exception as error:
                 errors[key] = error
-        able = [experiment for experiment in experiments if experiment.cell.plan_key not in errors]
+        able = [experiment for experiment in experiments if experiment.run_context.plan_key not in errors]
         if not able and not task.folder.groups():
             raise first
     terms = agree(able, device, task.watch) if able else Terms((), 1, device)
     for experiment in experiments:
-        if experiment.cell.plan_key in errors:
-            write_failure(experiment.out, 0, errors[experiment.cell.plan_key])
+        if experiment.run_context.plan_key in errors:
+            write_failure(experiment.out, 0, errors[experiment.run_context.plan_key])
             task.watch.say(f"{experiment.label} failed before its first round; the others go on")
     return able, terms
 
@@ -259,7 +261,7 @@ def _continue(task: _Task, group: Group, members: list[Place]) -> None:
     for experiment in experiments:
         experiment.store.catch_up(rounds)
     plans = dict(zip(group.cells, group.plans, strict=True))
-    failed = {place.path for place in members if place.standing().status == "failed"}
+    failed = {place.path for place in members if place.run_status().status == "failed"}
     for chosen in (
         [e for e in experiments if e.out not in failed],
         [e for e in experiments if e.out in failed],
@@ -267,7 +269,7 @@ def _continue(task: _Task, group: Group, members: list[Place]) -> None:
         if chosen:
             for experiment in chosen:
                 forget_failure(experiment.out)
-            play_together(
+            run_together(
                 chosen,
                 Terms(tuple(plans[e.out.name] for e in chosen), group.threads, device),
                 task.engine,

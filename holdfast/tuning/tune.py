@@ -25,7 +25,7 @@ from holdfast.experiment.runner import Watch
 from holdfast.report.read_runs import Line, by_setting, read_cells
 from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
-from holdfast.storage.status import Standing
+from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import Table as Settings
 from holdfast.sweeps.grid import combinations, configs, label
 from holdfast.sweeps.runner import sweep
@@ -73,16 +73,16 @@ class Tuning:
         self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
     ) -> list[Choice]:
         """Play every trial and choose; what was tried and chosen is written."""
-        standings = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
-        waiting = [standing for standing in standings if not standing.done]
+        statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
+        waiting = [run_status for run_status in statuses if not run_status.done]
         if waiting:
             raise RunError(
-                f"{len(waiting)} of {len(standings)} trials are played by another process:"
+                f"{len(waiting)} of {len(statuses)} trials are played by another process:"
                 f" '{waiting[0].label}'"
             )
         shares, begin = [], 0
         for contender in self.search.contenders:
-            shares.append(standings[begin : begin + len(contender.trials)])
+            shares.append(statuses[begin : begin + len(contender.trials)])
             begin += len(contender.trials)
         places = [
             _best(contender, share) for contender, share in zip(self.search.contenders, shares, strict=True)
@@ -112,13 +112,13 @@ class Tuning:
     ) -> Tuned:
         """Play what was chosen under the seeds of the report."""
         table = self._tuned(choices)
-        standings = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
+        statuses = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
         mine = [self.search.contender(chosen) for chosen, _ in combinations(table)]
         by_path = {
-            standing.path: next(c for c in choices if c.contender is m)
-            for standing, m in zip(standings, mine, strict=True)
+            run_status.path: next(c for c in choices if c.contender is m)
+            for run_status, m in zip(statuses, mine, strict=True)
         }
-        return Tuned(self.out, self.search, tuple(choices), tuple(standings), by_path)
+        return Tuned(self.out, self.search, tuple(choices), tuple(statuses), by_path)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Tuned:
     path: Path
     search: Search
     choices: tuple[Choice, ...]
-    standings: tuple[Standing, ...]
+    statuses: tuple[RunStatus, ...]
     """The cells of the report."""
     by_path: dict[Path, Choice]
 
@@ -153,7 +153,7 @@ class Tuned:
                 _figure(line, "accuracy/worst10"),
             ]
             words = [percent(choice.validation), choice.trials, choice.words]
-            finished = all(cell.standing.status == "finished" for cell in line.cells)
+            finished = all(cell.run_status.status == "finished" for cell in line.cells)
             status = "" if finished else line.status
             rows.append((Entry(line.label), *figures, *map(Entry, words), Entry(status)))
         titles = ("", "test accuracy", "worst 10 %", "validation", "trials", CHOSEN, STATUS)
@@ -223,28 +223,28 @@ class Tuned:
             "seeds": search.seeds,
             "under_attack": search.under_attack,
         }
-        cells = [standing.plain() for standing in self.standings]
+        cells = [run_status.plain() for run_status in self.statuses]
         return {"run_dir": str(self.path), **about, "tuned": methods, "report": report, "cells": cells}
 
 
-def _validation(standing: Standing) -> tuple[float, float]:
+def _validation(run_status: RunStatus) -> tuple[float, float]:
     """Accuracy and loss on validation data; of a trial without any, worse than all."""
-    final = {} if standing.result is None else standing.result["final"]
+    final = {} if run_status.result is None else run_status.result["final"]
     accuracy, loss = final.get("validation/accuracy"), final.get("validation/loss")
     return -1.0 if accuracy is None else accuracy, float("inf") if loss is None else loss
 
 
-def _best(contender: Contender, standings: Sequence[Standing]) -> int:
+def _best(contender: Contender, statuses: Sequence[RunStatus]) -> int:
     """The most accurate on validation data; of equals that with the smaller loss, then the first. One that
     diverged is chosen only where no other came to its end."""
 
     def merit(place: int) -> tuple[bool, float, float, int]:
-        accuracy, loss = _validation(standings[place])
-        return standings[place].status == "finished", accuracy, -loss, -place
+        accuracy, loss = _validation(statuses[place])
+        return statuses[place].status == "finished", accuracy, -loss, -place
 
-    place = max(range(len(standings)), key=merit)
-    if _validation(standings[place])[0] < 0:
-        failed = next((s for s in standings if s.status == "failed"), None)
+    place = max(range(len(statuses)), key=merit)
+    if _validation(statuses[place])[0] < 0:
+        failed = next((s for s in statuses if s.status == "failed"), None)
         if failed is None:
             raise RunError(
                 f"no benign client of '{contender.label}' has validation data to choose by; raise"
@@ -258,15 +258,15 @@ def _best(contender: Contender, standings: Sequence[Standing]) -> int:
 
 
 def _write_trials(
-    file: Path, contenders: Sequence[Contender], shares: Sequence[Sequence[Standing]], chosen: Sequence[int]
+    file: Path, contenders: Sequence[Contender], shares: Sequence[Sequence[RunStatus]], chosen: Sequence[int]
 ) -> None:
     paths = list(dict.fromkeys(path for contender in contenders for path in contender.ranges))
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["label", *paths, "validation/accuracy", "validation/loss", "chosen", "status", "folder"])
     for contender, share, best in zip(contenders, shares, chosen, strict=True):
-        for place, (settings, standing) in enumerate(zip(contender.trials, share, strict=True)):
-            accuracy, loss = _validation(standing)
+        for place, (settings, run_status) in enumerate(zip(contender.trials, share, strict=True)):
+            accuracy, loss = _validation(run_status)
             figures = [accuracy, loss] if accuracy >= 0 else ["", ""]
             tried = [settings.get(path, "") for path in paths]
             out.writerow(
@@ -275,8 +275,8 @@ def _write_trials(
                     *tried,
                     *figures,
                     int(place == best),
-                    standing.words,
-                    f"trials/{standing.path.name}",
+                    run_status.words,
+                    f"trials/{run_status.path.name}",
                 ]
             )
     write_atomically(file, text.getvalue().encode(errors="replace"))

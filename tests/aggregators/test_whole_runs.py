@@ -17,11 +17,11 @@ from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import resume
 from tests.checks.test_aggregators import RULES
-from tests.helpers import assert_same, everything, play, random_samples, tiny
+from tests.helpers import assert_same, everything, random_samples, run_all, tiny
 
 
 def test_every_rule_in_one_run(tmp_path: Path) -> None:
-    runs = play([{"aggregator": {"name": name, "f": 0}, "data": {"root": 20}} for name in RULES], tmp_path)
+    runs = run_all([{"aggregator": {"name": name, "f": 0}, "data": {"root": 20}} for name in RULES], tmp_path)
     for name, run in zip(RULES, runs, strict=True):
         end = everything(run)
         assert torch.isfinite(end["server/model"]).all(), name
@@ -31,9 +31,9 @@ def test_every_rule_in_one_run(tmp_path: Path) -> None:
 
 def test_rounds_with_too_few_answers_are_counted(tmp_path: Path) -> None:
     train = {"rounds": 6, "dropout": 0.3, "local_steps": 1}
-    run = play([{"aggregator": {"name": "krum", "f": 1}, "train": {**train, "dtype": "float64"}}], tmp_path)[
-        0
-    ]
+    run = run_all(
+        [{"aggregator": {"name": "krum", "f": 1}, "train": {**train, "dtype": "float64"}}], tmp_path
+    )[0]
     assert 0 < run.final["fallback_rounds"] <= 6
 
 
@@ -45,7 +45,7 @@ def test_what_a_rule_remembers_survives_a_stop(
         "aggregator": name,
         "train": {"rounds": 4, "participation": 0.4, "local_epochs": 1, "batch_size": 5},
     }
-    whole = everything(play([table], tmp_path / "whole")[0])
+    whole = everything(run_all([table], tmp_path / "whole")[0])
     commit, calls = Store.write_head, itertools.count()
 
     def stop(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def test_what_a_rule_remembers_survives_a_stop(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "write_head", stop)
-        play([table], tmp_path / "cut")
+        run_all([table], tmp_path / "cut")
     assert Run(tmp_path / "cut").round == 2
     resume(tmp_path / "cut")
     assert_same(whole, everything(Run(tmp_path / "cut")), tolerance=0)
@@ -69,7 +69,7 @@ def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "detectors": ({"name": "norm", "threshold": 5},),
         "train": {"rounds": 3},
     }
-    whole = play([table], tmp_path / "whole")[0]
+    whole = run_all([table], tmp_path / "whole")[0]
     commit, calls = Store.write_head, itertools.count()
 
     def stop(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "write_head", stop)
-        play([table], tmp_path / "cut")
+        run_all([table], tmp_path / "cut")
     resume(tmp_path / "cut")
     cut = Run(tmp_path / "cut")
     assert_same(everything(whole), everything(cut), tolerance=0)
@@ -99,7 +99,7 @@ def test_a_ban_outlives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> None:
     """More samples make a longer way: the cap lets the clients pass, but not the server."""
     table = {"aggregator": "fltrust", "data": {"root": 400}, "train": {"rounds": 1, "norm_cap": 1.2}}
-    run = play([table], tmp_path)[0]
+    run = run_all([table], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
     assert (
         part is not None
@@ -113,7 +113,7 @@ def test_a_server_whose_own_training_is_refused_falls_back(tmp_path: Path) -> No
 
 
 def test_when_all_that_was_sent_is_refused_nobody_is_said_to_be_silent(tmp_path: Path) -> None:
-    run = play([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
+    run = run_all([{"train": {"rounds": 1, "norm_cap": 1e-9}}], tmp_path)[0]
     part = run.store.read_json("parts/000001.json")
     assert (
         part is not None
@@ -129,7 +129,7 @@ def test_a_cohort_whose_size_the_data_tells_is_checked_too(tmp_path: Path) -> No
     assert (
         Experiment(
             tiny(data=data, aggregator={"name": "krum", "f": 0}), tmp_path, samples=samples
-        ).roster.cohort_size()
+        ).participation.cohort_size()
         == 4
     )
     with pytest.raises(

@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     exchange = Simulator.exchange
 
     def stop(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == 3:
+        if calls[0].run_context.round == 3:
             raise KeyboardInterrupt
         return exchange(self, calls)
 

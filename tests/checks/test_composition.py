@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from holdfast.core.errors import ConfigError
-from tests.helpers import built_in, play, tiny
+from tests.helpers import built_in, run_all, tiny
 
 FACTORS: dict[str, tuple[str | None, ...]] = {
     "method": tuple(built_in("method")),
@@ -97,7 +97,7 @@ def test_only_what_makes_no_sense_is_refused() -> None:
 
 
 def check(choices: list[Choice], out: Path) -> None:
-    for choice, run in zip(choices, play([table_of(choice) for choice in choices], out), strict=True):
+    for choice, run in zip(choices, run_all([table_of(choice) for choice in choices], out), strict=True):
         assert run.round in (2, 3) and run.final["accuracy"] is not None, choice
         assert all(torch.isfinite(value.double()).all() for value in run.state().values()), choice
 

@@ -18,7 +18,7 @@ from holdfast.engine.simulator import Simulator
 from holdfast.methods import ClientRule
 from holdfast.results.run import Run
 from holdfast.sweeps.session import resume
-from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, play
+from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, run_all
 
 METHODS = list(built_in("method"))
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -132,13 +132,13 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(
     honest = Simulator.exchange
 
     def exchange(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == 3:
+        if calls[0].run_context.round == 3:
             raise KeyboardInterrupt
         return honest(self, calls)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Simulator, "exchange", exchange)
-        play([hard(name)], tmp_path / "cut")
+        run_all([hard(name)], tmp_path / "cut")
     assert Run(tmp_path / "cut").round == 2
     resume(tmp_path / "cut")
     assert_same(everything(Run(tmp_path / "cut")), everything(simulate(**hard(name))), 0)

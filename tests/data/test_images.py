@@ -410,7 +410,7 @@ def test_quick_work_shows_nothing_and_slow_work_a_line(capsys: pytest.CaptureFix
         assert capsys.readouterr().err == shown
 
 
-def test_a_bar_on_a_terminal_beside_another_display(
+def test_a_bar_on_a_terminal_beside_another_disrun_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rich.console import Console

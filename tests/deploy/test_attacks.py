@@ -31,7 +31,7 @@ from holdfast.deploy.keys import load_private  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from tests.deploy.test_hostile import corrupt  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
+from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path:
                     "task": "train",
                     "round": 2,
                     "step": 0,
-                    "rehearsal": False,
+                    "discard_state": False,
                     "committed": 1,
                     "threads": 1,
                     "world": "w",
@@ -113,7 +113,7 @@ def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path:
                 )
                 taken.append(attacker.send(forged, source=1, target=attacker.nodes[victim]))
 
-    play(project, disturb=attack)
+    run_federation(project, disturb=attack)
     assert len(taken) == 8 and all(taken), (
         "the SuperLink itself takes all of it: else this test shows nothing"
     )
@@ -171,7 +171,7 @@ def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is
 
     up._tell = tell  # type: ignore[method-assign]
     with up:
-        up.play(timeout=PATIENT)
+        up.run(timeout=PATIENT)
     strikes = [(entry.client, entry.what["reason"]) for entry in project.ledger().of("strike")]
     assert [client for client, _ in strikes] == [1, 1] and all(
         "its task allows" in reason for _, reason in strikes

@@ -39,7 +39,7 @@ from holdfast.deploy.keys import (
 from holdfast.deploy.ledger import Ledger  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.project import FederationSettings, Project, open_node, open_project  # noqa: E402
-from tests.bad_bytes import budget, one_line  # noqa: E402
+from tests.bad_bytes.helpers import budget, one_line  # noqa: E402
 
 QUICK = budget(60)
 
@@ -260,7 +260,7 @@ def test_no_account_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, con
     folder = tmp_path_factory.getbasetemp()
     (folder / "privacy.json").write_text(json.dumps(content))
     try:
-        Account(folder).standing(1e-5)
+        Account(folder).spent(1e-5)
     except HoldfastError as error:
         one_line(error, "privacy.json")
 

@@ -30,7 +30,7 @@ from holdfast.deploy.node import Node  # noqa: E402
 from holdfast.deploy.project import init  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.storage.store import write_tensors  # noqa: E402
-from tests.bad_bytes import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
+from tests.bad_bytes.helpers import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
 from tests.deploy.test_wire import (
     BANK,
     FIELDS,
@@ -208,7 +208,7 @@ def test_no_client_id_is_another_exception_than_malformed(examples: int) -> None
 INDEX: dict[str, Any] = {
     "about": {"node": {"client-id": 1}, "run": {"config": "x"}, "attempt": "1"},
     "records": {
-        "header": {"config": {"run": "x", "pick": [0, -1], "rehearsal": False}},
+        "header": {"config": {"run": "x", "pick": [0, -1], "discard_state": False}},
         "bank": {
             "arrays": {
                 "bank": ["float32", [4], "numpy.ndarray", 8],

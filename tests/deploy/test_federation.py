@@ -89,7 +89,9 @@ class Tape:
         self.heard: list[tuple[int, Exchange, Uplink]] = []
 
     def note(self, calls: list[Call], answers: list[Uplink]) -> list[Uplink]:
-        self.heard += [(call.cell.round, call.exchange, up) for call, up in zip(calls, answers, strict=True)]
+        self.heard += [
+            (call.run_context.round, call.exchange, up) for call, up in zip(calls, answers, strict=True)
+        ]
         return answers
 
     def simulator(self, *args: Any) -> Any:

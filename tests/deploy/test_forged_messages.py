@@ -52,7 +52,7 @@ def test_forged_messages_reach_nobody_and_are_held_against_their_sender(tmp_path
     up = Up(project, lambda line: None)
     up.processes.extra["node1"] = corrupt(project, 1, FORGER)
     with up:
-        up.play(timeout=PATIENT)
+        up.run(timeout=PATIENT)
     assert not up.processes.alive()
     answers = (project.path / "cheat1" / "forged").read_text().splitlines()
     assert len(answers) >= 16 and all("403" in line for line in answers)

@@ -30,7 +30,7 @@ from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import Store, read_tensors  # noqa: E402
 from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
+from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
     for client, code in lies.items():
         up.processes.extra[f"node{client}"] = corrupt(project, client, code + "lie(change)\n")
     with up:
-        up.play(timeout=PATIENT)
+        up.run(timeout=PATIENT)
     assert not up.processes.alive()
     ledger = project.ledger()
     reasons = {entry.client: entry.what["reason"] for entry in ledger.of("strike")}
@@ -361,7 +361,7 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
             for client in (3, 2) if len(told) == 1 else (1,):
                 enrol(project, client)
 
-    _, said = play(project, disturb=in_mid_run)
+    _, said = run_federation(project, disturb=in_mid_run)
     assert {
         "client 1 has left",
         "client 3 has a new key",
@@ -381,7 +381,7 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
     assert who.client_of(old) is None and who.banned == {} and ledger.of("strike") == []
     registered = read_json(project.server / "registered.json") or {}
     assert registered[fingerprint_of(old)] == "" and registered[who.members[2].fingerprint] != ""
-    spent = Account(project.node(0) / "state").standing(1e-5)
+    spent = Account(project.node(0) / "state").spent(1e-5)
     assert spent["participations"] >= 4 and spent["epsilon/client"] > 0
     assert float(operator("privacy", project.node(0))) == pytest.approx(spent["epsilon/client"], rel=1e-4)
     assert bool(torch.isfinite(model_of(project.run)).all())
@@ -420,7 +420,7 @@ def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
     down, up = members[0], Up(project, lambda line: None)
     up.processes.extra[f"node{down}"] = corrupt(project, down, MEMBER_GOES_DOWN)
     with up:
-        up.play(timeout=PATIENT)
+        up.run(timeout=PATIENT)
     assert not up.processes.alive()
     silent = [entry for entry in project.ledger().of("missing") if entry.what["task"] == "score"]
     assert silent and all(str(down) in entry.what["clients"] for entry in silent)

@@ -24,7 +24,7 @@ from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init, open_project  # noqa: E402
 from holdfast.deploy.signed_head import SignedHead, read_signed_head  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
-from tests.deploy.test_door import World, spoil  # noqa: E402
+from tests.deploy.test_admission import World, spoil  # noqa: E402
 from tests.deploy.worlds import simulate, write_config  # noqa: E402
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -36,7 +36,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     it could go on."""
     project = init(tmp_path_factory.mktemp("played") / "ward", 3, port=free_port(), node_keys=False)
     world = World(project.server, rounds=2, strikes=1)
-    world.play(spoil(1))
+    world.run(spoil(1))
     world.out.rename(project.run)
     (project.run / "result.json").unlink()
     return project.path
@@ -223,7 +223,7 @@ class Kill(BaseException):
 
 
 _POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "before the commit": (Store, "seal", lambda store, round: round == 1),
+    "before the commit": (Store, "commit", lambda store, round: round == 1),
     "between commit and ledger": (Store, "tidy", lambda store, round: round == 1),
     "before the line of the round": (
         Ledger,
@@ -258,10 +258,10 @@ def test_a_kill_between_commit_ledger_and_signed_head_is_no_tampering(
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
         patch.setattr(owner, name, killed)
-        world.play()
+        world.run()
     assert [check for check in LedgerCheck(ledger.path, world.out).examine() if not check.good] == []
     ready_ledger(ledger.path, world.out)
-    world.play(attempt=2)
+    world.run(attempt=2)
     told = world.ledger.of("round")
     assert [entry.round for entry in told] == [1, 2] and all(len(entry.what["model"]) == 64 for entry in told)
     assert len(world.ledger.of("finish")) == 1
@@ -273,12 +273,12 @@ def test_a_kill_between_commit_ledger_and_signed_head_is_no_tampering(
 def test_the_server_app_itself_refuses_to_go_on(tmp_path: Path) -> None:
     """Also without `up`, and without a key: by the run's head file alone."""
     world = World(tmp_path, rounds=2)
-    world.play()
+    world.run()
     (world.out / "result.json").unlink()
     rewrite(world.ledger.path, lambda line: line["kind"] != "round")
     world.ledger = Ledger(world.ledger.path)
     with pytest.raises(RunError, match="lines are gone or changed"):
-        world.play(attempt=2)
+        world.run(attempt=2)
 
 
 def test_an_older_federation_gets_a_key_and_a_signed_head(project: Project, played: Path) -> None:
@@ -362,14 +362,14 @@ def test_a_loss_goes_on_to_the_end(tmp_path: Path) -> None:
     world = World(tmp_path, rounds=2)
     ready_ledger(world.ledger.path, world.out)
     enrolled = [(entry.client, entry.what["key"]) for entry in world.ledger.of("enrol")]
-    world.play()
+    world.run()
     (world.out / "result.json").unlink()
     (tmp_path / "ledger.jsonl").write_bytes(b"")
     ledger = accept_ledger(world.ledger.path, world.out, "the disk failed")
     for client, key in enrolled:
         ledger.append("enrol", client, key=key)
     world.ledger = Ledger(ledger.path)
-    world.play(attempt=2)
+    world.run(attempt=2)
     assert [entry.round for entry in world.ledger.of("round")] == [1, 2] and len(
         world.ledger.of("finish")
     ) == 1

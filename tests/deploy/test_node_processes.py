@@ -24,7 +24,7 @@ from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.sockets import socket_of  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, play, simulated  # noqa: E402
+from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_break_of_the_connection_loses_no_node(tmp_path: Path) -> None:
         time.sleep(25)
         up.processes.started["proxy"].send_signal(signal.SIGCONT)
 
-    _, said = play(project, disturb=after_each_round(replace_proxy, freeze_proxy))
+    _, said = run_federation(project, disturb=after_each_round(replace_proxy, freeze_proxy))
     assert_same_model(project, tmp_path)
     assert not [line for line in said if re.match(r"node\d .*started again", line)], (
         "both have waited, so no request was lost"
@@ -112,7 +112,7 @@ def test_a_frozen_node_is_started_again(tmp_path: Path) -> None:
 
         return act
 
-    _, said = play(project, disturb=after_each_round(freeze("node1"), freeze("trainer0")))
+    _, said = run_federation(project, disturb=after_each_round(freeze("node1"), freeze("trainer0")))
     assert_same_model(project, tmp_path)
     for name in ("node1", "trainer0"):
         assert f"{name} gave no sign of life for 15 s and is started again" in said
@@ -184,7 +184,7 @@ def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
                 except OSError:
                     pass
 
-    play(project, disturb=after_each_round(begin))
+    run_federation(project, disturb=after_each_round(begin))
     done.set()
     seen = json.loads(strangers[0].communicate(timeout=120)[0])
     assert strangers[0].returncode == 0 and len(seen["https acquire"]) > 10
@@ -257,12 +257,12 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
                     pass
 
     with pytest.raises(RunError) as stopped:
-        play(project, disturb=after_each_round(fill))
+        run_federation(project, disturb=after_each_round(fill))
     assert f"the disk that carries {project.server} is full" in str(stopped.value)
     assert f"then `holdfast federation resume {project.path}` goes on" in str(
         stopped.value
     ) and "\n" not in str(stopped.value)
     filler.unlink()
-    up, _ = play(project)
+    up, _ = run_federation(project)
     assert up.processes.alive() == []
     assert_same_model(project, tmp_path, 2)

@@ -91,6 +91,6 @@ def test_a_plugin_in_real_processes(tmp_path: Path, forget: None) -> None:
     config = write_config(tmp_path, "mine", rounds=1, clients=2)
     project = init(tmp_path / "ward", 2, port=free_port(), experiment=config, plugins=[mine])
     with Up(project, lambda line: None) as up:
-        up.play(timeout=900)
+        up.run(timeout=900)
     assert not up.processes.alive()
     assert_same_runs(simulate(config, tmp_path / "sim"), project.run, 1)

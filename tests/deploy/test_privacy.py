@@ -106,7 +106,7 @@ def test_two_clients_data_are_two_clips_apart(tmp_path: Path) -> None:
     flatter."""
     guard(tmp_path, noise=1.0).protect(reply(), UPDATE, "train")
     assert Account(tmp_path).releases == [(0.5, 1)]
-    assert Account(tmp_path).standing(1e-5)["epsilon/client"] == epsilon_of([(0.5, 1)], 1e-5) > 9
+    assert Account(tmp_path).spent(1e-5)["epsilon/client"] == epsilon_of([(0.5, 1)], 1e-5) > 9
 
 
 def test_the_account_lives_on_the_disk_and_every_release_counts(
@@ -116,7 +116,7 @@ def test_the_account_lives_on_the_disk_and_every_release_counts(
         sent = guard(tmp_path, noise=8.0).protect(reply(), UPDATE, "train")
     guard(tmp_path, noise=16.0).protect(reply(), UPDATE, "train")
     assert json.loads((tmp_path / "privacy.json").read_text()) == {"releases": [[4.0, 3], [8.0, 1]]}
-    spent = Account(tmp_path).standing(1e-5)
+    spent = Account(tmp_path).spent(1e-5)
     assert (
         spent["participations"] == 4
         and spent["epsilon/participation"] == epsilon_of([(8.0, 1)], 1e-5) < spent["epsilon/client"]
@@ -170,7 +170,7 @@ def test_what_noise_does_not_protect_is_withheld_refused_or_named(
     assert [told[name].item() for name in measured] == [0, 0, UNDEFINED]
     assert guard(tmp_path, count=50).protect(reply(), UPDATE, "train")["count"].item() == 50
     assert (
-        Account(tmp_path).standing(1e-5)["participations"] == 2
+        Account(tmp_path).spent(1e-5)["participations"] == 2
     )  # an evaluation that says nothing costs nothing
 
 
@@ -207,7 +207,7 @@ def federate(config: Path, out: Path, homes: Path, privacy: str, **options: Any)
 
 
 def spent(homes: Path) -> list[float]:
-    return [Account(homes / f"node{client}").standing(1e-5)["participations"] for client in range(3)]
+    return [Account(homes / f"node{client}").spent(1e-5)["participations"] for client in range(3)]
 
 
 def test_a_round_that_is_played_again_counts_again(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def schemas(method: str, out: Path) -> dict[str, Schema]:
     options = {"shape": [4], "classes": 3, "most": 100}
     data = {"name": "declared", "options": options, "split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
     experiment = Experiment(tiny(method=method, data=data), out)
-    return {task: experiment.rule.schema(task, experiment.cell.wire()) for task in experiment.rule.tasks}
+    return {
+        task: experiment.rule.schema(task, experiment.run_context.wire()) for task in experiment.rule.tasks
+    }
 
 
 def test_every_method_is_on_the_page() -> None:

@@ -231,10 +231,10 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
     monkeypatch.setattr(up, "_one_run", one_run)
     monkeypatch.setattr(up, "_tell", lambda: None)
     if outcome == "done":
-        assert up.play() == finished
+        assert up.run() == finished
     else:
         with pytest.raises(RunError, match=outcome):
-            up.play()
+            up.run()
     assert left == []
 
 
@@ -340,9 +340,9 @@ def test_a_part_that_stops_on_a_full_disk(
     up.processes.started["superexec"].wait()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(1))
-    monkeypatch.setattr(up, "_play", lambda timeout: up._mend())
+    monkeypatch.setattr(up, "_run", lambda timeout: up._mend())
     with pytest.raises(RunError, match=words) if words else nullcontext():
-        up.play()
+        up.run()
     assert starts == ([] if words else [1])
 
 

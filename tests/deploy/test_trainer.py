@@ -34,7 +34,7 @@ def test_frames_come_out_as_they_went_in() -> None:
     }
     content = RecordDict(
         {
-            "header": ConfigRecord({"run": "x", "pick": [0, -1], "rehearsal": False}),
+            "header": ConfigRecord({"run": "x", "pick": [0, -1], "discard_state": False}),
             "bank": ArrayRecord(arrays),
         }
     )

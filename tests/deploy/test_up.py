@@ -68,7 +68,7 @@ def found(
     return open_project(project.path)
 
 
-def play(
+def run_federation(
     project: Project, cheats: dict[int, str] | None = None, disturb: Callable[[Up, str], None] | None = None
 ) -> tuple[Up, list[str]]:
     """Play to the end. `cheats` are lines of Python that change `content`, what a node replies; `disturb`
@@ -87,7 +87,7 @@ def play(
         up.processes.extra[f"node{client}"] = {"PYTHONPATH": path}
     with up:
         running.append(up)
-        up.play(timeout=PATIENT)
+        up.run(timeout=PATIENT)
     assert not up.processes.alive()
     checks = list(LedgerCheck(project.ledger_file, project.run).examine(project.ledger().head))
     assert len(checks) == 5 and all(check.good for check in checks), checks
@@ -121,7 +121,7 @@ def simulated(project: Project, out: Path) -> Path:
 
 def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> None:
     project = found(tmp_path, clients=4, rounds=4, method="fedcap")
-    up, said = play(project, {1: "fields['update'] = Array(-20 * fields['update'].numpy())"})
+    up, said = run_federation(project, {1: "fields['update'] = Array(-20 * fields['update'].numpy())"})
     ledger = project.ledger()
     (ban,) = ledger.of("ban")
     assert (
@@ -137,7 +137,7 @@ def test_a_boosted_node_is_banned_by_fedcap_and_stays_banned(tmp_path: Path) -> 
     for file in (project.experiment, *(project.node(c) / "experiment.toml" for c in range(4))):
         file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
     (project.run).rename(project.server / "first-run")
-    play(project)
+    run_federation(project)
     assert 1 in Enrolment.of(project.ledger().entries).banned
     assert all(1 not in entry.what["took_part"] for entry in project.ledger().of("round")[len(rounds) :])
     assert len(project.ledger().of("round")) > len(rounds)
@@ -149,7 +149,7 @@ def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
         "a = fields['update']\nfields['update'] = Array(dtype='float32', shape=(3,), stype=a.stype,"
         " data=a.data[:200])"
     )
-    play(
+    run_federation(
         project,
         {
             1: "fields['update'] = Array(np.full_like(fields['update'].numpy(), np.nan))",
@@ -214,7 +214,7 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
                 os.kill(pid, signal.SIGKILL)
             killed.extend(pids)
 
-    _, said = play(project, disturb=kill)
+    _, said = run_federation(project, disturb=kill)
     assert killed
     assert torch.equal(model_of(project.run), model_of(simulated(project, tmp_path / "sim")))
     rounds = [entry.round for entry in project.ledger().of("round")]

@@ -18,7 +18,7 @@ from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.messaging import Malformed  # noqa: E402
 
 HEADER = wire.Header(
-    run="run-1", task="train", round=3, step=1, rehearsal=False, committed=2, threads=1, world="abc"
+    run="run-1", task="train", round=3, step=1, discard_state=False, committed=2, threads=1, world="abc"
 )
 SCHEMA = {
     "update": Field("update", (4,)),

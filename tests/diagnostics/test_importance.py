@@ -54,5 +54,5 @@ def test_without_an_attack_and_drawn(tmp_path: Path, quick_disk: None) -> None:
 def test_what_cannot_be_compared(quick_disk: None) -> None:
     with pytest.raises(ConfigError, match="from the second round on"):
         rank_changes(tiny(data=CLIENTS, train={"rounds": 1}))
-    with pytest.raises(ConfigError, match="'local' does not send everybody one model"):
+    with pytest.raises(ConfigError, match="'local' does not send one model to all clients"):
         rank_changes(tiny(method="local", data=CLIENTS))

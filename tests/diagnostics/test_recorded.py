@@ -18,7 +18,7 @@ from holdfast.diagnostics.recorded import diagnose
 from holdfast.report.charts import Axis
 from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
-from holdfast.storage.store import Store, seal_all
+from holdfast.storage.store import Store, commit_all
 
 IDS = torch.tensor([2, 5, 7])
 
@@ -37,7 +37,7 @@ def written(simulate: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
                 "metrics": {"bytes/up": 10 * place, "bytes/down": 20},
                 **(parts[place - 1] if parts else {}),
             }
-            seal_all([store.prepare(place, {}, part, arrays, RowStore(store.path / "rows"))])
+            commit_all([store.prepare(place, {}, part, arrays, RowStore(store.path / "rows"))])
         store.close()
         run.path, run.store = store.path, store
         return run

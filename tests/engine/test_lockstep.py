@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.core.types import Uplink
 from holdfast.engine import lockstep
-from holdfast.engine.lockstep import Player, drive
+from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.simulator import Call
-from holdfast.storage.store import Ready
+from holdfast.storage.store import PreparedRound
 
 
 class Idle:
@@ -24,19 +24,19 @@ class Idle:
     def close(self) -> None: ...
 
 
-def player(name: str, rounds: int, fails_in: int | None = None, first: int = 1) -> Player:
+def driver(name: str, rounds: int, fails_in: int | None = None, first: int = 1) -> RunDriver:
     """Commits its rounds and does nothing else."""
-    cell: Any = SimpleNamespace(label=name, round=0)
+    run_context: Any = SimpleNamespace(label=name, round=0)
     store: Any = SimpleNamespace(name=name)
 
-    def play() -> Generator[Ready, Any, str]:
-        for cell.round in range(first, rounds + 1):
-            if cell.round == fails_in:
+    def run_case() -> Generator[PreparedRound, Any, str]:
+        for run_context.round in range(first, rounds + 1):
+            if run_context.round == fails_in:
                 raise ZeroDivisionError(name)
-            yield Ready(store, cell.round)
+            yield PreparedRound(store, run_context.round)
         return name
 
-    return Player(cell, play())
+    return RunDriver(run_context, run_case())
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -49,15 +49,15 @@ def test_a_failure_is_told_once_the_others_have_committed_its_round(
     events: list[str] = []
     monkeypatch.setattr(
         lockstep,
-        "seal_all",
+        "commit_all",
         lambda ready: events.extend(sorted(f"{each.store.name}{each.round}" for each in ready)),
     )
-    players = [
-        player("a", 3),
-        player("b", 3, fails_in=2),
-        player("c", 4, fails_in=4),
-        player("d", 4, fails_in=3, first=3),
+    drivers = [
+        driver("a", 3),
+        driver("b", 3, fails_in=2),
+        driver("c", 4, fails_in=4),
+        driver("d", 4, fails_in=3, first=3),
     ][::order]
-    drive(Idle(), players, failed=lambda fallen: events.append(f"{fallen.cell.label} failed"))
+    drive(Idle(), drivers, failed=lambda fallen: events.append(f"{fallen.run_context.label} failed"))
     assert events == ["a1", "b1", "c1", "a2", "c2", "b failed", "a3", "c3", "d failed", "c failed"]
-    assert {p.cell.label: p.result for p in players} == {"a": "a", "b": None, "c": None, "d": None}
+    assert {p.run_context.label: p.result for p in drivers} == {"a": "a", "b": None, "c": None, "d": None}

@@ -71,5 +71,5 @@ def test_every_method_can_have_one(name: str, simulate: Callable[..., Run]) -> N
     run = simulate(method=alone, detectors=["test-committee"])
     assert run.round in (2, 3) and (run.store.arrays(2)["verdict/weights"] == 0).sum() == 2
     assert (
-        run.final["bytes/down"] > 2 * 5 * run._experiment.cell.wire().size * 8
+        run.final["bytes/down"] > 2 * 5 * run._experiment.run_context.wire().size * 8
     )  # each member's copies are counted

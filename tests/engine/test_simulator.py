@@ -13,14 +13,14 @@ from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
 from holdfast.data.federation import Padded, Table
 from holdfast.engine import simulator
-from holdfast.engine.lockstep import Player, drive
+from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.run_context import join, take
 from holdfast.engine.simulator import Call, Simulator, client_key
 from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
-from tests.helpers import RAGGED, assert_same, everything, play, tiny
+from tests.helpers import RAGGED, assert_same, everything, run_all, tiny
 
 
 @pytest.fixture
@@ -31,7 +31,11 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     def watched(self: Simulator, parts: list[Call], *rest: Any) -> Any:
         seen.append(
-            (parts[0].exchange.task, len({id(p.cell) for p in parts}), sum(len(p.exchange.to) for p in parts))
+            (
+                parts[0].exchange.task,
+                len({id(p.run_context) for p in parts}),
+                sum(len(p.exchange.to) for p in parts),
+            )
         )
         return work(self, parts, *rest)
 
@@ -106,8 +110,8 @@ def test_chunks_hold_no_more_rows_than_the_plan_says(
     ]
     for experiment in experiments:
         experiment.store.open()
-    plans = {experiments[0].cell.plan_key: Plan("vmap", rows=4)}
-    drive(Simulator(plans), [Player(e.cell, e.play()) for e in experiments])
+    plans = {experiments[0].run_context.plan_key: Plan("vmap", rows=4)}
+    drive(Simulator(plans), [RunDriver(e.run_context, e.run()) for e in experiments])
     trained = [clients for task, _, clients in stacks if task == "train"]
     assert trained == [2] * 10  # each client trains two models
     assert (
@@ -117,7 +121,7 @@ def test_chunks_hold_no_more_rows_than_the_plan_says(
     ) in stacks  # a chunk may hold the last client of one experiment and the first of the next
     for experiment, table in zip(experiments, cells({}, {"seed": 1}), strict=True):
         experiment.store.close()
-        alone = play([table], tmp_path / f"alone{experiment.out.name}")[0]
+        alone = run_all([table], tmp_path / f"alone{experiment.out.name}")[0]
         mine = experiment.store.head()
         assert mine is not None
         torch.testing.assert_close(mine[1]["server/model"], alone.state()["model"], rtol=0, atol=1e-10)
@@ -167,13 +171,13 @@ def test_joined_tables_are_as_wide_as_the_widest() -> None:
 def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
     """Picks of the second bank are shifted behind the first; a narrower pick is filled with 'none'."""
     experiment = Experiment(tiny(), tmp_path / "x")
-    simulator = Simulator({experiment.cell.plan_key: Plan("vmap")})
+    simulator = Simulator({experiment.run_context.plan_key: Plan("vmap")})
     d = experiment.network.layout.size
     first = broadcast("train", torch.zeros(d), torch.tensor([0, 1]))
     second = Exchange(
         "train", torch.tensor([1, 4]), torch.ones(3, d), torch.tensor([[2, 0, -1], [1, -1, -1]])
     )
-    calls = [Call(experiment.cell, first), Call(experiment.cell, second)]
+    calls = [Call(experiment.run_context, first), Call(experiment.run_context, second)]
     received = simulator._received(calls, simulator.local(calls))
     assert received.bank.shape == (4, d)
     assert received.pick.tolist() == [[0, -1, -1], [0, -1, -1], [3, 1, -1], [2, -1, -1]]
@@ -187,12 +191,12 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
     ]
     experiments = [Experiment(c, tmp_path / str(i)) for i, c in enumerate(configs)]
     for experiment in experiments:
-        experiment.cell.round = 3
-    simulator = Simulator({experiments[0].cell.plan_key: Plan("vmap")})
+        experiment.run_context.round = 3
+    simulator = Simulator({experiments[0].run_context.plan_key: Plan("vmap")})
     model = experiments[0].initial
     local = simulator.local(
         [
-            Call(e.cell, broadcast("train", model, torch.tensor(ids)))
+            Call(e.run_context, broadcast("train", model, torch.tensor(ids)))
             for e, ids in zip(experiments, ([0, 3], [1]), strict=True)
         ]
     )
@@ -216,9 +220,9 @@ def side_by_side(tmp_path: Path, *tables: dict[str, Any]) -> tuple[Simulator, li
     stores = zip(configs, shared_samples(configs), strict=True)
     made = [Experiment(config, tmp_path / str(i), "", samples) for i, (config, samples) in enumerate(stores)]
     for experiment in made:
-        experiment.cell.round = 1
+        experiment.run_context.round = 1
         (experiment.out / "rows").mkdir(parents=True)
-    return Simulator({experiment.cell.plan_key: Plan("vmap") for experiment in made}), made
+    return Simulator({experiment.run_context.plan_key: Plan("vmap") for experiment in made}), made
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,8 @@ def test_a_fused_cell_trains_with_its_own_numbers(
     alone."""
     simulator, experiments = side_by_side(tmp_path, {}, {"train": number})
     calls = [
-        Call(e.cell, broadcast("train", experiments[0].initial, torch.tensor([0, 3]))) for e in experiments
+        Call(e.run_context, broadcast("train", experiments[0].initial, torch.tensor([0, 3])))
+        for e in experiments
     ]
     alone = [simulator.exchange([call])[0]["update"] for call in calls]
     assert not torch.allclose(alone[0], alone[1], rtol=0, atol=1e-3)
@@ -248,8 +253,10 @@ def test_what_evaluation_asks_is_not_fused_with_what_is_kept(real: int, tmp_path
     new private rows."""
     simulator, experiments = side_by_side(tmp_path, *cells({}, {"seed": 1}))
     asked = broadcast("train", experiments[0].initial, torch.tensor([0, 3]))
-    simulator.exchange([Call(e.cell, replace(asked, rehearsal=i != real)) for i, e in enumerate(experiments)])
-    assert [sorted(e.cell.rows.staged) for e in experiments] == [
+    simulator.exchange(
+        [Call(e.run_context, replace(asked, discard_state=i != real)) for i, e in enumerate(experiments)]
+    )
+    assert [sorted(e.run_context.rows.staged) for e in experiments] == [
         [0, 3] if i == real else [] for i in range(2)
     ]
 

@@ -24,7 +24,7 @@ from holdfast.methods.base import Method
 from holdfast.methods.context import Context
 from holdfast.methods.fedavg import FedAvgClient
 from holdfast.results.run import Run
-from tests.helpers import play, tiny
+from tests.helpers import run_all, tiny
 
 MALICIOUS = (1, 3)
 
@@ -131,7 +131,7 @@ def test_nothing_leads_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         Experiment, "__init__", lambda self, *a, **k: (made.append(self), build(self, *a, **k))[1]
     )
-    play(
+    run_all(
         [
             {
                 "method": Watching(),
@@ -219,7 +219,7 @@ def test_a_defence_that_asks_ends_the_run(how: str, who: str, tmp_path: Path) ->
     with pytest.raises(
         RunError, match="round 2: the server side asked for .* a defence never sees who is malicious"
     ):
-        play([table], tmp_path / "x")
+        run_all([table], tmp_path / "x")
     assert Run(tmp_path / "x", tiny(**table)).round == 1  # the round before it stands
 
 

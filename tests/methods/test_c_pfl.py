@@ -36,7 +36,17 @@ from holdfast.models.network import Network
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import resume
-from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, play, samples_of, slow_fit
+from tests.helpers import (
+    LOOP,
+    VMAP,
+    assert_same,
+    client_keys,
+    deal,
+    everything,
+    run_all,
+    samples_of,
+    slow_fit,
+)
 
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 1]))
 SPLIT = {"train": 0.5, "validation": 0.25, "test": 0.25}
@@ -324,7 +334,7 @@ def reference(run: Run, rounds: int, tune: int) -> tuple[Tensor, Tensor]:
     """FedBABU as one would write it down: plain modules, plain SGD, one client after the other, everybody in
     every round."""
     e = run._experiment
-    network, federation, recipe = e.network, e.federation, e.cell.recipe
+    network, federation, recipe = e.network, e.federation, e.run_context.recipe
     ids = torch.arange(federation.clients)
     data = federation.train.take(ids)
     weights = data.count.double() / data.count.sum()
@@ -430,7 +440,7 @@ def test_what_is_recorded(simulate: Callable[..., Run]) -> None:
         )
     ranking = torch.argsort(seen[0]["total"], descending=True, stable=True)
     assert seen[1]["members"].tolist() == sorted(seen[0]["clients"][ranking[:3]].tolist())
-    rows = run._experiment.cell.rows.__class__(run.path / "rows", run.store.head()[1]["rows/index"])
+    rows = run._experiment.run_context.rows.__class__(run.path / "rows", run.store.head()[1]["rows/index"])
     told = rows.read(seen[2]["clients"])["feedback"]
     trained = ~torch.isin(torch.arange(8), seen[2]["members"])
     torch.testing.assert_close(told[trained, 0], seen[2]["accuracy"])
@@ -504,7 +514,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     """In the middle, and before the tuning."""
     method = {"name": "c-pfl", "committee": {"size": 2, "sample": 1, "ban_after": 2}}
     table = {"method": method, "data": {"clients": 7}, "train": {"rounds": 3}}
-    whole = everything(play([table], tmp_path / "whole")[0])
+    whole = everything(run_all([table], tmp_path / "whole")[0])
     commit, calls = Store.write_head, itertools.count()
 
     def stop(*args: Any, **kwargs: Any) -> Any:
@@ -514,7 +524,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "write_head", stop)
-        play([table], tmp_path / "cut")
+        run_all([table], tmp_path / "cut")
     assert Run(tmp_path / "cut").round == committed
     resume(tmp_path / "cut")
     assert_same(whole, everything(Run(tmp_path / "cut")), tolerance=0)

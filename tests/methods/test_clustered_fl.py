@@ -17,8 +17,7 @@ from holdfast.core.types import Exchange, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
 from holdfast.results.run import Run
 from holdfast.sweeps.session import resume
-from tests.helpers import assert_same, everything
-from tests.helpers import play as run_all
+from tests.helpers import assert_same, everything, run_all
 from tests.methods.two import World, close, numbers, reply, server
 
 
@@ -34,7 +33,7 @@ def world(**settings: Any) -> World:
 Answer = Callable[[Exchange], Uplink]
 
 
-def play(
+def run_case(
     where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]
 ) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
     half = where.method.Server(where.method)
@@ -66,7 +65,7 @@ def start(where: World) -> dict[str, Tensor]:
 
 def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> None:
     where = world(eps1=0.41)
-    state, verdict, asked = play(where, start(where), pulls, [1, 2, 3, 4, 5])
+    state, verdict, asked = run_case(where, start(where), pulls, [1, 2, 3, 4, 5])
     assert [ex.bank.tolist() for ex in asked] == [[[1.0, 2.0]]]
     assert state["children"].tolist() == [[1, 2], [-1, -1], [-1, -1]] and state["ids"].tolist() == [
         1,
@@ -85,7 +84,7 @@ def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> No
     close(verdict.tables["mean_norm"], [(0.4**2 + 0.06**2) ** 0.5])
     close(verdict.tables["max_norm"], [(4 + 0.01) ** 0.5])
     assert verdict.tables["split"].tolist() == [1.0] and verdict.ids.tolist() == [1, 2, 3, 4, 5]
-    state, verdict, asked = play(where, state, pulls, [1, 3, 4])
+    state, verdict, asked = run_case(where, state, pulls, [1, 3, 4])
     assert sorted(ex.to.tolist() for ex in asked) == [[1], [3, 4]]
     close(state["models"][first], [4.9, 2.15])
     assert verdict.ids.tolist() == [1, 3, 4] and verdict.tables["split"].tolist() == [0.0, 0.0]
@@ -103,7 +102,7 @@ def test_groups_that_cancel_are_parted_and_each_moves_by_its_own_updates() -> No
 )
 def test_when_a_cluster_stays_one(changes: dict[str, float], cohort: list[int]) -> None:
     where = world(**changes)
-    state, verdict, _ = play(where, start(where), pulls, cohort)
+    state, verdict, _ = run_case(where, start(where), pulls, cohort)
     assert len(state["models"]) == 1 and verdict.tables["split"].tolist() == [0.0]
     close(state["models"][0], numbers(1, 2) + numbers(*(PULLS[c] for c in cohort)).mean(0))
 
@@ -128,7 +127,7 @@ def test_lengths_are_measured_by_the_longest_mean_so_far() -> None:
                 ids = tuple(ex.to.tolist())
                 return reply(*(answers[c] for c in ids), ids=ids, count=(1,) * len(ids))
 
-            state, verdict, _ = play(where, state, answer, [1, 2, 3, 4])
+            state, verdict, _ = run_case(where, state, answer, [1, 2, 3, 4])
             assert answers is not rounds[0] or len(state["models"]) == 1
         assert len(state["models"]) == nodes and verdict.tables["split"].tolist() == [float(nodes > 1)]
         close(
@@ -151,13 +150,13 @@ def test_under_a_robust_rule_nobody_makes_the_measure_long(server_lr: float) -> 
 
 def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> None:
     where = world(eps1=0.9)
-    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
+    state, _, _ = run_case(where, start(where), pulls, [1, 2, 3, 4])
     half = where.method.Server(where.method)
     with pytest.raises(StopIteration) as end:
         next(half.deliver(state, where.ctx(), torch.tensor([1, 4, 5])))
     told = end.value.value
     assert told.pick[:, 0].tolist() == [int(state["at"][0]), int(state["at"][3]), 0]
-    state, verdict, asked = play(where, state, pulls, [1, 5])
+    state, verdict, asked = run_case(where, state, pulls, [1, 5])
     probe = asked[0]
     assert probe.to.tolist() == [5] and probe.bank[probe.pick[0, 0]].tolist() == [1.0, 2.0]
     assert int(state["at"][4]) == int(state["at"][3]) and state["ids"].tolist() == [1, 2, 3, 4, 5]
@@ -166,8 +165,8 @@ def test_a_client_first_seen_later_walks_down_to_where_its_update_points() -> No
 
 def test_who_does_not_answer_stays_where_it_was() -> None:
     where = world(eps1=0.9)
-    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
-    silent, verdict, asked = play(where, state, lambda ex: reply(ids=(), count=()), [5])
+    state, _, _ = run_case(where, start(where), pulls, [1, 2, 3, 4])
+    silent, verdict, asked = run_case(where, state, lambda ex: reply(ids=(), count=()), [5])
     assert (
         len(asked) == 1 and silent["ids"].tolist() == [1, 2, 3, 4] and "nobody answered" in verdict.notes[0]
     )
@@ -185,7 +184,7 @@ def test_who_did_not_move_points_nowhere() -> None:
         up = reply([2.0, 0.0], [-2.0, 0.0], [0.0, 0.0], ids=(1, 2, 3), count=(1, 1, 1))
         return replace(up, fields={name: value.float() for name, value in up.fields.items()})
 
-    state, _, _ = play(where, begun, answer, [1, 2, 3])
+    state, _, _ = run_case(where, begun, answer, [1, 2, 3])
     assert len(state["models"]) == 3 and all(
         bool(torch.isfinite(value.double()).all()) for value in state.values()
     )
@@ -203,18 +202,18 @@ def test_who_did_not_move_is_in_nobodys_way() -> None:
         ids = tuple(ex.to.tolist())
         return reply(*(ways[c] for c in ids), ids=ids, count=(1,) * len(ids))
 
-    state, _, _ = play(where, start(where), answer, [1, 2, 3, 4])
+    state, _, _ = run_case(where, start(where), answer, [1, 2, 3, 4])
     at = state["at"].tolist()
     assert at[2] == at[3] != at[0] and at[1] == 1
-    state, _, _ = play(where, state, answer, [5])
+    state, _, _ = run_case(where, state, answer, [5])
     assert state["at"].tolist()[4] == 1
     near = world(eps1=9.0, across=-1.0)  # 3 and 4 are not quite opposite to 1
-    assert len(play(near, start(near), answer, [1, 2, 3, 4])[0]["models"]) == 1
+    assert len(run_case(near, start(near), answer, [1, 2, 3, 4])[0]["models"]) == 1
 
 
 def test_a_cut_cluster_is_cut_again() -> None:
     where = world(eps1=0.9, eps2=0.1)
-    state, _, _ = play(where, start(where), pulls, [1, 2, 3, 4])
+    state, _, _ = run_case(where, start(where), pulls, [1, 2, 3, 4])
     ways = {1: [2.0, 0.0], 2: [2.0, 0.0], 3: [0.0, 1.0], 4: [0.0, 1.0], 5: [0.0, -1.0]}
 
     def turned(ex: Exchange) -> Uplink:
@@ -222,7 +221,7 @@ def test_a_cut_cluster_is_cut_again() -> None:
         return reply(*(ways[c] for c in ids), ids=ids, count=(1,) * len(ids))
 
     state["ids"], state["at"] = torch.tensor([1, 2, 3, 4, 5]), torch.cat([state["at"], state["at"][-1:]])
-    state, _, _ = play(where, state, turned, [1, 2, 3, 4, 5])
+    state, _, _ = run_case(where, state, turned, [1, 2, 3, 4, 5])
     at = state["at"].tolist()
     assert len(state["models"]) == 5 and at[0] == at[1] and at[2] == at[3] != at[4] and len(set(at)) == 3
 
@@ -279,7 +278,7 @@ def test_neither_plans_nor_company_nor_a_pause_change_the_cuts(
     honest = Simulator.exchange
 
     def exchange(self: Simulator, calls: Any) -> Any:
-        if calls[0].cell.round == 3:
+        if calls[0].run_context.round == 3:
             raise KeyboardInterrupt
         return honest(self, calls)
 

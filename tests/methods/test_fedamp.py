@@ -152,7 +152,7 @@ def test_without_attention_it_is_local_training_with_a_pull_to_the_own_last_mode
             federation.samples,
             federation.train.take(ids),
             key,
-            experiment.cell.recipe,
+            experiment.run_context.recipe,
             loss=pulled,
         )
     torch.testing.assert_close(everything(run)["rows/own"], models, rtol=0, atol=1e-12)

@@ -536,7 +536,7 @@ class Slowly:
         self.theta, self.own = start, {c: start for c in range(5)}
         self.trained: set[int] = set()
 
-    def play(self) -> Slowly:
+    def train(self) -> Slowly:
         head, serial = self.network.head, self.method.align == "serial"
         for round in (1, 2, 3):
             cohort = self.run.store.arrays(round)["cohort"].tolist()
@@ -614,7 +614,7 @@ def test_a_run_equals_the_algorithm_written_out(
     settings: dict[str, Any], simulate: Callable[..., Run]
 ) -> None:
     run = simulate(method={"name": "fedas", **settings}, **SETTINGS)
-    slow = Slowly(run).play()
+    slow = Slowly(run).train()
     torch.testing.assert_close(run.state()["model"], slow.theta[~slow.network.head], rtol=0, atol=1e-12)
     for c in slow.trained:
         torch.testing.assert_close(run.vector(c), slow.own[c], rtol=0, atol=1e-12)

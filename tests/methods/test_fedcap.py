@@ -63,7 +63,7 @@ def drive(steps: Any, *replies: Uplink) -> tuple[list[Exchange], Any]:
         up = todo.pop(0)
 
 
-def play(
+def run_case(
     state: State | None, ctx: Context, *replies: Uplink, **settings: Any
 ) -> tuple[list[Exchange], State, Verdict]:
     server = server_of(**settings)
@@ -153,7 +153,7 @@ def test_alone_in_the_pool() -> None:
 
 def test_the_first_round_sends_the_start_to_all() -> None:
     ctx = context([4, 7], initial=ORIGIN)
-    asked, state, verdict = play(None, ctx, answer([4, 7], [[3.0, 0.0], [0.0, 4.0]], [1, 3]))
+    asked, state, verdict = run_case(None, ctx, answer([4, 7], [[3.0, 0.0], [0.0, 4.0]], [1, 3]))
     assert [e.task for e in asked] == ["train"] and asked[0].bank.tolist() == [[0.0, 0.0]]
     close(state["model"], [0.75, 3.0])  # Eq. 6
     close(state["previous"], [0.0, 0.0])
@@ -170,7 +170,7 @@ def test_a_round_by_hand() -> None:
     are what the clients end with, less that."""
     ctx = context([1, 7])
     reply = answer([1, 7], [[1.0, 0.0], [0.0, 1.0]], [1, 3])
-    asked, state, verdict = play(pool(), ctx, reply, alpha=math.log(3), phi=0.4, t_norm=100.0)
+    asked, state, verdict = run_case(pool(), ctx, reply, alpha=math.log(3), phi=0.4, t_norm=100.0)
     assert [e.task for e in asked] == ["train"]
     hat = [[0.4 - 0.45, 0.9], [0.15 - 1.2, 0.9]]
     close(sent(asked[0]), hat)
@@ -192,7 +192,7 @@ def test_who_was_absent_is_asked_for_an_update_first() -> None:
     lost, it gets the reference."""
     ctx = context([1, 5, 9])
     up = answer([1, 5, 9], [[0.0, 0.0]] * 3, [1, 1, 1])
-    asked, state, verdict = play(
+    asked, state, verdict = run_case(
         pool(), ctx, request_of([9], [[0.0, 5.0]]), up, alpha=math.log(2), phi=0.5, t_norm=100.0
     )
     assert [e.task for e in asked] == ["request", "train"]
@@ -206,7 +206,7 @@ def test_who_was_absent_is_asked_for_an_update_first() -> None:
 
 
 def test_all_are_new() -> None:
-    asked, state, _ = play(
+    asked, state, _ = run_case(
         pool(),
         context([2, 3]),
         request_of([2, 3], [[1.0, 0.0], [0.0, 1.0]]),
@@ -226,7 +226,7 @@ def test_calibration(calibrate: bool) -> None:
         [1, 7], aggregator=build("aggregator", {"name": "mean", "weights": "uniform"}), weighting="uniform"
     )
     reply = answer([1, 7], [[1.0, 0.0], [0.0, 2.0]], [1, 3])
-    asked, state, verdict = play(
+    asked, state, verdict = run_case(
         pool(), ctx, reply, calibrate=calibrate, t_norm=1.5 if not calibrate else 100.0
     )
     hat = sent(asked[0])
@@ -244,21 +244,21 @@ def test_too_far_from_the_reference_is_banned_for_good() -> None:
     """Client 7's model is at (6, 8): 10 from the origin; client 4's at (3, 4)."""
     ctx = context([4, 7], initial=ORIGIN)
     reply = answer([4, 7], [[3.0, 4.0], [6.0, 8.0]], [1, 1])
-    _, state, verdict = play(None, ctx, reply, t_norm=9.0)
+    _, state, verdict = run_case(None, ctx, reply, t_norm=9.0)
     assert verdict.banned == {7: "update of norm 10 is above 9"} and state["pool/ids"].tolist() == [4]
     close(state["model"], [3.0, 4.0])
-    assert play(None, ctx, reply, t_norm=10.0)[2].banned == {}  # above, not at
-    assert play(None, ctx, reply, detect=False, t_norm=1.0)[2].banned == {}
+    assert run_case(None, ctx, reply, t_norm=10.0)[2].banned == {}  # above, not at
+    assert run_case(None, ctx, reply, detect=False, t_norm=1.0)[2].banned == {}
     three = answer([1, 4, 7], [[1.0, 0.0], [2.0, 0.0], [6.0, 8.0]], [1, 1, 1])
     assert list(
-        play(None, context([1, 4, 7], initial=ORIGIN), three, t_norm=3.0, t_unit="median")[2].banned
+        run_case(None, context([1, 4, 7], initial=ORIGIN), three, t_norm=3.0, t_unit="median")[2].banned
     ) == [7]
 
 
 def test_everybody_banned() -> None:
     """The reference stays and is sent next time; nobody who is banned stays in the pool."""
     ctx = context([1, 4, 7])
-    _, state, verdict = play(pool(), ctx, answer([1, 4, 7], [[99.0, 0.0]] * 3, [1, 1, 1]))
+    _, state, verdict = run_case(pool(), ctx, answer([1, 4, 7], [[99.0, 0.0]] * 3, [1, 1, 1]))
     assert (
         sorted(verdict.banned) == [1, 4, 7]
         and len(state["pool/ids"]) == 0
@@ -266,7 +266,7 @@ def test_everybody_banned() -> None:
     )
     close(state["model"], [5.0, 5.0])
     close(state["previous"], [0.0, 0.0])
-    asked, state, _ = play(state, context([2, 3]), answer([2, 3], [[1.0, 0.0], [0.0, 1.0]], [1, 1]))
+    asked, state, _ = run_case(state, context([2, 3]), answer([2, 3], [[1.0, 0.0], [0.0, 1.0]], [1, 1]))
     assert [e.task for e in asked] == ["train"] and asked[0].bank.tolist() == [[5.0, 5.0]]
     close(state["model"], [5.5, 5.5])
     close(state["previous"], [5.0, 5.0])
@@ -274,26 +274,26 @@ def test_everybody_banned() -> None:
 
 def test_a_round_without_answers_leaves_the_pools() -> None:
     before = pool()
-    _, state, verdict = play(before, context([1, 4]), answer([], [], []))
+    _, state, verdict = run_case(before, context([1, 4]), answer([], [], []))
     assert_same(state, before, 0.0)
     assert any("nobody answered" in note for note in verdict.notes)
-    asked, state, _ = play(before, context([]), answer([], [], []))
+    asked, state, _ = run_case(before, context([]), answer([], [], []))
     assert_same(state, before, 0.0)
-    _, state, _ = play(
+    _, state, _ = run_case(
         before, context([1, 9]), request_of([9], [[1.0, 0.0]]), answer([9], [[99.0, 0.0]], [1])
     )
     assert_same(state, before, 0.0)  # a stranger was banned
 
 
 def test_what_stands_still_is_at_a_right_angle() -> None:
-    asked, _, verdict = play(
+    asked, _, verdict = run_case(
         pool(rows=[[1.0, 0.0], [0.0, 0.0], [-3.0, 0.0]]),
         context([4]),
         answer([4], [[0.0, 0.0]], [1]),
         phi=0.2,
     )
     close(verdict.tables["customisation"], [[0.4, 0.2, 0.4]])
-    asked, _, verdict = play(
+    asked, _, verdict = run_case(
         pool(), context([9]), request_of([9], [[0.0, 0.0]]), answer([9], [[0.0, 0.0]], [1])
     )
     close(verdict.tables["customisation"], [[1 / 3, 1 / 3, 1 / 3]])
@@ -305,9 +305,9 @@ def test_nothing_that_overflows_enters() -> None:
     far = torch.finfo(torch.float64).max
     state = pool() | {"model": doubles([-far, 0.0])}
     up = answer([1, 4], [[far, 0.0], [0.0, 1.0]], [1, 1])
-    _, after, verdict = play(state, context([1, 4]), up, t_norm=1e300)
+    _, after, verdict = run_case(state, context([1, 4]), up, t_norm=1e300)
     assert 1 in verdict.banned
-    _, after, verdict = play(state, context([1, 4]), up, detect=False)
+    _, after, verdict = run_case(state, context([1, 4]), up, detect=False)
     assert verdict.rejected == {1: "recovered model is not finite"}
     assert all(bool(torch.isfinite(value.double()).all()) for value in after.values())
 
@@ -318,7 +318,7 @@ def test_reference_from_the_customised_models() -> None:
     ctx = context([1, 5, 9])
     up = answer([1, 5, 9], [[1.0, 0.0]] * 3, [1, 1, 1])
     requests = request_of([9], [[0.0, 5.0]], count=[3.0])
-    asked, state, _ = play(
+    asked, state, _ = run_case(
         pool(), ctx, requests, up, alpha=math.log(2), phi=0.5, t_norm=100.0, reference="customised"
     )
     hat = sent(asked[1])
@@ -330,14 +330,14 @@ def test_reference_from_the_customised_models() -> None:
 
 def test_any_aggregator_shapes_the_reference() -> None:
     ctx = context([1, 4, 7], initial=ORIGIN, aggregator=build("aggregator", "median"))
-    _, state, _ = play(None, ctx, answer([1, 4, 7], UPDATES, [1, 1, 1]))
+    _, state, _ = run_case(None, ctx, answer([1, 4, 7], UPDATES, [1, 1, 1]))
     close(state["model"], [0.0, 0.0])
 
 
 def test_the_servers_own_client_gets_the_reference_and_stays_out_of_the_pool() -> None:
     ctx = context([1, 4, 7], aggregator=build("aggregator", "fltrust"))
     up = answer([ROOT, 1, 4, 7], [[1.0, 0.0], [0.5, 0.0], [0.5, 0.0], [0.5, 0.0]], [1, 1, 1, 1])
-    asked, state, verdict = play(pool(), ctx, up, t_norm=100.0)
+    asked, state, verdict = run_case(pool(), ctx, up, t_norm=100.0)
     assert (
         asked[0].to.tolist() == [ROOT, 1, 4, 7]
         and sent(asked[0])[0].tolist() == [5, 5]
@@ -364,7 +364,7 @@ def test_buffers_travel_with_their_models_and_do_not_count_for_similarity() -> N
     ctx = context([1, 4], wire=wire, layout=network.layout, initial=state["model"])
     up = answer([1, 4], [[0.0, 0.0], [0.0, 0.0]], [1, 1])
     up = replace(up, fields={**up.fields, "buffers": doubles([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0]])})
-    asked, after, _ = play(state, ctx, up, phi=0.25)
+    asked, after, _ = run_case(state, ctx, up, phi=0.25)
     close(sent(asked[0]), [[0.25, 0.75, 7.5, 3.25, 3.5], [0.75, 0.25, 4.5, 1.75, 2.5]])
     close(after["pool/models"], [[0.25, 0.75, 1.0, 1.0, 5.0], [0.75, 0.25, 2.0, 3.0, 5.0]])
     assert after["pool/updates"].shape == (2, 2)
@@ -375,11 +375,11 @@ def test_similarity_over_the_head() -> None:
     """The second number is the head: clients 1 and 4 agree there, and differ elsewhere."""
     rows = [[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0]]
     ctx = context([1], head=torch.tensor([False, True]))
-    _, _, verdict = play(
+    _, _, verdict = run_case(
         pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), similarity="head", alpha=math.log(2), phi=0.0
     )
     close(verdict.tables["customisation"], [[0.0, 0.8, 0.2]])
-    _, _, verdict = play(pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), alpha=math.log(2), phi=0.0)
+    _, _, verdict = run_case(pool(rows=rows), ctx, answer([1], [[0.0, 0.0]], [1]), alpha=math.log(2), phi=0.0)
     close(verdict.tables["customisation"], [[0.0, 0.5, 0.5]])
     with pytest.raises(ConfigError, match='method.similarity = "head" needs a model with a head'):
         server_of(similarity="head").init(context())
@@ -612,10 +612,12 @@ def test_who_is_ignored_is_neither_asked_for_an_update_nor_sent_a_model() -> Non
     code. Where all that were drawn are banned, nobody is asked for anything."""
     state = pool(ids=(1, 7), rows=[[1.0, 0.0], [-3.0, 0.0]]) | {"banned": torch.tensor([4])}
     up = answer([1, 9], [[0.0, 0.0]] * 2, [1, 1])
-    asked, after, _ = play(state, context([1, 4, 9]), request_of([9], [[0.0, 5.0]]), up, variant="authors")
+    asked, after, _ = run_case(
+        state, context([1, 4, 9]), request_of([9], [[0.0, 5.0]]), up, variant="authors"
+    )
     assert [(e.task, e.to.tolist()) for e in asked] == [("request", [9]), ("train", [1, 9])]
     assert after["pool/ids"].tolist() == [1, 9] and after["banned"].tolist() == [4]
-    asked, after, _ = play(state, context([4]), answer([], [], []), variant="authors")
+    asked, after, _ = run_case(state, context([4]), answer([], [], []), variant="authors")
     assert [(e.task, e.to.tolist()) for e in asked] == [("train", [])]
     assert_same(after, state, 0.0)
 
@@ -629,9 +631,9 @@ def test_a_uniform_share_is_of_the_pool_and_with_the_authors_of_the_first_pool()
     )
     for variant, shares in (("card", [1 / 3, 1 / 2]), ("authors", [1 / 3, 1 / 3])):
         settings = {"phi": "uniform", "variant": variant, "alpha": 0.0}
-        state = play(None, context([1, 4, 7], initial=ORIGIN), first, **settings)[1]
+        state = run_case(None, context([1, 4, 7], initial=ORIGIN), first, **settings)[1]
         for reply, share in zip((second, answer([1, 4], [[0.0, 0.0]] * 2, [1, 1])), shares, strict=True):
-            _, state, verdict = play(state, context(reply.ids.tolist()), reply, **settings)
+            _, state, verdict = run_case(state, context(reply.ids.tolist()), reply, **settings)
             assert verdict.tables["customisation"].diagonal().tolist() == pytest.approx([share] * len(reply))
         assert state["pool/ids"].tolist() == [1, 4]
 

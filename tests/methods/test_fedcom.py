@@ -659,7 +659,7 @@ def test_a_run_that_was_stopped_between_the_phases_goes_on_to_the_same_bits(
     exchange = Simulator.exchange
 
     def stop(self: Simulator, calls: Any) -> Any:
-        if (calls[0].cell.round, calls[0].exchange.task) == (2, "personalise"):
+        if (calls[0].run_context.round, calls[0].exchange.task) == (2, "personalise"):
             raise KeyboardInterrupt
         return exchange(self, calls)
 

@@ -22,7 +22,7 @@ def test_the_received_body_and_the_own_head_are_trained_at_once(plan: Plan) -> N
     close(state["own"], [[0.6, 1.8], [0.8, 0.8]])
     close(sent["update"], [[-0.4], [-0.2]])
     close(world.rule.personal(world.local, state, world.sent(5.0, has=(True, False))), [[5, 1.8], [0.8, 0.8]])
-    close(world.rule.tried(world.local, state, world.sent(5.0)), [[5, 1.8], [5, 0.8]])
+    close(world.rule.committee_model(world.local, state, world.sent(5.0)), [[5, 1.8], [5, 0.8]])
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
@@ -32,7 +32,7 @@ def test_who_does_not_take_part_is_not_overwritten_before_evaluation(
     train = {"rounds": 4, "participation": 0.6}
     run = simulate(method=name, train=train)
     cohorts = [set(run.store.arrays(round)["cohort"].tolist()) for round in range(1, 5)]
-    network, wire = run._experiment.network, run._experiment.cell.wire()
+    network, wire = run._experiment.network, run._experiment.run_context.wire()
     idle = set.union(*cohorts[:-1]) - cohorts[-1]
     assert idle
     for client in range(5):

@@ -141,7 +141,7 @@ def test_the_global_half_is_fedavg_with_a_balanced_softmax(simulate: Simulate) -
         method="fedrod", model={"name": "mlp", "hidden": 4}, train={"rounds": 2, "local_epochs": 2}
     )
     experiment = run._experiment
-    network, federation, cell = experiment.network, experiment.federation, experiment.cell
+    network, federation, cell = experiment.network, experiment.federation, experiment.run_context
     ids = torch.arange(federation.clients)
     counts = federation.train.by_class(10).double()
     shared = experiment.rule.shared(network, 1)

@@ -122,7 +122,7 @@ def rows(run: Run, client: int) -> dict[str, Tensor]:
     """The private state of one client at the end of a run."""
     head = run.store.head()
     assert head is not None
-    stored = run._experiment.cell.rows.__class__(run.path / "rows", head[1]["rows/index"])
+    stored = run._experiment.run_context.rows.__class__(run.path / "rows", head[1]["rows/index"])
     return {name: value[0] for name, value in stored.read(torch.tensor([client])).items()}
 
 

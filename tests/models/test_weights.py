@@ -23,7 +23,7 @@ from holdfast.models.weights import Weights
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import resume
-from tests.helpers import assert_same, everything, play, tiny
+from tests.helpers import assert_same, everything, run_all, tiny
 
 CNN: dict[str, Any] = {"name": "cnn-bn", "channels": 2, "hidden": 3}
 
@@ -196,12 +196,14 @@ def test_starts_do_not_keep_experiments_apart(
     ]
     fused = simulate_all(tables)
     assert (
-        len({run._experiment.cell.plan_key for run in fused})
-        == len({run._experiment.cell.group("train")[2] for run in fused})
+        len({run._experiment.run_context.plan_key for run in fused})
+        == len({run._experiment.run_context.group("train")[2] for run in fused})
         == 1
     )
     for place, table in enumerate(tables):
-        assert_same(everything(play([table], tmp_path / f"alone{place}")[0]), everything(fused[place]), 1e-10)
+        assert_same(
+            everything(run_all([table], tmp_path / f"alone{place}")[0]), everything(fused[place]), 1e-10
+        )
 
 
 def test_a_run_goes_on_without_its_file(
@@ -213,18 +215,18 @@ def test_a_run_goes_on_without_its_file(
         "method": "local",
         "train": {"rounds": 3, "participation": 0.4},
     }
-    whole = play([table], tmp_path / "whole")[0]
+    whole = run_all([table], tmp_path / "whole")[0]
 
     def stop(self: Store, round: int) -> None:
-        seal(self, round)
+        commit(self, round)
         if round == 1:
             raise KeyboardInterrupt
 
-    seal = Store.seal
-    monkeypatch.setattr(Store, "seal", stop)
+    commit = Store.commit
+    monkeypatch.setattr(Store, "commit", stop)
     with pytest.raises(KeyboardInterrupt):
-        play([table], tmp_path / "cut")
-    monkeypatch.setattr(Store, "seal", seal)
+        run_all([table], tmp_path / "cut")
+    monkeypatch.setattr(Store, "commit", commit)
     file.unlink()
     resume(tmp_path / "cut")
     cut = Run(tmp_path / "cut")

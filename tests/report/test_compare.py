@@ -173,7 +173,7 @@ def test_the_same_experiment_in_two_folders_is_two_lines(tmp_path: Path) -> None
 def test_a_run_that_goes_on_is_shown_and_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Store.seal
+    plain = Store.commit
 
     def stop(self: Store, round: int) -> None:
         plain(self, round)
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_is_shown_and_not_compared(
 
     done = sweep(tmp_path / "done", method="local")
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "seal", stop)
+        patch.setattr(Store, "commit", stop)
         with pytest.raises(KeyboardInterrupt):
             sweep(tmp_path / "begun")
     comparison = Comparison(read_lines([done, tmp_path / "begun"]))

@@ -67,7 +67,7 @@ def state(server: Server) -> dict[str, Any]:
 @contextmanager
 def killed_after(last: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is played inside is stopped when a round is committed."""
-    plain = Store.seal
+    plain = Store.commit
 
     def stop(self: Store, round: int) -> None:
         plain(self, round)
@@ -75,7 +75,7 @@ def killed_after(last: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Store, "seal", stop)
+        patch.setattr(Store, "commit", stop)
         yield
 
 

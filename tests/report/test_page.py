@@ -106,7 +106,7 @@ def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Store.seal
+    plain = Store.commit
 
     def stop(self: Store, round: int) -> None:
         plain(self, round)
@@ -114,7 +114,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "seal", stop)
+        patch.setattr(Store, "commit", stop)
         with pytest.raises(KeyboardInterrupt):
             sweep(tmp_path / "s")
     text = render(read_cells(tmp_path / "s"))
