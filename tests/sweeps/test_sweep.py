@@ -361,9 +361,7 @@ def test_other_shards_are_told_apart(tmp_path: Path) -> None:
     said: list[str] = []
     nothing = sweep(cells, tmp_path / "s", session.Watch(say=said.append), shard=(1, 5))
     assert status_words(nothing) == ["other shard"] * 3
-    assert said == [
-        "shard 1/5 is empty: the sweep has 3 cells"
-    ]
+    assert said == ["shard 1/5 is empty: the sweep has 3 cells"]
     seen = sweep(cells, tmp_path / "s", shard=(2, 3))
     assert [run_status.words for run_status in seen] == [
         "other shard: not begun",
