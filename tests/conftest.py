@@ -13,6 +13,7 @@ import torch
 import holdfast.api  # noqa: F401  # before any test patches what it imports
 from holdfast.core import registry
 from holdfast.results.run import Run
+from tests.cli.commands import Answer
 from tests.helpers import run_all
 
 # One thread: the tensors are tiny, and bits must not depend on the machine's cores.
@@ -65,6 +66,25 @@ def simulate_all(tmp_path: Path, quick_disk: None) -> Callable[..., list[Run]]:
         return run_all(tables, tmp_path / f"group{count}")
 
     return go
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
+    """cli("run", "--out", path) calls the command line in a fresh working directory."""
+    from holdfast.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")  # tables fold their words in a narrow terminal
+
+    def run(*args: Any) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            main([str(a) for a in args])
+        said = capsys.readouterr()
+        return Answer(int(left.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture

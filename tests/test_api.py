@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
 from holdfast.report.rerun_config import as_text
-from tests.experiment.test_session import TINY, config
+from tests.experiment.sessions import TINY, config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

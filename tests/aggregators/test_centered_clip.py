@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from holdfast.aggregators.centered_clip import CenteredClip
-from tests.checks.test_aggregators import context_of
+from tests.checks.aggregator_cases import context_of
 
 X = torch.tensor([[1.0, 0.0], [0.0, 40.0]], dtype=torch.float64)
 W = torch.tensor([0.5, 0.5], dtype=torch.float64)

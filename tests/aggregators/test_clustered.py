@@ -10,7 +10,7 @@ from holdfast.aggregators.bipartition import two_parts
 from holdfast.aggregators.geometry import cosines
 from holdfast.core.keys import Key
 from tests.aggregators import slow
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 X = torch.tensor([[1.0, 0.1], [-1.0, 0.0], [1.0, -0.1], [-5.0, 0.1], [2.0, 0.0]], dtype=torch.float64)
 W = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from holdfast.core.keys import Key
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 
 def planted() -> tuple[torch.Tensor, torch.Tensor]:

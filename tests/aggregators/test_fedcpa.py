@@ -23,7 +23,7 @@ from holdfast.core.types import State, Uplink
 from holdfast.methods.context import Context
 from holdfast.results.run import Run
 from tests.aggregators import slow_fedcpa as slow
-from tests.checks.test_aggregators import context_of
+from tests.checks.aggregator_cases import context_of
 
 FLOAT = torch.float64
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.core.keys import Key
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 

@@ -7,7 +7,7 @@ from torch import nn
 from holdfast.aggregators.fltrust import FLTrust
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
-from tests.checks.test_aggregators import apply, context_of
+from tests.checks.aggregator_cases import apply, context_of
 from tests.helpers import tiny
 
 X = torch.tensor([[3.0, 0.0], [5.0, 5.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)

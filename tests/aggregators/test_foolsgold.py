@@ -7,7 +7,7 @@ from holdfast.aggregators.foolsgold import FoolsGold, weights_of
 from holdfast.aggregators.geometry import cosines
 from holdfast.core.keys import Key
 from tests.aggregators import slow
-from tests.checks.test_aggregators import apply, context_of
+from tests.checks.aggregator_cases import apply, context_of
 
 X = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 2.0, 0.0]], dtype=torch.float64)
 W = torch.full((4,), 0.25, dtype=torch.float64)

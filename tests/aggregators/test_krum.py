@@ -5,7 +5,7 @@ import torch
 
 from holdfast.core.keys import Key
 from tests.aggregators import slow
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 
 def points(n: int, d: int = 4) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.aggregators.mean import Mean
-from tests.checks.test_aggregators import context_of
+from tests.checks.aggregator_cases import context_of
 
 
 def test_by_hand() -> None:

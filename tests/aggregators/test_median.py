@@ -8,7 +8,7 @@ from holdfast.aggregators.trimmed_mean import TrimmedMean
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 X = torch.tensor([[1.0, 9.0], [2.0, 0.0], [4.0, 5.0], [100.0, 6.0]], dtype=torch.float64)
 W = torch.full((4,), 0.25, dtype=torch.float64)

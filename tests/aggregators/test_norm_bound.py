@@ -5,7 +5,7 @@ import torch
 
 from holdfast.aggregators.norm_bound import NormBound
 from holdfast.core.errors import ConfigError
-from tests.checks.test_aggregators import apply, context_of
+from tests.checks.aggregator_cases import apply, context_of
 from tests.helpers import tiny
 
 X = torch.tensor([[3.0, 4.0], [0.0, 10.0], [0.0, 1.0]], dtype=torch.float64)  # lengths 5, 10, 1

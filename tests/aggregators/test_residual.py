@@ -5,7 +5,7 @@ import torch
 
 from holdfast.core.keys import Key
 from tests.aggregators import slow
-from tests.checks.test_aggregators import apply
+from tests.checks.aggregator_cases import apply
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 10])

@@ -7,7 +7,7 @@ from torch import nn
 from holdfast.aggregators.rfa import RFA
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
-from tests.checks.test_aggregators import apply, context_of, updates
+from tests.checks.aggregator_cases import apply, context_of, updates
 
 
 def test_three_corners_by_hand() -> None:

@@ -16,7 +16,7 @@ from holdfast.experiment.loop import Experiment
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import resume
-from tests.checks.test_aggregators import RULES
+from tests.checks.aggregator_cases import RULES
 from tests.helpers import assert_same, everything, random_samples, run_all, tiny
 
 

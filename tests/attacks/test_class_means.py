@@ -16,7 +16,7 @@ from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import Field, Schema, Uplink
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import built_in, everything
 
 MEANS, HELD = Field("feature", (2, 2)), Field("count", (2,), low=0)

@@ -14,7 +14,7 @@ from holdfast.core.files import last_lines
 from holdfast.experiment.config import make_config
 from holdfast.sweeps import session
 from tests.bad_bytes.helpers import limited
-from tests.experiment.test_session import TINY
+from tests.experiment.sessions import TINY
 
 
 @pytest.fixture(scope="module")

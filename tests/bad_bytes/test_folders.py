@@ -33,7 +33,7 @@ from holdfast.sweeps.grid import configs
 from holdfast.sweeps.runner import resume_sweep
 from holdfast.tracking.following import _read_record
 from tests.bad_bytes.helpers import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line
-from tests.experiment.test_session import TINY
+from tests.experiment.sessions import TINY
 from tests.reproduction.conftest import SMALL
 
 

@@ -31,7 +31,7 @@ from holdfast.storage.store import Store, read_tensors, write_tensors
 from holdfast.sweeps import session
 from holdfast.sweeps.folder import read_sweep
 from tests.bad_bytes.helpers import DEEP, broken, budget, one_line
-from tests.experiment.test_session import begin
+from tests.experiment.sessions import begin
 
 QUICK = budget(60)
 NO_JSON = {

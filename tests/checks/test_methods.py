@@ -18,29 +18,12 @@ from holdfast.engine.simulator import Simulator
 from holdfast.methods import ClientRule
 from holdfast.results.run import Run
 from holdfast.sweeps.session import resume
+from tests.checks.method_cases import NETWORKS, hard
 from tests.helpers import RAGGED, assert_same, built_in, everything, methods_in_turn, run_all
 
 METHODS = list(built_in("method"))
-NETWORKS: dict[str, dict[str, Any]] = {
-    "cnn-bn": {"name": "cnn-bn", "channels": [3], "hidden": 5, "dropout": 0.3},
-    "mlp": {"name": "mlp", "hidden": 6, "batch_norm": True, "dropout": 0.2},
-}
 every_method = pytest.mark.parametrize("name", METHODS)
 in_turn = pytest.mark.parametrize("name", methods_in_turn())
-
-
-def hard(name: str, **changes: Any) -> dict[str, Any]:
-    """Ragged clients, BatchNorm, Dropout, partial participation: whatever can go wrong in a stack."""
-    table: dict[str, Any] = {
-        "method": {"name": name},
-        "model": NETWORKS["mlp"],
-        "train": {"rounds": 3, "local_epochs": 2, "participation": 0.6, "momentum": 0.5, "lr_decay": 0.9},
-    }
-    for section, value in changes.items():
-        table[section] = (
-            {**table.get(section, {}), **value} if isinstance(value, dict) and section != "model" else value
-        )
-    return table
 
 
 def real_settings(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.aggregators.base import Aggregator, Reduced
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import build
-from tests.checks.test_aggregators import context_of, updates
+from tests.checks.aggregator_cases import context_of, updates
 from tests.helpers import built_in
 
 WRAPPERS, RULES = list(built_in("wrapper")), list(built_in("aggregator"))

@@ -13,17 +13,17 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from holdfast.cli import main
 from holdfast.cli.part_text import example
 from holdfast.cli.progress import Follow
 from holdfast.core import registry
 from holdfast.core.registry import KINDS, describe, parts
 from holdfast.experiment.config import make_config
 from holdfast.results.run import load
+from tests.cli.commands import HERE, Answer, refused
 
 SMALL = [
     "--set",
@@ -37,41 +37,6 @@ SMALL = [
     "--set",
     "engine.threads=1",
 ]
-HERE = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # for processes of their own
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Answer]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")  # tables fold their words in a narrow terminal
-
-    def run(*args: Any) -> Answer:
-        with pytest.raises(SystemExit) as left:
-            main([str(a) for a in args])
-        said = capsys.readouterr()
-        return Answer(int(left.value.code or 0), said.out, said.err)
-
-    return run
-
-
-def refused(answer: Answer, *fragments: str) -> None:
-    """One line that names the cause, and exit code 2."""
-    assert answer.code == 2, answer.err
-    assert answer.out == ""
-    lines = answer.err.strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1 and lines[-1] == errors[0], answer.err
-    assert "Traceback" not in answer.err
-    for fragment in fragments:
-        assert fragment in errors[0]
 
 
 # ---- running

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli import Answer, cli, refused
-
-__all__ = ["cli"]
+from tests.cli.commands import Answer, refused
 
 SWEEP = """
 [data]

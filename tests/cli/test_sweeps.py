@@ -15,14 +15,12 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.progress import Follow
-from holdfast.core.registry import register
 from holdfast.engine.simulator import Simulator
-from holdfast.methods.averaging import Averaging
-from holdfast.methods.base import ClientRule, Method
 from holdfast.report.page import render
 from holdfast.report.read_runs import read_cells
-from tests.cli.test_cli import HERE, Answer, refused
-from tests.experiment.test_resume import bits
+from tests.cli.commands import HERE, Answer, refused
+from tests.cli.failing_method import FELL
+from tests.experiment.kills import bits
 
 CONFIG = """
 [data]
@@ -42,22 +40,6 @@ threads = 1
 "method.name" = ["fedavg", "ditto"]
 seed = [0, 1]
 """
-
-
-class Falls(Averaging):
-    def round(self, state: Any, ctx: Any) -> Any:
-        raise ZeroDivisionError("the server fell")
-        yield
-
-
-FELL = Falls.round.__code__.co_firstlineno + 1
-
-
-@register("method", "test-cli-falls")
-class FallsMethod(Method):
-    """Fails."""
-
-    Client, Server = ClientRule, Falls
 
 
 @pytest.fixture
@@ -129,7 +111,7 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
         assert "finished" in answer.out and "Traceback" not in answer.err and "--retry" in answer.err
         assert "s/001-test-cli-falls_seed=0/traceback.txt" in answer.err
     told = holdfast("sweep", grid, *names, "--out", "s", "--json")
-    reason = f"ZeroDivisionError: the server fell (test_sweeps.py, line {FELL})"
+    reason = f"ZeroDivisionError: the server fell (failing_method.py, line {FELL})"
     assert told.code == 1 and json.loads(told.out)["cells"][1]["reason"] == reason
     assert holdfast("sweep", grid, *names, "--out", "s", "--shard", "1/2").code == 0, (
         "another shard's failure"

@@ -30,8 +30,8 @@ from holdfast.deploy.enrolment import fingerprint_of  # noqa: E402
 from holdfast.deploy.keys import load_private  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from tests.deploy.test_hostile import corrupt  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
+from tests.deploy.hostile_node import corrupt  # noqa: E402
+from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from holdfast.deploy.project import init  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.storage.store import write_tensors  # noqa: E402
 from tests.bad_bytes.helpers import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
-from tests.deploy.test_wire import (
+from tests.deploy.wire_cases import (
     BANK,
     FIELDS,
     GOOD,

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from tests.deploy.test_hostile import corrupt  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, simulated  # noqa: E402
+from tests.deploy.hostile_node import corrupt  # noqa: E402
+from tests.deploy.real_federation import PATIENT, found, model_of, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -29,27 +29,11 @@ from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import Store, read_tensors  # noqa: E402
+from tests.deploy.hostile_node import corrupt  # noqa: E402
 from tests.deploy.local_grid import LocalGrid, Tamper  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
+from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
-
-
-def corrupt(project: Project, client: int, code: str) -> dict[str, str]:
-    """A sitecustomize for all processes of one node, with which `code` may replace what it likes; gives their
-    environment. `here` is a folder of its own, and `lie(change)` has change(reply, request) replace what the
-    ClientApp sends."""
-    folder = project.path / f"cheat{client}"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        "import os, pathlib\nimport numpy as np\nimport holdfast.deploy.messaging as post\nfrom flwr.app"
-        f" import Array, ConfigRecord\nhere, server = pathlib.Path({str(folder)!r}),"
-        f" pathlib.Path({str(project.server)!r})\nhonest = post.answer\ndef lie(change):\n    post.answer ="
-        " lambda content, message: change(honest(content, message), message)\ndef asked(message):\n   "
-        " return message.content['header']['task'], message.content['header']['round']\n" + code
-    )
-    path = Processes(project.server / "flower", project.logs).environment()["PYTHONPATH"]
-    return {"PYTHONPATH": os.pathsep.join([str(folder), path])}
 
 
 def rewrite(project: Project, old: str, new: str) -> None:

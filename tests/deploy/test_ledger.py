@@ -12,19 +12,11 @@ import pytest
 
 pytest.importorskip("cryptography", reason="enrolment needs cryptography: pip install 'holdfast[flower]'")
 
-from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: E402
 
 from holdfast.core.errors import ConfigError, RunError, StoreError  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
-
-
-def a_key() -> tuple[str, bytes]:
-    """One public key, as OpenSSH and as PEM."""
-    public = ec.generate_private_key(ec.SECP384R1()).public_key()
-    ssh = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    return ssh + " node@host", public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+from tests.deploy.node_keys import a_key  # noqa: E402
 
 
 def test_lines_are_chained_and_read_back(tmp_path: Path) -> None:

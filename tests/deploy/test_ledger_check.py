@@ -24,7 +24,7 @@ from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init, open_project  # noqa: E402
 from holdfast.deploy.signed_head import SignedHead, read_signed_head  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
-from tests.deploy.test_admission import World, spoil  # noqa: E402
+from tests.deploy.keyed_world import World, spoil  # noqa: E402
 from tests.deploy.worlds import simulate, write_config  # noqa: E402
 
 Ask = Callable[..., tuple[int, str, str]]

@@ -24,7 +24,7 @@ from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.sockets import socket_of  # noqa: E402
 from holdfast.deploy.up import Up  # noqa: E402
-from tests.deploy.test_up import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
+from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

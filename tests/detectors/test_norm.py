@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.attacks.base import Attack, View
 from holdfast.core.errors import ConfigError
-from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.types import Schema, Uplink
 from holdfast.detectors.base import Judgement
 from holdfast.detectors.norm import Norm
 from holdfast.results.run import Run
+from tests.detectors.infinite_attack import Endless
 from tests.helpers import tiny
 
 REFERENCE = torch.tensor([1.0, -2.0])
@@ -116,13 +114,6 @@ def test_one_detector_is_a_list_too() -> None:
             match=r"^detectors: needs a list: detectors = \[\"norm\"\], or \[\[detectors\]\] above",
         ):
             tiny(detectors=given)
-
-
-class Endless(Attack):
-    """Sends what no model can take."""
-
-    def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> dict[str, torch.Tensor]:
-        return {"update": torch.full_like(up["update"], torch.inf)}
 
 
 @pytest.mark.parametrize("redraw", [False, True])

@@ -15,38 +15,10 @@ import torch
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment.config import make_config
 from holdfast.results.run import Run
-from holdfast.sweeps.session import start
+from tests.experiment.memory_case import run_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def run_case(
-    out: Path, memory: str, plan: str = "vmap", dtype: str = "float64", method: str = "ditto", **sections: Any
-) -> Run:
-    start(
-        [
-            (
-                "",
-                make_config(
-                    {
-                        "method": method,
-                        "model": {"name": "mlp", "hidden": 8},
-                        "data": {
-                            "clients": 7,
-                            "partition": {"name": "dirichlet", "min_samples": 3, "samples_per_client": 20},
-                        },
-                        "train": {"rounds": 2, "local_epochs": 1, "batch_size": 5, "lr": 0.1, "dtype": dtype},
-                        "engine": {"plan": plan, "threads": 1, "memory": memory},
-                        **sections,
-                    }
-                ),
-            )
-        ],
-        out,
-    )
-    return Run(out)
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
@@ -105,7 +77,7 @@ ANONYMOUS = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from tests.experiment.test_memory import run_all
+from tests.experiment.memory_case import run_case
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
 clients, memory, method = int(sys.argv[2]), sys.argv[3], sys.argv[4]

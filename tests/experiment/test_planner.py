@@ -12,7 +12,7 @@ from holdfast.experiment import planner
 from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.local.plan import Plan
 from holdfast.local.plan_choice import Forecast
-from tests.experiment.test_session import config
+from tests.experiment.sessions import config
 
 GPU = torch.device("cuda")  # only its name is used
 

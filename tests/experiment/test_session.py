@@ -14,31 +14,11 @@ import torch
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import planner
-from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.runner import Watch
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
 from holdfast.sweeps import session
-
-TINY: dict[str, Any] = {
-    "method": "ditto",
-    "model": {"name": "mlp", "hidden": 8},
-    "data": {"clients": 4, "partition": {"name": "pathological", "samples_per_client": 20}},
-    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 5},
-    "engine": {"plan": "loop", "threads": 1},
-}
-
-
-def config(**sections: Any) -> Config:
-    merged = {
-        name: {**TINY.get(name, {}), **value} if isinstance(value, dict) else value
-        for name, value in sections.items()
-    }
-    return make_config({**TINY, **merged})
-
-
-def begin(out: Path, watch: Watch | None = None, **sections: Any) -> list[dict[str, Any]]:
-    return session.start([("", config(**sections))], out, watch)
+from tests.experiment.sessions import begin, config
 
 
 def one_line(error: pytest.ExceptionInfo[Any]) -> str:

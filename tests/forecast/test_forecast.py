@@ -25,7 +25,7 @@ from holdfast.forecast.prediction import MeasuredRounds, evaluations, line, pred
 from holdfast.forecast.short_rounds import ShortRoundEngine, Span, Work, computed_rows, own_steps, shares
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
-from tests.cli.test_sweeps import FallsMethod
+from tests.cli.failing_method import FallsMethod
 from tests.helpers import TINY
 
 REPOSITORY = Path(__file__).resolve().parents[2]

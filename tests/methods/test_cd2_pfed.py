@@ -20,9 +20,9 @@ from holdfast.local.plan import Plan
 from holdfast.models.channels import channels
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import assert_same, client_keys, deal, everything, samples_of
-from tests.methods.test_by_hand import both_plans, close
+from tests.methods.by_hand import both_plans, close
 
 Simulate = Callable[..., Run]
 SAMPLES = samples_of(torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 1, 1]))

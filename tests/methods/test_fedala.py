@@ -13,9 +13,9 @@ from holdfast.core.registry import build
 from holdfast.data.table import Padded
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import assert_same, everything
-from tests.methods.test_by_hand import W, both_plans, close, local_of, received
+from tests.methods.by_hand import W, both_plans, close, local_of, received
 
 Simulate = Callable[..., Run]
 

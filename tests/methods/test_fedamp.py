@@ -11,9 +11,9 @@ import torch
 from holdfast.core.registry import build
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import everything, slow_fit
-from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received
+from tests.methods.by_hand import answer, both_plans, close, context, local_of, received
 
 Simulate = Callable[..., Run]
 

@@ -37,7 +37,7 @@ from holdfast.methods.fedas import FedAS, jointly, misaligned, shares
 from holdfast.models.channels import channels
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import LOOP, VMAP, assert_same, client_keys, deal, everything, samples_of, slow_fit, starts
 
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])

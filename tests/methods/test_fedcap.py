@@ -22,10 +22,10 @@ from holdfast.detectors.base import Detector, Judgement
 from holdfast.methods.context import Context
 from holdfast.methods.fedcap import FedCap, customisation
 from holdfast.results.run import Run
-from tests.detectors.test_norm import Endless
+from tests.detectors.infinite_attack import Endless
 from tests.helpers import assert_same, everything, network_of
-from tests.methods.test_by_hand import answer, both_plans, close, context, local_of, received
-from tests.methods.test_runs import Slowly
+from tests.methods.by_hand import answer, both_plans, close, context, local_of, received
+from tests.methods.slow_client import Slowly
 
 State = dict[str, Tensor]
 ORIGIN = torch.zeros(2, dtype=torch.float64)

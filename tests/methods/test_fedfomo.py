@@ -21,9 +21,9 @@ from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import client_keys, deal, everything, network_of, samples_of
-from tests.methods.test_by_hand import answer, both_plans, close, context
+from tests.methods.by_hand import answer, both_plans, close, context
 
 Simulate = Callable[..., Run]
 

@@ -20,7 +20,7 @@ from holdfast.methods.fedgh import FedGH
 from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import LOOP, VMAP, everything, samples_of
 from tests.methods.halves import close, context_of, double, local_of, one_round, sent_to
 

@@ -24,7 +24,7 @@ from holdfast.methods.fedpac import FedPAC, mixtures, statistics
 from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import LOOP, VMAP, deal, everything, random_samples, slow_fit, starts
 from tests.methods.halves import close, context_of, delivered, double, local_of, one_round, sent_to
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from holdfast import Model
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
+from tests.methods.one_part_model import whole
 from tests.methods.two import World, both_plans, close, numbers, rows, server
 
 
@@ -65,10 +65,6 @@ def test_a_client_first_seen_late_has_the_newest_body_and_the_common_head(
     )
     late = simulate(method="fedper", train={"rounds": 3, "availability": {"4": [[3, 4]]}})
     assert not torch.equal(late.vector(4)[head], run._experiment.initial[head])
-
-
-def whole() -> nn.Module:
-    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10)))
 
 
 def test_with_all_of_the_model_private_it_is_local_training(simulate: Callable[..., Run]) -> None:

@@ -22,9 +22,9 @@ from holdfast.local.plan import Plan
 from holdfast.methods.fedrod import FedRodClient, TwoHeads, log_counts
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import client_keys, deal, samples_of, slow_fit
-from tests.methods.test_by_hand import both_plans, close
+from tests.methods.by_hand import both_plans, close
 
 Simulate = Callable[..., Run]
 SAMPLES = samples_of(

@@ -19,7 +19,7 @@ from holdfast.methods.gpfl import GPFL, Valve
 from holdfast.models.backbone_head import Split
 from holdfast.models.network import Network
 from holdfast.results.run import Run
-from tests.checks.test_methods import hard
+from tests.checks.method_cases import hard
 from tests.helpers import LOOP, VMAP, assert_same, everything, random_samples, slow_fit, starts
 from tests.methods.halves import close, double, local_of, sent_to
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from holdfast import Model
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
-from tests.methods.test_fedper import whole
+from tests.methods.one_part_model import whole
 from tests.methods.two import World, both_plans, close, numbers
 
 

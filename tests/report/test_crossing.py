@@ -13,8 +13,8 @@ from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.robustness_map import score_map
 from holdfast.report.sections import title, verdict
 from holdfast.report.settings_by_attack import BENIGN, WORST, Crossing
+from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
-from tests.report.test_page import Balanced
 
 
 def line(

@@ -17,7 +17,7 @@ from holdfast.report.class_counts import Holdings, spread
 from holdfast.report.data_page import render
 from holdfast.report.heat_map_png import draw_holdings, write_png
 from holdfast.report.terminal_heat_map import heat_lines
-from tests.report.test_page import Balanced
+from tests.report.balanced_html import Balanced
 
 
 def holdings(part: str = "train", **data: Any) -> Holdings:

@@ -21,8 +21,8 @@ from holdfast.report.run_details import inside, inside_each
 from holdfast.report.shaded_grid import LETTERS, STEPS, Grid, Scale
 from holdfast.report.timelines import timelines
 from holdfast.storage.store import Store
+from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
-from tests.report.test_page import Balanced
 
 MANY = {"clients": 8, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 30}}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -26,34 +25,8 @@ from holdfast.report.read_runs import Dot, read_cells
 from holdfast.report.rounds import thinned
 from holdfast.report.sections import verdict
 from holdfast.storage.store import Store
+from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
-
-
-class Balanced(HTMLParser):
-    """Every element is closed in order; collects what stands on the page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: dict[str, int] = {}
-        self.links: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.links += [
-            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")
-        ]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_small_and_alone(grid: Path) -> None:

@@ -22,11 +22,9 @@ from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
 from holdfast.results.late_join import Newcomer, _context_with, _understood, from_config, join
 from holdfast.results.run import Run
-from tests.cli.test_cli import Answer, cli, refused
+from tests.cli.commands import Answer, refused
 from tests.data.folders import grey, write_images, write_table
 from tests.helpers import run_all, slow_fit, tiny
-
-__all__ = ["cli"]  # a fixture
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from holdfast.detectors.base import Detector, Judgement
 from holdfast.results.run import Run, load
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import start
-from tests.experiment.test_session import begin, config
+from tests.experiment.sessions import begin, config
 
 CONTRACT = {
     "accuracy",

@@ -32,7 +32,7 @@ from holdfast.storage.store import Store
 from holdfast.sweeps import runner, session
 from holdfast.sweeps.grid import expand
 from holdfast.sweeps.runner import resume_sweep, sweep
-from tests.experiment.test_resume import STAGES, bits, die_at, digits, in_child, table, was_killed, watched
+from tests.experiment.kills import STAGES, bits, die_at, digits, in_child, table, was_killed, watched
 from tests.helpers import RAGGED, TINY, assert_same, everything, run_all
 
 Cells = list[tuple[str, Config]]

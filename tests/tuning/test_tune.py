@@ -25,8 +25,8 @@ from holdfast.sweeps.folder import read_sweep
 from holdfast.sweeps.grid import configs
 from holdfast.tuning.space import Contender
 from holdfast.tuning.tune import Tuning, _best
-from tests.cli.test_cli import Answer
-from tests.experiment.test_resume import bits
+from tests.cli.commands import Answer
+from tests.experiment.kills import bits
 
 TABLE: dict[str, Any] = {
     "data": {

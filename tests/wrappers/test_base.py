@@ -18,7 +18,7 @@ from holdfast.wrappers.bucketing import Bucketing
 from holdfast.wrappers.clip import Clip
 from holdfast.wrappers.gas import GradientSplitting
 from holdfast.wrappers.nnm import NearestNeighbourMixing
-from tests.checks.test_aggregators import context_of
+from tests.checks.aggregator_cases import context_of
 
 
 class Remembering(Aggregator):

@@ -4,28 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.mean import Mean
 from holdfast.aggregators.multi_krum import MultiKrum
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.core.types import State
 from holdfast.wrappers.bucketing import Bucketing, shares
-from tests.checks.test_aggregators import context_of, updates
-
-
-class Look(Aggregator):
-    """Keeps what it is given, and believes the first vector only."""
-
-    seen: list = []
-
-    def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:
-        self.seen.append((x, w, ctx))
-        weights = torch.zeros_like(w)
-        weights[0] = 1
-        return Reduced(x[0], weights, state, fallback=len(x) < 3)
+from tests.checks.aggregator_cases import context_of, updates
+from tests.wrappers.recording_aggregator import Look
 
 
 def members(n: int, s: int, key: Key) -> list[list[int]]:

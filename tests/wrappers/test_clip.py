@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from holdfast.wrappers.clip import Clip
-from tests.checks.test_aggregators import context_of
-from tests.wrappers.test_bucketing import Look
+from tests.checks.aggregator_cases import context_of
+from tests.wrappers.recording_aggregator import Look
 
 X = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.0, -2.0]])  # norms 5, 1, 0, 2: the median is 1.5
 EVEN = torch.full((4,), 0.25)

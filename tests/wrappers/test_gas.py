@@ -12,7 +12,7 @@ from holdfast.core.keys import Key
 from holdfast.core.types import State
 from holdfast.wrappers import gas
 from holdfast.wrappers.gas import GradientSplitting, groups
-from tests.checks.test_aggregators import context_of, updates
+from tests.checks.aggregator_cases import context_of, updates
 
 SEEN: list[AggregationContext] = []
 

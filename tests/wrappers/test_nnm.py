@@ -8,9 +8,9 @@ import torch
 from holdfast.aggregators.mean import Mean
 from holdfast.core.errors import ConfigError
 from holdfast.wrappers.nnm import NearestNeighbourMixing
-from tests.checks.test_aggregators import context_of, updates
+from tests.checks.aggregator_cases import context_of, updates
 from tests.helpers import tiny
-from tests.wrappers.test_bucketing import Look
+from tests.wrappers.recording_aggregator import Look
 
 LINE = torch.tensor([[0.0], [1.0], [3.0], [100.0]])
 EVEN = torch.full((4,), 0.25)
