@@ -39,7 +39,7 @@ def draw(text: str, part: str) -> str:
     pages too."""
     config = make_config(tomllib.loads(text))
     samples = load_samples(config.data)
-    if config.data.dealer().per_user:
+    if config.data.partitioner().per_user:
         samples = _with_users(samples)
     federation = build_federation(config.data, Key(config.seed).fold("data"), samples)
     counts = getattr(federation, part).by_class(samples.classes).numpy()

@@ -13,8 +13,8 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.experiment.config import Config, as_table, make_config, merge
 from holdfast.experiment.runner import Watch
+from holdfast.forecast.extrapolation import Forecast
 from holdfast.forecast.measure import forecast_cost
-from holdfast.forecast.prediction import Prediction
 from holdfast.results.run import Run
 from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import configs
@@ -118,7 +118,7 @@ def plan(
     shard: tuple[int, int] = (1, 1),
     watch: Watch | None = None,
     **sections: Any,
-) -> Prediction:
+) -> Forecast:
     """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory,
     bytes on disk. Found by playing a few short rounds beside `out`; nothing is left behind."""
     if isinstance(config, Config):

@@ -19,7 +19,7 @@ from holdfast.attacks.false_numbers import lie
 from holdfast.core.errors import ConfigError, RunError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
-from holdfast.data.federation import Federation, Samples, Table
+from holdfast.data.federation import ClientRows, Federation, Samples
 
 _OF_SAMPLES, _OF_TABLE = ("classes", "train_rows", "mean", "std"), ("row", "label", "start")
 
@@ -31,7 +31,7 @@ class Poisoned:
 
     honest: Samples  # kept so that its id, by which this is found, stays its own
     federation: Federation
-    triggered: Table | None = None
+    triggered: ClientRows | None = None
 
 
 _POISONED: WeakValueDictionary[str, Poisoned] = WeakValueDictionary()
@@ -44,13 +44,13 @@ class Adversary:
         self.attack, self.members, self.key = attack, members, key
         self.malicious = self._draw(key.fold("malicious"))
         """Whoever is malicious at any time; where the set is redrawn, everybody may be."""
-        self.triggered: Table | None = None
+        self.triggered: ClientRows | None = None
         """The test images with the trigger in them, labelled as its target; known once the data is
         poisoned."""
         self.honest: Federation | None = None
         """The data before anybody poisoned it."""
         self._poisoned: Poisoned | None = None
-        self._table: tuple[int, Table] | None = None
+        self._table: tuple[int, ClientRows] | None = None
         self._notes: list[str] = []
         if self.redraws and len(self.malicious):
             self.malicious = members
@@ -131,7 +131,7 @@ class Adversary:
             )
         return after
 
-    def train(self, poisoned: Federation, round: int) -> Table:
+    def train(self, poisoned: Federation, round: int) -> ClientRows:
         """The training table of a round: the poisoned one, but for those who are benign this time."""
         honest = self.honest
         if self.attack is None or honest is None or not len(self.malicious):
@@ -271,7 +271,7 @@ def _first_models(sent: Exchange | None, rows: Tensor) -> Tensor | None:
     return sent.bank[sent.pick[rows, 0]]
 
 
-def _mixed(honest: Table, poisoned: Table, malicious: Tensor) -> Table:
+def _mixed(honest: ClientRows, poisoned: ClientRows, malicious: Tensor) -> ClientRows:
     """The poisoned lists of some clients, the honest ones of the others."""
     if not torch.equal(honest.start, poisoned.start):
         raise RunError(

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from holdfast.attacks.base import Trigger
 from holdfast.core.keys import Key
+from holdfast.data.client_rows import ClientRows
 from holdfast.data.federation import Federation, Samples
-from holdfast.data.table import Table
 
 
-def chosen(table: Table, malicious: Tensor, ratio: float, key: Key) -> Tensor:
+def chosen(table: ClientRows, malicious: Tensor, ratio: float, key: Key) -> Tensor:
     """Places in the table: of each attacker's samples a share, rounded to the nearest number, drawn by its
     own key."""
     places = []
@@ -46,7 +46,7 @@ def with_labels(federation: Federation, places: Tensor, label: Tensor) -> Federa
     return replace(federation, train=replace(federation.train, label=new))
 
 
-def owner_keys(table: Table, places: Tensor, key: Key) -> Key:
+def owner_keys(table: ClientRows, places: Tensor, key: Key) -> Key:
     """A key for each place, of its owner and its number among the owner's samples: who else attacks changes
     nothing."""
     owner = owners(table)[places]
@@ -60,7 +60,7 @@ def append(samples: Samples, x: Tensor, y: Tensor) -> tuple[Samples, Tensor]:
     return replace(samples, x=torch.cat([samples.x, x]), y=torch.cat([samples.y, y]), user=user), where
 
 
-def with_trigger(federation: Federation, test: Table, trigger: Trigger) -> tuple[Federation, Table]:
+def with_trigger(federation: Federation, test: ClientRows, trigger: Trigger) -> tuple[Federation, ClientRows]:
     """The federation with triggered copies of test images behind its samples, and the table of them."""
     samples = federation.samples
     kept = (
@@ -69,11 +69,11 @@ def with_trigger(federation: Federation, test: Table, trigger: Trigger) -> tuple
     rows, place = test.row[kept].unique(return_inverse=True)
     more, where = append(samples, trigger.stamp(samples.x[rows]), torch.full_like(rows, trigger.target))
     start = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])[test.start]
-    return replace(federation, samples=more), Table(
+    return replace(federation, samples=more), ClientRows(
         where[place], torch.full_like(place, trigger.target), start
     )
 
 
-def owners(table: Table) -> Tensor:
+def owners(table: ClientRows) -> Tensor:
     """Whose each entry of a table is."""
     return torch.repeat_interleave(torch.arange(table.clients), table.counts)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.report.class_counts import Holdings
 
 
-class Part(StrEnum):
+class SamplePart(StrEnum):
     train, validation, test, all = "train", "validation", "test", "all"
 
 
@@ -40,8 +40,8 @@ def show_data(
     config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     changes: Changes = None,
     part: Annotated[
-        Part, typer.Option("--part", help="Which of a client's samples are counted.")
-    ] = Part.train,
+        SamplePart, typer.Option("--part", help="Which of a client's samples are counted.")
+    ] = SamplePart.train,
     cell: Annotated[
         int,
         typer.Option("--cell", metavar="N", help="Which cell of a sweep, counted from 0 as its folder is."),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from holdfast.experiment.runner import Watch
-    from holdfast.forecast.prediction import Prediction
+    from holdfast.forecast.extrapolation import Forecast
 
 _SILENT = 2.0  # seconds
 
@@ -125,7 +125,7 @@ class _Follow:
             self.status.stop()
 
 
-def _groups(found: Prediction) -> Table:
+def _groups(found: Forecast) -> Table:
     """One line for each group of cells that are trained as one computation: models of a round, how many of
     them take a step together, processes x threads."""
     from rich.table import Table
@@ -150,7 +150,7 @@ def _groups(found: Prediction) -> Table:
     return table
 
 
-def _totals(found: Prediction) -> Table:
+def _totals(found: Forecast) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

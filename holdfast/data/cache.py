@@ -37,14 +37,14 @@ New = Callable[[str, Shape, Any], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class CachedArrays:
     """What was made: arrays that may only be read, and small things that JSON can hold."""
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
 
 
-def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str, Any]]) -> Entry:
+def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str, Any]]) -> CachedArrays:
     """What `make` makes of these files; made again when the name or a file's path, size or time of change
     differs.
 
@@ -60,8 +60,8 @@ def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str,
         maker = _Maker(place)
         facts = json.loads(as_json(make(maker.new)))  # as they will be read
         if folder and place and not maker.refused and _keep(folder, place, maker.arrays, facts):
-            return _read(folder) or Entry(maker.arrays, facts)
-        return Entry(maker.arrays, facts)
+            return _read(folder) or CachedArrays(maker.arrays, facts)
+        return CachedArrays(maker.arrays, facts)
 
 
 def cache_folder() -> Path | None:
@@ -122,7 +122,7 @@ def _folder(name: str, inputs: Sequence[Path]) -> Path | None:
     return base and base / f"{word[0] if word else ''}-{stamp.hexdigest()[:16]}"
 
 
-def _read(folder: Path) -> Entry | None:
+def _read(folder: Path) -> CachedArrays | None:
     """None unless all is there, and as it was written as far as that is quickly seen."""
     try:
         said = parse_json(read_whole(folder / FACTS))
@@ -132,7 +132,7 @@ def _read(folder: Path) -> Entry | None:
         sound = found == about and said["sum"] == _sum(facts, about)
     except Exception:  # whatever damaged files can make of JSON and NumPy
         return None
-    return Entry(arrays, facts) if sound else None
+    return CachedArrays(arrays, facts) if sound else None
 
 
 def _about(array: np.ndarray, mapped: bool) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from holdfast.data.hashed_words import hash_word
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Place = Callable[[int], str]  # where a row is, for an error
-Kind = Literal["number", "category", "neither"]
+RowPlace = Callable[[int], str]  # where a row is, for an error
+ColumnKind = Literal["number", "category", "neither"]
 
 
-def kind_of(type: pa.DataType) -> Kind:
+def kind_of(type: pa.DataType) -> ColumnKind:
     """What a column's values are unless the user says otherwise."""
     import pyarrow as pa
 
@@ -54,7 +54,7 @@ class Number:
             scaled = self._scaled(known)
             self.mean, self.std = float(scaled.mean()), float(scaled.std())
 
-    def __call__(self, values: np.ndarray, place: Place) -> np.ndarray:
+    def __call__(self, values: np.ndarray, place: RowPlace) -> np.ndarray:
         if not self.reach:
             return np.zeros((len(values), 1), dtype=np.float32)
         with np.errstate(over="ignore"):
@@ -110,7 +110,7 @@ class Category:
         return bucket[_index(words, distinct)]
 
 
-def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
+def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: RowPlace) -> np.ndarray:
     """float64, NaN where a value is missing."""
     import pyarrow as pa
 

@@ -16,10 +16,10 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import expand
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build
-from holdfast.data.partitions.base import Dealt, Partition
+from holdfast.data.client_rows import ClientRows, Padded
+from holdfast.data.partitions.base import Assignment, Partition
 from holdfast.data.samples import Samples
 from holdfast.data.split import Split, split_clients
-from holdfast.data.table import Padded, Table
 
 __all__ = [
     "DataSettings",
@@ -27,7 +27,7 @@ __all__ = [
     "Padded",
     "Samples",
     "Split",
-    "Table",
+    "ClientRows",
     "build_federation",
     "load_samples",
 ]
@@ -68,17 +68,17 @@ class DataSettings(BaseModel):
             self.known_clients
         )  # a misspelt setting of the partition is an error now, not when the data is there
         if clients is not None and self.held_out >= clients:
-            raise ValueError(_nobody(self.held_out, clients))
+            raise ValueError(_all_held_out(self.held_out, clients))
         self.source()
         return self
 
     @property
     def known_clients(self) -> int | None:
         """How many there are, where it can be said before the data is there."""
-        per_user = self.dealer().per_user
+        per_user = self.partitioner().per_user
         return self.clients if self.clients is not None else None if per_user else _CLIENTS
 
-    def dealer(self) -> Partition:
+    def partitioner(self) -> Partition:
         partition = build("partition", self.partition, "data.partition")
         if not isinstance(partition, Partition):
             raise ConfigError(f"data.partition: {type(partition).__name__} is not a partition")
@@ -103,12 +103,14 @@ class Federation:
     """Samples and who holds them. Tables of one pseudo-client are read with take(tensor([0]))."""
 
     samples: Samples
-    train: Table
-    validation: Table
-    test: Table
-    global_test: Table  # the dataset's whole test split; with pool "train+test" clients train on parts of it
+    train: ClientRows
+    validation: ClientRows
+    test: ClientRows
+    global_test: (
+        ClientRows  # the dataset's whole test split; with pool "train+test" clients train on parts of it
+    )
     # the server's own samples, from the train split, class by class, in no client's hands; may be empty
-    root: Table
+    root: ClientRows
     digest: str  # names the partition in a manifest
     held_out: tuple[
         int, ...
@@ -125,7 +127,7 @@ class Federation:
         moved = {
             f.name: getattr(self, f.name).to(device)
             for f in fields(self)
-            if isinstance(getattr(self, f.name), (Samples, Table))
+            if isinstance(getattr(self, f.name), (Samples, ClientRows))
         }
         return replace(self, **moved)
 
@@ -149,11 +151,11 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
         "train": train,
         "validation": validation,
         "test": test,
-        "global_test": Table.from_lists([np.arange(samples.train_rows, len(y))], y),
-        "root": Table.from_lists([root], y),
+        "global_test": ClientRows.from_lists([np.arange(samples.train_rows, len(y))], y),
+        "root": ClientRows.from_lists([root], y),
     }
     if settings.held_out >= clients:
-        raise DataError(f"data: {_nobody(settings.held_out, clients)}")
+        raise DataError(f"data: {_all_held_out(settings.held_out, clients)}")
     drawn = key.fold("held_out").numpy().permutation(clients)[clients - settings.held_out :]
     held_out = tuple(sorted(int(client) for client in drawn))
     facts = {
@@ -168,7 +170,7 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
     )
 
 
-def _nobody(held_out: int, clients: int) -> str:
+def _all_held_out(held_out: int, clients: int) -> str:
     return f"held_out is {held_out} of {clients} clients, nobody is left to train; lower held_out"
 
 
@@ -190,11 +192,11 @@ def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> 
     return np.sort(order[np.lexsort((place, turn))[:wanted]])
 
 
-def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Dealt:
+def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Assignment:
     """Rows of each client."""
-    partition = settings.dealer()
+    partition = settings.partitioner()
     if not len(samples):  # declared only: every client brings its own
-        return Dealt([pool[:0] for _ in range(settings.known_clients or 1)])
+        return Assignment([pool[:0] for _ in range(settings.known_clients or 1)])
     users = None if samples.user is None else samples.user.cpu().numpy()[pool]
     if not len(pool):
         raise DataError("data.root: the server's samples leave none for the clients; lower data.root")
@@ -204,7 +206,7 @@ def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) 
             1 if users is None else len(np.unique(users))
         )  # without users, the partition says what is wrong
     answer = partition(samples.y.cpu().numpy()[pool], clients, key.fold("partition").numpy(), users)
-    dealt = answer if isinstance(answer, Dealt) else Dealt(answer)
+    dealt = answer if isinstance(answer, Assignment) else Assignment(answer)
     problem = _problem(dealt, clients, len(pool))
     if problem:
         raise DataError(f"data.partition: '{partition.name}' dealt {problem}")
@@ -215,7 +217,7 @@ def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) 
     return replace(dealt, lists=rows(dealt.lists), tests=None if dealt.tests is None else rows(dealt.tests))
 
 
-def _problem(dealt: Dealt, clients: int, samples: int) -> str:
+def _problem(dealt: Assignment, clients: int, samples: int) -> str:
     """What is wrong with what a partition, maybe a plug-in's, dealt; empty when nothing is."""
     for lists in (dealt.lists, dealt.tests):
         if lists is None:
@@ -237,7 +239,7 @@ def _problem(dealt: Dealt, clients: int, samples: int) -> str:
 
 
 def _digest(
-    name: str, tables: dict[str, Table], held_out: tuple[int, ...], facts: Mapping[str, Tensor]
+    name: str, tables: dict[str, ClientRows], held_out: tuple[int, ...], facts: Mapping[str, Tensor]
 ) -> str:
     sha = hashlib.sha256(f"{name} {held_out}".encode())
     for title, table in tables.items():

@@ -27,7 +27,7 @@ _MAY_HAVE_MARKS = re.compile(
 )  # neither Latin letters nor typographic punctuation
 
 
-class Words:
+class WordHasher:
     """Turns texts into rows of `length` hashes. Of a longer text the first words are kept (head), or the last
     (tail)."""
 

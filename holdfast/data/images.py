@@ -19,8 +19,8 @@ from holdfast.core.errors import DataError
 from holdfast.core.progress import progress
 from holdfast.data.cache import New
 from holdfast.data.moments import Moments
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ _PILLOW = {"grey": "L", "colour": "RGB"}
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageFormat:
     """What images are to become."""
 
     mode: Mode = (
@@ -48,7 +48,7 @@ class Pictures:
 
 
 def decode_images(
-    order: Order, column: str, how: Pictures, new: New, title: str, moments: Moments | None = None
+    order: RowOrder, column: str, how: ImageFormat, new: New, title: str, moments: Moments | None = None
 ) -> None:
     """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over
     the train rows."""
@@ -75,12 +75,12 @@ def decode_images(
 class _Decoder:
     """Decodes images one by one and holds them to one shape."""
 
-    def __init__(self, how: Pictures, mode: Mode, size: tuple[int, int]):
+    def __init__(self, how: ImageFormat, mode: Mode, size: tuple[int, int]):
         self.how, self.mode, self.strict = how, _PILLOW[mode], how.mode == "auto" and mode == "grey"
         self.size = (how.side, how.side) if how.side else how.shape or size
         self.at_once = min(max(AT_ONCE // (self.size[0] * self.size[1] * len(self.mode)), 1), 1024)
 
-    def __call__(self, item: Any, rows: Rows, row: int) -> np.ndarray:
+    def __call__(self, item: Any, rows: ParquetRows, row: int) -> np.ndarray:
         image = _open(item, rows, row)
         if self.strict and not _is_grey(image):
             raise DataError(
@@ -103,7 +103,7 @@ class _Decoder:
         return pixels.swapaxes(1, 2) if self.how.transposed else pixels
 
 
-def _first_look(rows: Rows, column: str, how: Pictures) -> tuple[Mode, tuple[int, int]]:
+def _first_look(rows: ParquetRows, column: str, how: ImageFormat) -> tuple[Mode, tuple[int, int]]:
     """Grey or colour, and the first image's height and width."""
     items = next(_encoded(rows, column, LOOKED_AT))
     first = _open(items[0], rows, 0)
@@ -113,7 +113,7 @@ def _first_look(rows: Rows, column: str, how: Pictures) -> tuple[Mode, tuple[int
     return mode, (first.height, first.width)
 
 
-def _encoded(rows: Rows, column: str, at_once: int) -> Iterator[list[Any]]:
+def _encoded(rows: ParquetRows, column: str, at_once: int) -> Iterator[list[Any]]:
     """The images as they are stored, bytes or the Hub's {bytes, path}, some at a time."""
     import pyarrow as pa
 
@@ -127,7 +127,7 @@ def _encoded(rows: Rows, column: str, at_once: int) -> Iterator[list[Any]]:
             yield stored.to_pylist()
 
 
-def _open(encoded: Any, rows: Rows, row: int) -> Image:
+def _open(encoded: Any, rows: ParquetRows, row: int) -> Image:
     """In mode L or RGB."""
     try:
         from PIL import Image, UnidentifiedImageError

@@ -13,7 +13,7 @@ from holdfast.core.errors import DataError, suggest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from holdfast.data.parquet import Rows
+    from holdfast.data.parquet import ParquetRows
 
 _UNLABELLED = "set data.options.test_split to a split with labels, or to none"
 
@@ -21,7 +21,10 @@ Labels = tuple[np.ndarray, int, tuple[str, ...]]
 
 
 def read_labels(
-    rows: Rows | Sequence[Rows], column: str, classes: int | None = None, names: Sequence[str] = ()
+    rows: ParquetRows | Sequence[ParquetRows],
+    column: str,
+    classes: int | None = None,
+    names: Sequence[str] = (),
 ) -> Labels:
     """int64 labels 0..classes-1, how many classes there are, and their names where they are known.
 
@@ -36,7 +39,7 @@ def read_labels(
     return _words(splits, column, columns, classes, tuple(names))
 
 
-def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
+def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.ndarray:
     """int64: who each row comes from, as 0, 1, 2 and so on in ascending order of the numbers or words that
     the column has."""
     splits, columns = _columns(rows, column)
@@ -64,7 +67,9 @@ def read_users(rows: Rows | Sequence[Rows], column: str) -> np.ndarray:
     )
 
 
-def _columns(rows: Rows | Sequence[Rows], column: str) -> tuple[list[Rows], list[pa.ChunkedArray]]:
+def _columns(
+    rows: ParquetRows | Sequence[ParquetRows], column: str
+) -> tuple[list[ParquetRows], list[pa.ChunkedArray]]:
     """The column of each split: numbers in all of them, or words in all of them."""
     splits = list(rows) if isinstance(rows, Sequence) else [rows]
     for split in splits:
@@ -80,7 +85,7 @@ def _columns(rows: Rows | Sequence[Rows], column: str) -> tuple[list[Rows], list
     return splits, columns
 
 
-def _sound(rows: Rows, column: str) -> pa.ChunkedArray:
+def _sound(rows: ParquetRows, column: str) -> pa.ChunkedArray:
     """With a value in every row, of a type that can be numbered."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -128,7 +133,7 @@ def _is_whole(values: np.ndarray) -> np.ndarray:
 
 
 def _numbers(
-    splits: list[Rows],
+    splits: list[ParquetRows],
     column: str,
     columns: list[pa.ChunkedArray],
     classes: int | None,
@@ -163,7 +168,7 @@ def _numbers(
 
 
 def _renamed(
-    rows: Rows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str
+    rows: ParquetRows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str
 ) -> np.ndarray:
     """Splits may list the same classes in another order: a class is what its name says."""
     if not names or names == common:
@@ -183,7 +188,7 @@ def _expected(classes: int | None, total: int) -> str:
 
 
 def _words(
-    splits: list[Rows],
+    splits: list[ParquetRows],
     column: str,
     columns: list[pa.ChunkedArray],
     classes: int | None,

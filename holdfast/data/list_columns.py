@@ -11,16 +11,18 @@ from holdfast.core.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from holdfast.data.parquet import Rows
+    from holdfast.data.parquet import ParquetRows
 
 
-def first_shape(rows: Rows, column: str) -> tuple[int, ...]:
+def first_shape(rows: ParquetRows, column: str) -> tuple[int, ...]:
     """How long the lists of the first row are, level by level: (9, 128) for 9 lists of 128 numbers."""
     _, levels = _flat(next(rows.batches([column], 1)).column(0), rows, column)
     return tuple(int(lengths[0]) if len(lengths) else 0 for lengths in levels)
 
 
-def read_lists(values: pa.Array, shape: tuple[int, ...], column: str, rows: Rows, before: int) -> np.ndarray:
+def read_lists(
+    values: pa.Array, shape: tuple[int, ...], column: str, rows: ParquetRows, before: int
+) -> np.ndarray:
     """float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must have the
     lengths of the shape."""
     flat, levels = _flat(values, rows, column)
@@ -45,7 +47,7 @@ def read_lists(values: pa.Array, shape: tuple[int, ...], column: str, rows: Rows
     return out
 
 
-def _flat(values: pa.Array, rows: Rows, column: str) -> tuple[pa.Array, list[np.ndarray]]:
+def _flat(values: pa.Array, rows: ParquetRows, column: str) -> tuple[pa.Array, list[np.ndarray]]:
     """The numbers end to end, and for each level how long its lists are; a missing list has length 0."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -24,13 +24,13 @@ from holdfast.core.keys import Key
 from holdfast.data.cache import New, cached
 from holdfast.data.columns import kind_of, numbers
 from holdfast.data.federation import Federation
-from holdfast.data.hashed_words import Words
-from holdfast.data.images import COLUMNS, Pictures, decode_images
+from holdfast.data.hashed_words import WordHasher
+from holdfast.data.images import COLUMNS, ImageFormat, decode_images
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import EXPECTED, choose_test, find_splits
 from holdfast.data.list_columns import first_shape, read_lists
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import tensor_of
 from holdfast.data.sources.declared import Declared
@@ -92,7 +92,7 @@ def from_folder(folder: Path, declared: Declared) -> Samples:
         )
         raise DataError(f"data {folder}: {there}; expected {EXPECTED}")
     test = choose_test(splits, None, f"data {folder}")
-    parts = tuple(Rows(splits[name]) for name in ("train", *([test] if test else [])))
+    parts = tuple(ParquetRows(splits[name]) for name in ("train", *([test] if test else [])))
     matters = {
         name: value
         for name, value in declared.settings().items()
@@ -108,16 +108,16 @@ def from_folder(folder: Path, declared: Declared) -> Samples:
     return declared.accept(found, f"data {folder}")
 
 
-def _make(parts: tuple[Rows, ...], declared: Declared, new: New) -> dict[str, Any]:
+def _make(parts: tuple[ParquetRows, ...], declared: Declared, new: New) -> dict[str, Any]:
     """Samples that depend on the rows and on what was declared alone: nothing is fitted to what one client
     happens to have."""
-    order = Order(parts, np.arange(sum(rows.count for rows in parts)), parts[0].count)
+    order = RowOrder(parts, np.arange(sum(rows.count for rows in parts)), parts[0].count)
     labels = _labels(parts, declared)  # first: quickly found to be wrong
     order.arranged(labels, new("y", (order.count,), np.int64))
     if declared.samples == "bytes":
         mode, size = "grey" if declared.shape[0] == 1 else "colour", (declared.shape[1], declared.shape[2])
         column = parts[0].need(declared.column or COLUMNS)
-        decode_images(order, column, Pictures(mode, shape=size), new, "this client's images")  # type: ignore[arg-type]
+        decode_images(order, column, ImageFormat(mode, shape=size), new, "this client's images")  # type: ignore[arg-type]
         return {"train_rows": order.train_rows}
     words = declared.samples == "words"
     x, at = new("x", (order.count, *declared.shape), np.int32 if words else np.float32), 0
@@ -128,7 +128,7 @@ def _make(parts: tuple[Rows, ...], declared: Declared, new: New) -> dict[str, An
     return {"train_rows": order.train_rows}
 
 
-def _labels(parts: tuple[Rows, ...], declared: Declared) -> np.ndarray:
+def _labels(parts: tuple[ParquetRows, ...], declared: Declared) -> np.ndarray:
     for rows in parts:
         rows.need(declared.label)
         named = rows.class_names(declared.label)
@@ -146,7 +146,7 @@ def _labels(parts: tuple[Rows, ...], declared: Declared) -> np.ndarray:
     return read_labels(parts, declared.label, declared.classes, declared.class_names)[0]
 
 
-def _lists(rows: Rows, declared: Declared) -> Any:
+def _lists(rows: ParquetRows, declared: Declared) -> Any:
     column, at = rows.need(declared.column or "x"), 0
     shape, width = first_shape(rows, column), math.prod(declared.shape)
     if math.prod(shape) != width or len(shape) > 1 and shape != declared.shape:
@@ -159,7 +159,7 @@ def _lists(rows: Rows, declared: Declared) -> Any:
         yield flat
 
 
-def _table(rows: Rows, declared: Declared) -> Any:
+def _table(rows: ParquetRows, declared: Declared) -> Any:
     at = 0
     for name in declared.columns:
         if kind_of(rows.type_of(name)) != "number":
@@ -181,8 +181,8 @@ def _table(rows: Rows, declared: Declared) -> Any:
         yield flat.astype(np.float32)
 
 
-def _words(rows: Rows, declared: Declared) -> Any:
-    column, words, at = rows.need(declared.column or "text"), Words(declared.shape[0]), 0
+def _words(rows: ParquetRows, declared: Declared) -> Any:
+    column, words, at = rows.need(declared.column or "text"), WordHasher(declared.shape[0]), 0
     for batch in rows.batches([column]):
         texts = read_texts(batch.column(0), rows, at, column)
         at += len(texts)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["Rows", "find_splits", "read_labels"]
+__all__ = ["ParquetRows", "find_splits", "read_labels"]
 
 DENSEST = 100  # rows for each byte of a file: real samples need far more room than equal labels
 BUFFER = 1 << 20  # read ahead this much of a column, not a whole row group, which may be all of the file
 
 
-class Rows:
+class ParquetRows:
     """The rows of some files, end to end. Nothing is opened before it is asked for, so that what is cached
     needs no Parquet."""
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.keys import Key
-from holdfast.data.parquet import Rows
+from holdfast.data.parquet import ParquetRows
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class RowOrder:
     """Rows as they are read, and where they go in the sample store: those of the train split first."""
 
-    parts: tuple[Rows, ...]  # read one after the other
+    parts: tuple[ParquetRows, ...]  # read one after the other
     place: np.ndarray  # [N] int64: the row that is read as the i-th becomes row place[i]
     train_rows: int
 

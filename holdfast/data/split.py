@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.core.keys import Key, combine
-from holdfast.data.table import Table
+from holdfast.data.client_rows import ClientRows
 
 
 class Split(BaseModel):
@@ -50,7 +50,7 @@ def split_clients(
     split: Split,
     key: Key,
     tests: Sequence[np.ndarray] | None = None,
-) -> tuple[Table, Table, Table]:
+) -> tuple[ClientRows, ClientRows, ClientRows]:
     """Train, validation and test tables. Where a row goes depends on its client's id and on that client's
     rows alone. Where clients have test sets of their own, only the validation part is taken out of their
     rows. A row that several clients hold is for training: what one is validated on, no other trains on."""
@@ -69,9 +69,9 @@ def split_clients(
     first, second = sizes[0][owner], (sizes[0] + sizes[1])[owner]
     train, validation, test = rank < first, (rank >= first) & (rank < second), rank >= second
     return (
-        Table.from_counts(rows[train], sizes[0], y),
-        Table.from_counts(rows[validation], sizes[1], y),
-        Table.from_counts(rows[test], sizes[2], y) if tests is None else Table.from_lists(tests, y),
+        ClientRows.from_counts(rows[train], sizes[0], y),
+        ClientRows.from_counts(rows[validation], sizes[1], y),
+        ClientRows.from_counts(rows[test], sizes[2], y) if tests is None else ClientRows.from_lists(tests, y),
     )
 
 

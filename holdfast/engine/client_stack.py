@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.core.errors import RunError
 from holdfast.core.flat import Wire
 from holdfast.core.types import SCORE, Exchange, Field, Schema, State
-from holdfast.data.table import Padded, either
+from holdfast.data.client_rows import Padded, either
 from holdfast.engine.run_context import Measure
 from holdfast.evaluation.evaluate import score
 from holdfast.evaluation.scores import UNDEFINED, Score

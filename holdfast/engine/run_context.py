@@ -12,7 +12,7 @@ from holdfast.attacks.adversary import Adversary
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT
-from holdfast.data.federation import Federation, Padded, Table
+from holdfast.data.federation import ClientRows, Federation, Padded
 from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import identity
 from holdfast.methods.base import ClientRule, Method
@@ -114,7 +114,7 @@ class RunContext:
         )
 
 
-def take(table: Table, ids: Tensor, root: Table | None) -> Padded:
+def take(table: ClientRows, ids: Tensor, root: ClientRows | None) -> Padded:
     """A table's rows by client id, where the root pseudo-client may stand first."""
     people = ids[ids != ROOT]
     if len(people) == len(ids):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.core.types import UNDEFINED as UNDEFINED
-from holdfast.data.table import Padded
+from holdfast.data.client_rows import Padded
 
 Metric = Literal["macro_f1", "balanced_accuracy", "auc"]
 METRICS: tuple[str, ...] = get_args(Metric)

@@ -229,7 +229,7 @@ def plugins_of(parts: Parts, data: DataSettings) -> set[str]:
         *parts.detectors,
         parts.attack,
         parts.loss,
-        data.dealer(),
+        data.partitioner(),
         data.source(),
     )
     return {file for file in map(plugin_of, chosen) if file is not None}

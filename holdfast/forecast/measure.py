@@ -22,15 +22,15 @@ from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.planner import client_steps, pick_device
 from holdfast.experiment.runner import Watch
-from holdfast.forecast.participation import expected_participation
-from holdfast.forecast.prediction import (
+from holdfast.forecast.extrapolation import (
+    Forecast,
     MeasuredRounds,
     Memory,
-    Prediction,
+    forecast_disk,
+    forecast_seconds,
     group_plans,
-    predict_disk,
-    predict_seconds,
 )
+from holdfast.forecast.participation import expected_participation
 from holdfast.forecast.short_rounds import ShortRoundEngine, shares
 from holdfast.local.plan import Plan
 from holdfast.sweeps.runner import sweep
@@ -93,22 +93,22 @@ class _Stage:
         engine = self.engine
         assert engine is not None
         rounds = [config.train.rounds for config in self.configs]
-        attendances = []
+        participations = []
         for experiment, real in zip(self.experiments, rounds, strict=True):
             expected = expected_participation(experiment, max(real, self.last))
             if len(experiment.run_context.rows.place) > expected.live[self.last - 1]:
                 expected = expected_participation(experiment, max(real, self.last), everyone=True)
-            attendances.append(expected)
+            participations.append(expected)
         return MeasuredRounds(
             self.experiments,
             rounds,
             [config.evaluate.every for config in self.configs],
             self.last,
-            engine.spans,
+            engine.timed,
             engine.began,
             self.called,
             time.perf_counter(),
-            attendances,
+            participations,
             [engine.plans[e.run_context.plan_key] for e in self.experiments],
             self.threads,
         )
@@ -120,7 +120,7 @@ def forecast_cost(
     watch: Watch | None = None,
     plugins: Sequence[str] = (),
     shard: tuple[int, int] = (1, 1),
-) -> Prediction:
+) -> Forecast:
     """What it will take to play these cells, or one shard of them, in `out`. Nothing is left behind."""
     device = pick_device(cells[0][1].engine.device)
     forget_peak()
@@ -130,18 +130,18 @@ def forecast_cost(
     with _folder_beside(out) as folder:
         _run(stage, cells, folder / out.name, plugins, shard)
         seen = stage.seen()
-        seconds, kinds = predict_seconds(seen)
+        seconds, kinds = forecast_seconds(seen)
         inside = [e.out for e in seen.experiments]
         others = [
             file
             for file in (folder / out.name).rglob("*")
             if file.is_file() and not any(cell in file.parents for cell in inside)
         ]
-        disk = predict_disk(seen, sum(file.stat().st_size for file in others), len(others))
+        disk = forecast_disk(seen, sum(file.stat().st_size for file in others), len(others))
     groups = group_plans(seen, kinds, device.type)
     labels = tuple(e.label for e in seen.experiments)
     steps = sum(kind.steps for kind in kinds if not kind.evaluation)
-    return Prediction(str(device), labels, groups, steps, seconds, _memory(stage, device), disk)
+    return Forecast(str(device), labels, groups, steps, seconds, _memory(stage, device), disk)
 
 
 def _run(
@@ -171,11 +171,11 @@ def _memory(stage: _Stage, device: torch.device) -> Memory:
     engine = stage.engine
     assert engine is not None
     workers = max((plan.workers for plan in engine.plans.values()), default=1)
-    more = max((span.work.more_on_host for span in engine.spans), default=0.0) * workers
+    more = max((span.work.more_on_host for span in engine.timed), default=0.0) * workers
     host = peak() + engine.workers_peak + int(more)
     if device.type != "cuda":
         return Memory(host, None)
-    more = max((span.work.more_on_device for span in engine.spans), default=0.0)
+    more = max((span.work.more_on_device for span in engine.timed), default=0.0)
     return Memory(host, torch.cuda.max_memory_allocated(device) + int(more))
 
 

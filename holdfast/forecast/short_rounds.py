@@ -29,7 +29,7 @@ from holdfast.local.plan import REPLAYED, Plan
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingWork:
     """Of a training, or of all in an exchange. Rows are what a device computes: on a replayed stack, padding
     too."""
 
@@ -43,7 +43,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimedExchange:
     """One fused exchange."""
 
     round: int
@@ -51,7 +51,7 @@ class Span:
     evaluation: bool
     group: tuple[Any, ...]
     seconds: float
-    work: Work
+    work: TrainingWork
 
 
 def own_steps(count: Tensor, recipe: Recipe) -> np.ndarray:
@@ -83,7 +83,7 @@ class ShortLocal(Local):
     """The world of a client half in which every training is a share of itself."""
 
     share: float = 1.0
-    note: Callable[[Work], None] = lambda work: None
+    note: Callable[[TrainingWork], None] = lambda work: None
 
     def fit(self, model: Tensor, *, purpose: str = "fit", **options: Any) -> Fitted:
         asked = {name: options[name] for name in options if name in Recipe.__dataclass_fields__}
@@ -96,12 +96,12 @@ class ShortLocal(Local):
             options["steps"] = torch.from_numpy(short)
         return super().fit(model, purpose=purpose, **options)
 
-    def _work(self, own: np.ndarray, short: np.ndarray, rows: int) -> Work:
+    def _work(self, own: np.ndarray, short: np.ndarray, rows: int) -> TrainingWork:
         times, batch = rows // max(self.n, 1), self.recipe.batch_size
         more = float(own.max(initial=0) - short.max(initial=0)) * batch
         together = min(rows, self.plan.together)
         on_gpu = self.initial.is_cuda
-        return Work(
+        return TrainingWork(
             float(short.sum()) * times,
             computed_rows(np.tile(short, times), self.plan),
             float(own.sum()) * times,
@@ -118,12 +118,12 @@ class ShortRoundEngine(Simulator):
     """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of
     changes."""
     new_round: Callable[[int], None] = lambda round: None
-    spans: list[Span] = field(default_factory=list)
+    timed: list[TimedExchange] = field(default_factory=list)
     began: dict[int, float] = field(default_factory=dict)
     """When the first exchange of each round came."""
     workers_peak: int = 0
     _noted: Any = field(
-        default_factory=lambda: multiprocessing.Array("d", len(fields(Work)))
+        default_factory=lambda: multiprocessing.Array("d", len(fields(TrainingWork)))
     )  # workers write into it too
 
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
@@ -150,21 +150,21 @@ class ShortRoundEngine(Simulator):
         answers = super()._fused(calls)
         evaluation = exchange.task == EVALUATE or exchange.discard_state
         seconds = time.perf_counter() - began
-        self.spans.append(
-            Span(
+        self.timed.append(
+            TimedExchange(
                 run_context.round,
                 exchange.task,
                 evaluation,
                 run_context.group(exchange.task),
                 seconds,
-                Work(*self._noted),
+                TrainingWork(*self._noted),
             )
         )
         return answers
 
-    def _note(self, work: Work) -> None:
+    def _note(self, work: TrainingWork) -> None:
         with self._noted.get_lock():
-            for place, item in enumerate(fields(Work)):
+            for place, item in enumerate(fields(TrainingWork)):
                 value, before = getattr(work, item.name), self._noted[place]
                 self._noted[place] = max(before, value) if item.name.startswith("more") else before + value
 

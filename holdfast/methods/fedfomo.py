@@ -22,7 +22,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import mix
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
-from holdfast.data.table import Padded, either
+from holdfast.data.client_rows import Padded, either
 from holdfast.evaluation.evaluate import score
 from holdfast.local.client import Local, Received
 from holdfast.local.per_client import plain

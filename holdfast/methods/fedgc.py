@@ -23,7 +23,7 @@ from holdfast.methods.context import Context
 from holdfast.methods.model_memory import with_sent, without
 from holdfast.methods.own_heads import as_of_one_model, head_of, under_own_heads
 from holdfast.models.features import linear_head
-from holdfast.models.heads import Around, around
+from holdfast.models.heads import ReplacedHead, replace_head
 from holdfast.models.network import Network
 
 FAR = 50.0
@@ -32,7 +32,7 @@ number."""
 ROWS_AT_ONCE = 1024
 
 
-class Present(Around):
+class Present(ReplacedHead):
     """A head that knows only some of the classes; one that was told of none knows all."""
 
     present: Tensor
@@ -51,7 +51,7 @@ class FedGCClient(ClientRule):
     """Train body and head on the classes at hand; send both, and which classes these are."""
 
     def network(self, module: nn.Module) -> nn.Module:
-        return around(module, self.head_name, Present)
+        return replace_head(module, self.head_name, Present)
 
     def shared(self, network: Network, round: int) -> Tensor:
         return ~network.layout.under(f"{network.head_name}.present")

@@ -24,7 +24,7 @@ from holdfast.local.losses import Batch, Loss
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
 from holdfast.models.features import catching
-from holdfast.models.heads import Around, around
+from holdfast.models.heads import ReplacedHead, replace_head
 from holdfast.models.network import Network
 
 FAR = 50.0
@@ -32,7 +32,7 @@ FAR = 50.0
 a number."""
 
 
-class Nearest(Around):
+class Nearest(ReplacedHead):
     """A head with prototypes in hand. In training it is the head; then it answers by the nearest
     prototype."""
 
@@ -92,7 +92,9 @@ class FedProtoClient(ClientRule):
 
     def network(self, module: nn.Module) -> nn.Module:
         by_prototype, adding = self.method.predict == "prototype", self.method.measure != "after"
-        return around(module, self.head_name, partial(Nearest, by_prototype=by_prototype, adding=adding))
+        return replace_head(
+            module, self.head_name, partial(Nearest, by_prototype=by_prototype, adding=adding)
+        )
 
     def shared(self, network: Network, round: int) -> Tensor:
         return network.layout.mask(

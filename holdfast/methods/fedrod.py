@@ -25,18 +25,18 @@ from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.models.network import Network
 from holdfast.models.pair import loss_with
-from holdfast.models.proxy_module import StandIn
+from holdfast.models.proxy_module import ProxyModule
 
 NOBODY = 1e-30
 """In place of a count of 0: the class is out of the softmax as far as any number can tell, but no infinity
 gets into a loss."""
 
 
-class TwoHeads(StandIn):
+class TwoHeads(ProxyModule):
     """In the place of the model's head. `voice` is 1 where a client has trained the personal head; the common
     start, and with it every global model, has 0: there only the generic one is heard."""
 
-    stands_for = "generic"
+    proxied = "generic"
     voice: Tensor
 
     def __init__(self, head: nn.Module):
@@ -68,10 +68,10 @@ def both_losses(net: nn.Module, batch: Batch, *, loss: Loss, head: str) -> Tenso
     return balanced + loss_with(summed, still, loss, batch)
 
 
-class Answered(StandIn):
+class Answered(ProxyModule):
     """The network as a loss sees it, with an answer that is there already."""
 
-    stands_for = "net"
+    proxied = "net"
 
     def __init__(self, net: nn.Module, answer: Tensor):
         super().__init__()

@@ -23,11 +23,11 @@ from holdfast.local.losses import Batch, Loss
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
 from holdfast.models.features import catching
-from holdfast.models.heads import Around, around
+from holdfast.models.heads import ReplacedHead, replace_head
 from holdfast.models.network import Network
 
 
-class Valve(Around):
+class Valve(ReplacedHead):
     """A head behind a conditional valve. The conditions are no parameters: a client works them out from the
     embeddings it receives."""
 
@@ -78,7 +78,7 @@ class GPFLClient(ClientRule):
     method: GPFL
 
     def network(self, module: nn.Module) -> nn.Module:
-        return around(module, self.head_name, Valve)
+        return replace_head(module, self.head_name, Valve)
 
     def shared(self, network: Network, round: int) -> Tensor:
         head, layout = network.head_name, network.layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.base import NetworkPart
 from holdfast.models.cnn_512 import Cnn512
 from holdfast.models.cnn_bn import CnnBn
@@ -21,7 +21,7 @@ __all__ = [
     "Mlp",
     "NetworkPart",
     "ResNet18",
-    "Split",
+    "BackboneHead",
     "TextCnn",
     "TextMean",
 ]

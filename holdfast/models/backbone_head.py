@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError
 
 
-class Split(nn.Module):
+class BackboneHead(nn.Module):
     """head(backbone(x)). Methods that share or freeze one of the two find them by these names."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module):

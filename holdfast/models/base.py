@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Part, parts, setting
 
-Kind = Literal["images", "windows", "tables", "words"]
+SampleKind = Literal["images", "windows", "tables", "words"]
 """[channels, height, width]; [channels, length], as sensors record it; numbers of any other shape; hashes of
 a text's words."""
 _NEEDS: dict[str, str] = {
@@ -26,7 +26,7 @@ class NetworkPart(Part):
     """Builds a `Split`. Where its start comes from is no part of what it is: experiments that differ in that
     are trained together."""
 
-    reads: ClassVar[tuple[Kind, ...]] = ("images",)
+    reads: ClassVar[tuple[SampleKind, ...]] = ("images",)
     weights: str | None = setting(
         None, "start from this safetensors file, with tensors by the model's own names; none: a fresh start"
     )
@@ -43,7 +43,7 @@ def architecture(part: Part) -> dict[str, Any]:
     return {name: value for name, value in part.settings().items() if name not in _OF_THE_START}
 
 
-def kind_of(sample_shape: tuple[int, ...], words: bool) -> Kind:
+def kind_of(sample_shape: tuple[int, ...], words: bool) -> SampleKind:
     if words:
         return "words"
     return "images" if len(sample_shape) == 3 else "windows" if len(sample_shape) == 2 else "tables"

@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
-from holdfast.models.backbone_head import Split, as_tuple, image_shape, widths
+from holdfast.models.backbone_head import BackboneHead, as_tuple, image_shape, widths
 from holdfast.models.base import NetworkPart
 
 
@@ -54,4 +54,4 @@ class CnnBn(NetworkPart):
             nn.ReLU(),
             nn.Dropout(self.dropout),
         ]
-        return Split(nn.Sequential(*layers), nn.Linear(self.hidden, classes))
+        return BackboneHead(nn.Sequential(*layers), nn.Linear(self.hidden, classes))

@@ -13,7 +13,7 @@ from torch import nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
 from holdfast.models.backbone_head import image_shape
-from holdfast.models.base import Kind, NetworkPart
+from holdfast.models.base import NetworkPart, SampleKind
 from holdfast.models.two_convolutions import two_convolutions
 
 # Output channels of the two convolutions, width of the first linear layer.
@@ -30,7 +30,7 @@ class FedCapCnn(NetworkPart):
 
     """
 
-    reads: ClassVar[tuple[Kind, ...]] = ("images", "windows")
+    reads: ClassVar[tuple[SampleKind, ...]] = ("images", "windows")
     form: Literal["auto", "cifar", "emnist", "sensor"] = setting(
         "auto",
         "the paper's widths for CIFAR-10, EMNIST or WISDM; auto: sensor for windows, emnist for images of 1"

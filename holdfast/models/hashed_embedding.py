@@ -10,7 +10,7 @@ from holdfast.core.errors import ConfigError
 ROWS = 16384
 
 
-class Words(nn.Module):
+class HashedEmbedding(nn.Module):
     """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0
     whatever is written there."""
 

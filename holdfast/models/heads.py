@@ -10,20 +10,22 @@ from torch import nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout
 from holdfast.models.features import NO_HEAD, head_sizes
-from holdfast.models.proxy_module import StandIn
+from holdfast.models.proxy_module import ProxyModule
 
 
-class Around(StandIn):
+class ReplacedHead(ProxyModule):
     """A head with something around it."""
 
-    stands_for = "inner"
+    proxied = "inner"
 
     def __init__(self, head: nn.Module):
         super().__init__()
         self.inner = head
 
 
-def around(module: nn.Module, head: str | None, make: Callable[[nn.Module, int, int], Around]) -> nn.Module:
+def replace_head(
+    module: nn.Module, head: str | None, make: Callable[[nn.Module, int, int], ReplacedHead]
+) -> nn.Module:
     """The module with make(head, classes, features) where its head was; all other names stay as they were."""
     if not head:
         raise ConfigError(NO_HEAD)

@@ -10,8 +10,8 @@ from pydantic import field_validator
 from torch import nn
 
 from holdfast.core.registry import register, setting
-from holdfast.models.backbone_head import Split, as_tuple, widths
-from holdfast.models.base import Kind, NetworkPart
+from holdfast.models.backbone_head import BackboneHead, as_tuple, widths
+from holdfast.models.base import NetworkPart, SampleKind
 
 
 @register("model", "mlp")
@@ -23,7 +23,7 @@ class Mlp(NetworkPart):
 
     """
 
-    reads: ClassVar[tuple[Kind, ...]] = ("tables", "windows", "images")
+    reads: ClassVar[tuple[SampleKind, ...]] = ("tables", "windows", "images")
     hidden: int | tuple[int, ...] = setting(
         64, "width of the hidden layer, or a list with one width per layer"
     )
@@ -46,4 +46,4 @@ class Mlp(NetworkPart):
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))
             features = width
-        return Split(nn.Sequential(*layers), nn.Linear(features, classes))
+        return BackboneHead(nn.Sequential(*layers), nn.Linear(features, classes))

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.models.network import Network
-from holdfast.models.proxy_module import StandIn
+from holdfast.models.proxy_module import ProxyModule
 
 SHARED, OWN = "shared", "own"
 
 
-class Pair(StandIn):
+class Pair(ProxyModule):
     """`shared` is the model as it was built, `own` starts as a copy of it."""
 
-    stands_for = SHARED
+    proxied = SHARED
 
     def __init__(self, module: nn.Module):
         super().__init__()

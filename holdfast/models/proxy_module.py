@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from torch import nn
 
 
-class StandIn(nn.Module):
+class ProxyModule(nn.Module):
     """What it does not have itself is looked for in the submodule that it stands for, so that a user's loss
     may go on to say `net.fc.weight`."""
 
-    stands_for: ClassVar[str]
+    proxied: ClassVar[str]
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__(self.stands_for), name)
+            return getattr(super().__getattr__(self.proxied), name)

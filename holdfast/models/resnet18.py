@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import register, setting
-from holdfast.models.backbone_head import Split, image_shape
+from holdfast.models.backbone_head import BackboneHead, image_shape
 from holdfast.models.base import NetworkPart
 
 Norm = Literal["group", "batch"]
@@ -73,7 +73,7 @@ class ResNet18(NetworkPart):
         for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             layers += [_Block(inside, width, stride, self.norm), _Block(width, width, 1, self.norm)]
             inside = width
-        return Split(nn.Sequential(*layers, _Mean()), nn.Linear(512, outputs))
+        return BackboneHead(nn.Sequential(*layers, _Mean()), nn.Linear(512, outputs))
 
 
 def _norm(name: Norm, width: int) -> nn.Module:

@@ -11,9 +11,9 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from holdfast.core.registry import register, setting
-from holdfast.models.backbone_head import Split, as_tuple, widths
-from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.hashed_embedding import ROWS, Words, text_length
+from holdfast.models.backbone_head import BackboneHead, as_tuple, widths
+from holdfast.models.base import NetworkPart, SampleKind
+from holdfast.models.hashed_embedding import ROWS, HashedEmbedding, text_length
 
 
 @register(
@@ -29,7 +29,7 @@ class TextCnn(NetworkPart):
 
     """
 
-    reads: ClassVar[tuple[Kind, ...]] = ("words",)
+    reads: ClassVar[tuple[SampleKind, ...]] = ("words",)
     rows: int = setting(
         ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
     )
@@ -51,7 +51,7 @@ class TextCnn(NetworkPart):
         text_length(self.name, sample_shape)
         kernels = as_tuple(self.kernels)
         features = _Maxima(self.rows, self.embedding, self.channels, kernels)
-        return Split(
+        return BackboneHead(
             nn.Sequential(features, nn.Dropout(self.dropout)),
             nn.Linear(self.channels * len(kernels), classes),
         )
@@ -62,7 +62,7 @@ class _Maxima(nn.Module):
 
     def __init__(self, rows: int, embedding: int, channels: int, kernels: tuple[int, ...]):
         super().__init__()
-        self.words = Words(rows, embedding)
+        self.words = HashedEmbedding(rows, embedding)
         # a text as an image of height 1: stacks of clients are quick with convolutions of images
         self.kernels = kernels
         self.convolutions = nn.ModuleList(nn.Conv2d(embedding, channels, (1, kernel)) for kernel in kernels)

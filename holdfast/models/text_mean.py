@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from holdfast.core.registry import register, setting
-from holdfast.models.backbone_head import Split
-from holdfast.models.base import Kind, NetworkPart
-from holdfast.models.hashed_embedding import ROWS, Words, text_length
+from holdfast.models.backbone_head import BackboneHead
+from holdfast.models.base import NetworkPart, SampleKind
+from holdfast.models.hashed_embedding import ROWS, HashedEmbedding, text_length
 
 
 @register(
@@ -22,7 +22,7 @@ class TextMean(NetworkPart):
     """For texts: the mean of the words' vectors, one hidden layer with ReLU, the head; 525,476 parameters for
     4 classes."""
 
-    reads: ClassVar[tuple[Kind, ...]] = ("words",)
+    reads: ClassVar[tuple[SampleKind, ...]] = ("words",)
     rows: int = setting(
         ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
     )
@@ -34,7 +34,7 @@ class TextMean(NetworkPart):
         backbone = nn.Sequential(
             _Mean(self.rows, self.embedding), nn.Linear(self.embedding, self.hidden), nn.ReLU()
         )
-        return Split(backbone, nn.Linear(self.hidden, classes))
+        return BackboneHead(backbone, nn.Linear(self.hidden, classes))
 
 
 class _Mean(nn.Module):
@@ -42,7 +42,7 @@ class _Mean(nn.Module):
 
     def __init__(self, rows: int, embedding: int):
         super().__init__()
-        self.words = Words(rows, embedding)
+        self.words = HashedEmbedding(rows, embedding)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.words(x).sum(1) / (x > 0).sum(1, keepdim=True).clamp(min=1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 
 _KERNEL, _SMALLEST = 5, 16
 
@@ -21,7 +21,7 @@ def two_convolutions(
     hidden: Sequence[int],
     classes: int,
     padding: int = 0,
-) -> Split:
+) -> BackboneHead:
     """For images, or for windows [channels, length] as images of height 1: stacks of clients are quick with
     convolutions of images."""
     (inside, *sides), (first, second) = sample_shape, channels
@@ -38,7 +38,7 @@ def two_convolutions(
     for width in hidden:
         layers += [nn.Linear(features, width), nn.ReLU()]
         features = width
-    return Split(nn.Sequential(*layers), nn.Linear(features, classes))
+    return BackboneHead(nn.Sequential(*layers), nn.Linear(features, classes))
 
 
 def _remaining(side: int) -> int:

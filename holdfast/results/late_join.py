@@ -20,9 +20,9 @@ from holdfast.core.errors import ConfigError, DataError, suggest
 from holdfast.core.flat import Layout
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.data.federation import Samples, Table, build_federation
+from holdfast.data.federation import ClientRows, Samples, build_federation
 from holdfast.data.sources.base import FolderSource
-from holdfast.data.sources.table import Table as TableSource
+from holdfast.data.sources.table import TableSource
 from holdfast.engine.run_context import RunContext
 from holdfast.evaluation.evaluate import score
 from holdfast.experiment.config import make_config, read_config
@@ -73,7 +73,7 @@ def _context_with(run_context: RunContext, newcomer: Newcomer) -> RunContext:
     """The experiment with one more client, who is honest; of the others nothing is asked."""
     before = [np.zeros(0, dtype=np.int64)] * run_context.federation.clients
     tables = {"train": newcomer.train, "validation": before[0], "test": newcomer.test}
-    held = {name: Table.from_lists([*before, rows], newcomer.samples.y) for name, rows in tables.items()}
+    held = {name: ClientRows.from_lists([*before, rows], newcomer.samples.y) for name, rows in tables.items()}
     federation = replace(run_context.federation, samples=newcomer.samples, **held)  # type: ignore[arg-type]
     return replace(
         run_context,

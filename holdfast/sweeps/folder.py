@@ -40,7 +40,7 @@ from holdfast.sweeps.grid import flatten
 
 
 @dataclass(frozen=True)
-class Place:
+class CellFolder:
     """A cell's place in the sweep."""
 
     label: str
@@ -67,7 +67,7 @@ class SweepFolder:
     def __init__(self, path: Path, cells: Sequence[tuple[str, Config]]):
         self.path = Path(path)
         self.cells = [
-            Place(label, self.path / folder_name(number, len(cells), label), config)
+            CellFolder(label, self.path / folder_name(number, len(cells), label), config)
             for number, (label, config) in enumerate(cells)
         ]
         engines = {json.dumps(config.plain()["engine"], sort_keys=True) for _, config in cells}
@@ -113,7 +113,7 @@ class SweepFolder:
         written: dict[str, Any] = json.loads(as_json({"cells": cells}))
         return written
 
-    def shard(self, number: int, of: int) -> list[Place]:
+    def shard(self, number: int, of: int) -> list[CellFolder]:
         """Blocks of nearly equal size, because neighbours in the grid are most alike and so are best trained
         as one."""
         size = len(self.cells)

@@ -15,11 +15,11 @@ from holdfast.core.registry import parts
 from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
 from holdfast.experiment.object_names import Numbers, numbered, spelt
 
-Table = dict[str, Any]
+Settings = dict[str, Any]
 MOST_CELLS = 100_000  # of a grid: a few lines of a file may ask for any number
 
 
-def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
+def expand(table: Mapping[str, Any]) -> list[tuple[str, Settings]]:
     """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell
     with an empty label."""
     cells = combinations(table)
@@ -27,7 +27,7 @@ def expand(table: Mapping[str, Any]) -> list[tuple[str, Table]]:
     return [(label(chosen, numbers), cell) for chosen, cell in cells]
 
 
-def combinations(table: Mapping[str, Any]) -> list[tuple[Table, Table]]:
+def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
     """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast
     tune` tries, and left alone."""
     base = copied(table)
@@ -104,7 +104,7 @@ def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
     )
 
 
-def _numbers(cells: list[tuple[Table, Table]]) -> Numbers:
+def _numbers(cells: list[tuple[Settings, Settings]]) -> Numbers:
     return numbered(value for chosen, _ in cells for value in chosen.values())
 
 
@@ -136,7 +136,7 @@ def _check_key(path: str) -> None:
         known, at = set(kind.model_fields), kind
 
 
-def _override(cell: Table, override: Mapping[str, Any]) -> None:
+def _override(cell: Settings, override: Mapping[str, Any]) -> None:
     if all(
         _lookup(cell, _DEFAULTS, path.split(".")) == value
         for path, value in flatten(override.get("when", {})).items()
@@ -145,10 +145,10 @@ def _override(cell: Table, override: Mapping[str, Any]) -> None:
             assign(cell, path, value)
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Settings:
     """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a
     value."""
-    out: Table = {}
+    out: Settings = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
         out |= flatten(value, path + ".") if isinstance(value, Mapping) and value else {path: value}

@@ -35,7 +35,7 @@ from holdfast.experiment.runner import (
 )
 from holdfast.storage.status import RunStatus, forget_failure, write_failure
 from holdfast.storage.store import Store
-from holdfast.sweeps.folder import Group, Place, SweepFolder, read_sweep
+from holdfast.sweeps.folder import CellFolder, Group, SweepFolder, read_sweep
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _Task:
     experiments: dict[str, Experiment] = field(default_factory=dict)
     """By folder name: the cells that are held."""
 
-    def open(self, places: Iterable[Place]) -> list[Place]:
+    def open(self, places: Iterable[CellFolder]) -> list[CellFolder]:
         """Those with something left to play."""
         statuses = [(place, place.run_status()) for place in places]
         return [
@@ -133,7 +133,7 @@ def _work(task: _Task, shard: tuple[int, int]) -> list[RunStatus]:
     return [_seen(place.run_status(), place.path in ours) for place in folder.cells]
 
 
-def _built(place: Place, samples: Samples) -> Experiment:
+def _built(place: CellFolder, samples: Samples) -> Experiment:
     try:
         return Experiment(place.config, place.path, place.label, samples)
     except HoldfastError as error:
@@ -154,7 +154,7 @@ def check_shard(number: int, of: int) -> None:
         raise ConfigError(f"shard {number}/{of}: shards are numbered from 1, as in 1/4 to 4/4")
 
 
-def _with_their_groups(task: _Task, places: list[Place]) -> list[Place]:
+def _with_their_groups(task: _Task, places: list[CellFolder]) -> list[CellFolder]:
     """A group is continued whole, also where it reaches beyond this shard."""
     names = {place.path.name for place in places}
     for group in task.folder.groups():
@@ -163,7 +163,7 @@ def _with_their_groups(task: _Task, places: list[Place]) -> list[Place]:
     return [place for place in task.folder.cells if place.path.name in names]
 
 
-def _take(task: _Task, wanted: list[Place], built: list[Experiment], locks: ExitStack) -> None:
+def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks: ExitStack) -> None:
     """Lock what nobody else has; only then can be said what is left of it."""
     with task.folder.claim():
         task.folder.write()
@@ -192,7 +192,7 @@ def _run(task: _Task) -> None:
         _begin(task, fresh)
 
 
-def _members(task: _Task, group: Group) -> list[Place]:
+def _members(task: _Task, group: Group) -> list[CellFolder]:
     return [place for place in task.folder.cells if place.path.name in group.cells]
 
 
@@ -243,7 +243,7 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
     return able, terms
 
 
-def _continue(task: _Task, group: Group, members: list[Place]) -> None:
+def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
     """On the group's own terms. Cells that failed and are tried again come after the others, whose bits must
     not depend on it."""
     device = str(choose_device(task.folder.path, task.device, group.device))

@@ -4,7 +4,7 @@ what it has to do).
 Nothing is sent anywhere unless a tracker is asked for by name, and no run fails because of one
 (following.py)."""
 
-from holdfast.tracking.base import Known, Tracker
+from holdfast.tracking.base import KnownRun, Tracker
 from holdfast.tracking.following import chosen, tracked
 
-__all__ = ["Known", "Tracker", "chosen", "tracked"]
+__all__ = ["KnownRun", "Tracker", "chosen", "tracked"]

@@ -17,7 +17,7 @@ _SECRET = ("token", "password", "secret", "api_key", "apikey", "credential")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRun:
     """A run that the tracker has seen before, of an experiment that is resumed."""
 
     id: str
@@ -32,7 +32,7 @@ class Tracker(Protocol):
     where: str
     """For the user, once it has begun: where to look."""
 
-    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: Known | None) -> str:
+    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
         """Open a run, or go on with one that is known; gives the name by which to find it again."""
 
     def round(self, round: int, figures: Figures) -> None:

@@ -23,7 +23,7 @@ from holdfast.core.errors import ConfigError, suggest
 from holdfast.core.files import as_json, is_whole, read_json, replace_file
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.runner import Say, Watch
-from holdfast.tracking.base import Figures, Known, Tracker, harmless, numbers, settings
+from holdfast.tracking.base import Figures, KnownRun, Tracker, harmless, numbers, settings
 
 FILE = "tracking.json"
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
@@ -79,7 +79,7 @@ def _installed(package: str) -> bool:
 
 
 @dataclass
-class _Told:
+class _TrackedRun:
     """One experiment: its trackers, and how far each was told."""
 
     folder: Path
@@ -94,7 +94,7 @@ class Tracking:
     def __init__(self, makers: Mapping[str, Make], say: Say):
         self.makers, self.say = dict(makers), say
         self.off: set[str] = set()
-        self.told: dict[int, _Told] = {}
+        self.runs: dict[int, _TrackedRun] = {}
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="holdfast-tracking", daemon=True)
         self._thread.start()
@@ -114,44 +114,48 @@ class Tracking:
     def begin(self, experiment: Experiment) -> None:
         """Open it in every tracker, and tell those that it is known to what they have missed."""
         folder = experiment.out
-        told = _Told(folder, experiment, _read_record(folder), sent=experiment.store.round() or 0)
+        tracked_run = _TrackedRun(
+            folder, experiment, _read_record(folder), sent=experiment.store.round() or 0
+        )
         over = (folder / "result.json").exists()
         for name, make in self.makers.items():
-            known = told.record.get(name)
+            known = tracked_run.record.get(name)
             if not (over and known is not None and known.get("ended")):
-                self._guarded(name, folder, partial(self._open, told, name, make))
-        if told.trackers:
-            self.told[id(experiment)] = told
+                self._guarded(name, folder, partial(self._open, tracked_run, name, make))
+        if tracked_run.trackers:
+            self.runs[id(experiment)] = tracked_run
 
-    def _open(self, told: _Told, name: str, make: Make) -> None:
-        tracker, experiment = make(), told.experiment
-        record = told.record.get(name)
-        known = None if record is None else Known(str(record["id"]), int(record["round"]))
-        found = tracker.begin(settings(experiment.config.plain()), told.folder, experiment.label, known)
-        told.trackers[name] = tracker
-        self._note(told, name, id=found, round=0 if known is None else known.round, ended=False)
-        if len(self.told) == 0:
+    def _open(self, tracked_run: _TrackedRun, name: str, make: Make) -> None:
+        tracker, experiment = make(), tracked_run.experiment
+        record = tracked_run.record.get(name)
+        known = None if record is None else KnownRun(str(record["id"]), int(record["round"]))
+        found = tracker.begin(
+            settings(experiment.config.plain()), tracked_run.folder, experiment.label, known
+        )
+        tracked_run.trackers[name] = tracker
+        self._note(tracked_run, name, id=found, round=0 if known is None else known.round, ended=False)
+        if len(self.runs) == 0:
             self.say(f"{name}: {tracker.where}")
-        for round in range(told.record[name]["round"] + 1, told.sent + 1):
-            self._later(told, name, partial(self._tell_round, told, name, round))
+        for round in range(tracked_run.record[name]["round"] + 1, tracked_run.sent + 1):
+            self._later(tracked_run, name, partial(self._tell_round, tracked_run, name, round))
 
     def moved(self, experiment: Experiment) -> None:
         """Called after every exchange; only a newly committed round is news, and the end."""
-        told = self.told.get(id(experiment))
-        if told is None or told.ended:
+        tracked_run = self.runs.get(id(experiment))
+        if tracked_run is None or tracked_run.ended:
             return
-        for round in range(told.sent + 1, experiment.committed + 1):
-            told.sent = round
-            for name in told.trackers:
-                self._later(told, name, partial(self._tell_round, told, name, round))
+        for round in range(tracked_run.sent + 1, experiment.committed + 1):
+            tracked_run.sent = round
+            for name in tracked_run.trackers:
+                self._later(tracked_run, name, partial(self._tell_round, tracked_run, name, round))
         if experiment.finished is not None:
-            self._end(told, numbers(experiment.finished["final"]))
+            self._end(tracked_run, numbers(experiment.finished["final"]))
 
     def close(self) -> None:
         """Wait until all is told, for a while; what was not finished is told that it stopped."""
-        for told in self.told.values():
-            if not told.ended:
-                self._end(told, None)
+        for tracked_run in self.runs.values():
+            if not tracked_run.ended:
+                self._end(tracked_run, None)
         self._jobs.put(None)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
@@ -160,27 +164,27 @@ class Tracking:
                 " tells them what is missing"
             )
 
-    def _end(self, told: _Told, final: Figures | None) -> None:
-        told.ended = True
-        for name in told.trackers:
-            self._later(told, name, partial(self._tell_end, told, name, final))
+    def _end(self, tracked_run: _TrackedRun, final: Figures | None) -> None:
+        tracked_run.ended = True
+        for name in tracked_run.trackers:
+            self._later(tracked_run, name, partial(self._tell_end, tracked_run, name, final))
 
-    def _tell_round(self, told: _Told, name: str, round: int) -> None:
-        part = told.experiment.store.part(round) or {}
+    def _tell_round(self, tracked_run: _TrackedRun, name: str, round: int) -> None:
+        part = tracked_run.experiment.store.part(round) or {}
         seconds = {f"seconds/{of}": value for of, value in part.get("seconds", {}).items()}
-        told.trackers[name].round(round, numbers({**part.get("metrics", {}), **seconds}))
-        self._note(told, name, round=round)
+        tracked_run.trackers[name].round(round, numbers({**part.get("metrics", {}), **seconds}))
+        self._note(tracked_run, name, round=round)
 
-    def _tell_end(self, told: _Told, name: str, final: Figures | None) -> None:
-        told.trackers[name].end(final)
-        self._note(told, name, ended=final is not None)
+    def _tell_end(self, tracked_run: _TrackedRun, name: str, final: Figures | None) -> None:
+        tracked_run.trackers[name].end(final)
+        self._note(tracked_run, name, ended=final is not None)
 
-    def _note(self, told: _Told, name: str, **news: Any) -> None:
-        told.record[name] = {**told.record.get(name, {}), **news}
-        replace_file(told.folder / FILE, as_json(told.record))
+    def _note(self, tracked_run: _TrackedRun, name: str, **news: Any) -> None:
+        tracked_run.record[name] = {**tracked_run.record.get(name, {}), **news}
+        replace_file(tracked_run.folder / FILE, as_json(tracked_run.record))
 
-    def _later(self, told: _Told, name: str, action: Callable[[], None]) -> None:
-        self._jobs.put(partial(self._guarded, name, told.folder, action))
+    def _later(self, tracked_run: _TrackedRun, name: str, action: Callable[[], None]) -> None:
+        self._jobs.put(partial(self._guarded, name, tracked_run.folder, action))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -204,12 +208,16 @@ def _read_record(folder: Path) -> dict[str, dict[str, Any]]:
         found = read_json(folder / FILE) or {}
     except Exception:
         return {}
-    return {name: told for name, told in found.items() if _is_told(told)}
+    return {name: tracked_run for name, tracked_run in found.items() if _is_told(tracked_run)}
 
 
-def _is_told(told: Any) -> bool:
+def _is_told(tracked_run: Any) -> bool:
     """Where a tracker has the run, and the last round that it was told."""
-    return isinstance(told, dict) and isinstance(told.get("id"), (str, int)) and is_whole(told.get("round"))
+    return (
+        isinstance(tracked_run, dict)
+        and isinstance(tracked_run.get("id"), (str, int))
+        and is_whole(tracked_run.get("round"))
+    )
 
 
 def _in_a_line(error: BaseException) -> str:

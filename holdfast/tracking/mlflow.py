@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.tracking.base import Figures, Known, finals, harmless
+from holdfast.tracking.base import Figures, KnownRun, finals, harmless
 
 # A server that is not there is given up on within seconds, not minutes; and nobody but the server is told
 # anything.
@@ -24,7 +24,7 @@ _MOST_PARAMS, _LONGEST = 100, 500  # in one batch; of a value
 
 
 class MLflow:
-    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: Known | None) -> str:
+    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
         for name, value in _MANNERS.items():
             os.environ.setdefault(name, value)
         import mlflow

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.experiment.manifest import is_sweep
-from holdfast.tracking.base import Figures, Known, finals
+from holdfast.tracking.base import Figures, KnownRun, finals
 
 
 class TensorBoard:
-    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: Known | None) -> str:
+    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
         target = folder / "tensorboard"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.experiment.manifest import is_sweep
-from holdfast.tracking.base import Figures, Known, finals
+from holdfast.tracking.base import Figures, KnownRun, finals
 
 
 class WeightsAndBiases:
-    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: Known | None) -> str:
+    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # an error of ours is not theirs
         import wandb
 

@@ -23,7 +23,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, parts
 from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
-from holdfast.sweeps.grid import Table, combinations, copied, flatten, label
+from holdfast.sweeps.grid import Settings, combinations, copied, flatten, label
 
 SEED = 1000
 REPEATS = 3
@@ -36,16 +36,16 @@ _MOST = 10**5  # combinations that are still listed to draw from
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A line of the table to be: what the sweep's axes make of it, apart from seeds and attacks, and what is
     tried for it."""
 
     label: str
-    axes: Table
-    table: Table
+    axes: Settings
+    table: Settings
     """Its config as the trials begin with it: on their seed, without an attack unless that is asked for."""
     ranges: dict[str, list[Any]]
-    trials: tuple[Table, ...]
+    trials: tuple[Settings, ...]
     """Settings by path, in the order they were drawn."""
 
     @property
@@ -68,7 +68,7 @@ class Contender:
         return out
 
 
-class Search:
+class SearchSpace:
     """Everything that is tried for a config: the contenders, and the table of the sweep that will be
     reported."""
 
@@ -76,8 +76,8 @@ class Search:
         if budget < 1:
             raise ConfigError(f"--budget {budget}: every method needs at least one trial")
         self.budget, self.under_attack = budget, under_attack
-        asked = _Asked.of(table.get("tune", {}))
-        self.seed = asked.seed
+        section = _TuneSection.of(table.get("tune", {}))
+        self.seed = section.seed
         self.table = _reported(table)
         cells = [(chosen, _made(cell, label(chosen))) for chosen, cell in combinations(self.table)]
         self.seeds = sorted({config.seed for _, config in cells})
@@ -88,9 +88,9 @@ class Search:
             )
         for chosen, config in cells:
             _check(config, label({path: value for path, value in chosen.items() if path != "seed"}))
-        self.contenders = self._contenders(asked)
+        self.candidates = self._candidates(section)
 
-    def _contenders(self, asked: _Asked) -> list[Contender]:
+    def _candidates(self, section: _TuneSection) -> list[Candidate]:
         tried = copied(self.table)
         tried["sweep"] = {
             path: values for path, values in tried["sweep"].items() if self.tells(path) or path == "override"
@@ -101,10 +101,10 @@ class Search:
         for axes, cell in combinations(tried):
             config = _made(cell, label(axes))
             assign(cell, "seed", self.seed)
-            ranges = asked.ranges(config, axes, self.budget)
+            ranges = section.ranges(config, axes, self.budget)
             name = label(axes) or config.parts().method.name
             out.append(
-                Contender(
+                Candidate(
                     name,
                     axes,
                     cell,
@@ -121,20 +121,20 @@ class Search:
 
     def cells(self) -> list[tuple[str, Config]]:
         """Every trial of every contender, one contender after the other."""
-        return [cell for contender in self.contenders for cell in contender.cells()]
+        return [cell for candidate in self.candidates for cell in candidate.cells()]
 
-    def contender(self, chosen: Mapping[str, Any]) -> Contender:
+    def candidate(self, chosen: Mapping[str, Any]) -> Candidate:
         """Whose line a cell of the report belongs to."""
         mine = {path: value for path, value in chosen.items() if self.tells(path)}
-        return next(contender for contender in self.contenders if contender.axes == mine)
+        return next(candidate for candidate in self.candidates if candidate.axes == mine)
 
-    def tuned(self, settings: list[Table]) -> Table:
+    def tuned(self, settings: list[Settings]) -> Settings:
         """The config of the report: the sweep that was given, and an override for each contender with what
         was chosen for it."""
         out = copied(self.table)
         chosen = [
-            {"when": _conditions(contender.axes), "set": dict(best)}
-            for contender, best in zip(self.contenders, settings, strict=True)
+            {"when": _conditions(candidate.axes), "set": dict(best)}
+            for candidate, best in zip(self.candidates, settings, strict=True)
             if best
         ]
         out["sweep"]["override"] = [*out["sweep"].get("override", []), *chosen]
@@ -142,7 +142,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TuneSection:
     """The [tune] section."""
 
     seed: int
@@ -150,7 +150,7 @@ class _Asked:
     own: dict[str, dict[str, list[Any]]]
 
     @classmethod
-    def of(cls, given: Any) -> _Asked:
+    def of(cls, given: Any) -> _TuneSection:
         if not isinstance(given, Mapping):
             raise ConfigError('tune: must be a table of lists, for example "train.lr" = [0.01, 0.05]')
         seed, methods = given.get("seed", SEED), parts("method")
@@ -184,7 +184,7 @@ class _Asked:
         }
         return cls(seed, _lists(common, "tune"), spelt)
 
-    def ranges(self, config: Config, axes: Table, budget: int) -> dict[str, list[Any]]:
+    def ranges(self, config: Config, axes: Settings, budget: int) -> dict[str, list[Any]]:
         """What is tried for a method, by path; not what the sweep goes over. A method with little to set has
         more learning rates, so that it has as many trials as the others."""
         method = config.parts().method
@@ -206,7 +206,7 @@ def rates(middle: float, least: int) -> list[float]:
     ]
 
 
-def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Table]:
+def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Settings]:
     """So many combinations without repetition, or all where there are fewer; a larger budget begins with the
     same ones. Each next one is of values that were tried least so far, chance decides between equals: few
     trials of many settings would else miss whole values, and a method that was never given the right learning
@@ -240,7 +240,7 @@ def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Table]:
     return out
 
 
-def _reported(table: Mapping[str, Any]) -> Table:
+def _reported(table: Mapping[str, Any]) -> Settings:
     """The config as a sweep over the seeds of the report: those that it sweeps over, else its own and the
     next two."""
     out = copied({name: given for name, given in table.items() if name != "tune"})
@@ -274,7 +274,7 @@ def _check(config: Config, where: str) -> None:
         )
 
 
-def _made(cell: Table, where: str) -> Config:
+def _made(cell: Settings, where: str) -> Config:
     try:
         config = make_config(cell)
         config.parts()
@@ -310,7 +310,7 @@ def _lists(given: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     }
 
 
-def _conditions(axes: Mapping[str, Any]) -> Table:
+def _conditions(axes: Mapping[str, Any]) -> Settings:
     """What an override waits for. A part given by its name alone may have become a table by then."""
     named = {
         path

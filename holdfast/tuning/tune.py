@@ -26,17 +26,15 @@ from holdfast.report.read_runs import Line, by_setting, read_cells
 from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
 from holdfast.storage.status import RunStatus
-from holdfast.sweeps.grid import Table as Settings
-from holdfast.sweeps.grid import combinations, configs, label
-from holdfast.sweeps.runner import sweep
-from holdfast.tuning.space import Contender, Search
+from holdfast.sweeps.grid import Settings, combinations, configs, label
+from holdfast.tuning.space import Candidate, SearchSpace
 
 
 @dataclass(frozen=True)
 class Choice:
     """What was chosen for one line of the table, and by what."""
 
-    contender: Contender
+    candidate: Candidate
     settings: Settings
     validation: float
     """Accuracy on the benign clients' validation data, in the trial."""
@@ -45,7 +43,7 @@ class Choice:
 
     @property
     def trials(self) -> str:
-        tried, possible = len(self.contender.trials), self.contender.possible
+        tried, possible = len(self.candidate.trials), self.candidate.possible
         failed = f", {tried - self.done} failed" if self.done < tried else ""
         return (f"all {tried}" if tried == possible else f"{tried} of {possible}") + failed
 
@@ -56,7 +54,7 @@ class Choice:
     @property
     def at_the_edge(self) -> bool:
         """Whether the best learning rate may well lie beyond those that were tried."""
-        rates = self.contender.ranges.get("train.lr", [])
+        rates = self.candidate.ranges.get("train.lr", [])
         return len(rates) > 1 and self.settings["train.lr"] in (min(rates), max(rates))
 
 
@@ -64,7 +62,7 @@ class Tuning:
     """`try_all`, then `report`; each goes on where it was stopped."""
 
     def __init__(self, config: Mapping[str, Any], budget: int, out: Path, under_attack: bool = False):
-        self.search, self.out = Search(config, budget, under_attack), Path(out)
+        self.search, self.out = SearchSpace(config, budget, under_attack), Path(out)
         self.cells = self.search.cells()
         if (self.out / "manifest.json").exists() or (self.out / "sweep.json").exists():
             raise ConfigError(f"{self.out} holds a run or a sweep already; choose another --out")
@@ -81,21 +79,21 @@ class Tuning:
                 f" '{waiting[0].label}'"
             )
         shares, begin = [], 0
-        for contender in self.search.contenders:
-            shares.append(statuses[begin : begin + len(contender.trials)])
-            begin += len(contender.trials)
+        for candidate in self.search.candidates:
+            shares.append(statuses[begin : begin + len(candidate.trials)])
+            begin += len(candidate.trials)
         places = [
-            _best(contender, share) for contender, share in zip(self.search.contenders, shares, strict=True)
+            _best(candidate, share) for candidate, share in zip(self.search.candidates, shares, strict=True)
         ]
-        _write_trials(self.out / "trials.csv", self.search.contenders, shares, places)
+        _write_trials(self.out / "trials.csv", self.search.candidates, shares, places)
         choices = [
             Choice(
-                contender,
-                contender.trials[place],
+                candidate,
+                candidate.trials[place],
                 _validation(share[place])[0],
                 sum(s.result is not None for s in share),
             )
-            for contender, share, place in zip(self.search.contenders, shares, places, strict=True)
+            for candidate, share, place in zip(self.search.candidates, shares, places, strict=True)
         ]
         _write_config(self.out / "tuned.toml", self._tuned(choices))
         return choices
@@ -113,9 +111,9 @@ class Tuning:
         """Play what was chosen under the seeds of the report."""
         table = self._tuned(choices)
         statuses = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
-        mine = [self.search.contender(chosen) for chosen, _ in combinations(table)]
+        mine = [self.search.candidate(chosen) for chosen, _ in combinations(table)]
         by_path = {
-            run_status.path: next(c for c in choices if c.contender is m)
+            run_status.path: next(c for c in choices if c.candidate is m)
             for run_status, m in zip(statuses, mine, strict=True)
         }
         return Tuned(self.out, self.search, tuple(choices), tuple(statuses), by_path)
@@ -126,7 +124,7 @@ class Tuned:
     """A comparison that is done: what was chosen for each line, and how it does on test data."""
 
     path: Path
-    search: Search
+    search: SearchSpace
     choices: tuple[Choice, ...]
     statuses: tuple[RunStatus, ...]
     """The cells of the report."""
@@ -175,7 +173,7 @@ class Tuned:
         tried = " ".join(filter(None, ["tried", setting, f"on seed {search.seed}"]))
         fewer = (
             " (all there are, where its range has fewer)"
-            if any(c.contender.possible < search.budget for c in self.choices)
+            if any(c.candidate.possible < search.budget for c in self.choices)
             else ""
         )
         said = (
@@ -196,20 +194,20 @@ class Tuned:
         search = self.search
         methods = [
             {
-                "label": choice.contender.label,
+                "label": choice.candidate.label,
                 "settings": choice.settings,
                 "validation/accuracy": choice.validation,
-                "trials": len(choice.contender.trials),
-                "failed": len(choice.contender.trials) - choice.done,
-                "possible": choice.contender.possible,
-                "ranges": choice.contender.ranges,
+                "trials": len(choice.candidate.trials),
+                "failed": len(choice.candidate.trials) - choice.done,
+                "possible": choice.candidate.possible,
+                "ranges": choice.candidate.ranges,
             }
             for choice in self.choices
         ]
         report = [
             {
                 "label": line.label,
-                "tuned": choice.contender.label,
+                "tuned": choice.candidate.label,
                 "seeds": line.seeds,
                 "accuracy": line.mean("accuracy"),
                 "accuracy/spread": line.spread("accuracy"),
@@ -234,7 +232,7 @@ def _validation(run_status: RunStatus) -> tuple[float, float]:
     return -1.0 if accuracy is None else accuracy, float("inf") if loss is None else loss
 
 
-def _best(contender: Contender, statuses: Sequence[RunStatus]) -> int:
+def _best(candidate: Candidate, statuses: Sequence[RunStatus]) -> int:
     """The most accurate on validation data; of equals that with the smaller loss, then the first. One that
     diverged is chosen only where no other came to its end."""
 
@@ -247,31 +245,31 @@ def _best(contender: Contender, statuses: Sequence[RunStatus]) -> int:
         failed = next((s for s in statuses if s.status == "failed"), None)
         if failed is None:
             raise RunError(
-                f"no benign client of '{contender.label}' has validation data to choose by; raise"
+                f"no benign client of '{candidate.label}' has validation data to choose by; raise"
                 " data.split.validation"
             )
         raise RunError(
-            f"all trials of '{contender.label}' failed: '{failed.label}' {failed.words}; --retry tries them"
+            f"all trials of '{candidate.label}' failed: '{failed.label}' {failed.words}; --retry tries them"
             " again"
         )
     return place
 
 
 def _write_trials(
-    file: Path, contenders: Sequence[Contender], shares: Sequence[Sequence[RunStatus]], chosen: Sequence[int]
+    file: Path, candidates: Sequence[Candidate], shares: Sequence[Sequence[RunStatus]], chosen: Sequence[int]
 ) -> None:
-    paths = list(dict.fromkeys(path for contender in contenders for path in contender.ranges))
+    paths = list(dict.fromkeys(path for candidate in candidates for path in candidate.ranges))
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["label", *paths, "validation/accuracy", "validation/loss", "chosen", "status", "folder"])
-    for contender, share, best in zip(contenders, shares, chosen, strict=True):
-        for place, (settings, run_status) in enumerate(zip(contender.trials, share, strict=True)):
+    for candidate, share, best in zip(candidates, shares, chosen, strict=True):
+        for place, (settings, run_status) in enumerate(zip(candidate.trials, share, strict=True)):
             accuracy, loss = _validation(run_status)
             figures = [accuracy, loss] if accuracy >= 0 else ["", ""]
             tried = [settings.get(path, "") for path in paths]
             out.writerow(
                 [
-                    contender.label,
+                    candidate.label,
                     *tried,
                     *figures,
                     int(place == best),

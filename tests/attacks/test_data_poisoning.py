@@ -15,7 +15,7 @@ from holdfast.attacks import Adversary, Attack
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.data.federation import Federation, Samples, Table
+from holdfast.data.federation import ClientRows, Federation, Samples
 from holdfast.results.run import Run
 
 PATCHED: dict[str, Any] = {"name": "backdoor", "clients": (1,), "size": 2, "target": 3}
@@ -26,9 +26,9 @@ def federation(x: Tensor | None = None, per_client: int = 20, classes: int = 10)
     rows = 3 * per_client + 9
     x = Key(0).hash(rows, 1, 4, 4).remainder(256).to(torch.uint8) if x is None else x
     y = torch.arange(rows) % classes
-    table = Table(torch.arange(3 * per_client), y[: 3 * per_client], torch.arange(4) * per_client)
-    test = Table(torch.arange(3 * per_client, rows), y[3 * per_client :], torch.tensor([0, 6, 9, 9]))
-    empty = Table(table.row[:0], table.label[:0], torch.zeros(4, dtype=torch.int64))
+    table = ClientRows(torch.arange(3 * per_client), y[: 3 * per_client], torch.arange(4) * per_client)
+    test = ClientRows(torch.arange(3 * per_client, rows), y[3 * per_client :], torch.tensor([0, 6, 9, 9]))
+    empty = ClientRows(table.row[:0], table.label[:0], torch.zeros(4, dtype=torch.int64))
     return Federation(
         Samples(x, y, classes, rows, name="made up"), table, empty, test, empty, empty, "digest"
     )
@@ -286,7 +286,9 @@ def test_a_redrawn_attack_keeps_the_numbers_of_samples() -> None:
         def data(self, federation: Federation, malicious: Tensor, key: Key) -> Federation:
             table = federation.train
             half = torch.arange(60) % 20 < 10
-            return replace(federation, train=Table(table.row[half], table.label[half], torch.arange(4) * 10))
+            return replace(
+                federation, train=ClientRows(table.row[half], table.label[half], torch.arange(4) * 10)
+            )
 
     adversary = Adversary(Hoarder(redraw=True, fraction=0.4), torch.arange(3), Key(0))
     after = adversary.poison_data(federation())

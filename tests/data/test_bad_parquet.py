@@ -16,10 +16,10 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from holdfast.core.errors import DataError  # noqa: E402
 from holdfast.data.columns import Category, numbers  # noqa: E402
-from holdfast.data.images import Pictures, _first_look  # noqa: E402
+from holdfast.data.images import ImageFormat, _first_look  # noqa: E402
 from holdfast.data.labels import read_users  # noqa: E402
 from holdfast.data.list_columns import first_shape, read_lists  # noqa: E402
-from holdfast.data.parquet import Rows, read_labels  # noqa: E402
+from holdfast.data.parquet import ParquetRows, read_labels  # noqa: E402
 from holdfast.data.sources.text import read_texts  # noqa: E402
 from tests.data.folders import encode, grey, wrapped, write_table  # noqa: E402
 
@@ -27,7 +27,7 @@ from tests.data.folders import encode, grey, wrapped, write_table  # noqa: E402
 def read_everything(path: Path) -> None:
     """As the sources of images, texts, lists and tables do; what is wrong with one column does not keep the
     others from being read."""
-    rows = Rows([path])
+    rows = ParquetRows([path])
     rows.count  # noqa: B018
 
     def lists() -> None:
@@ -41,7 +41,7 @@ def read_everything(path: Path) -> None:
         lambda: read_users(rows, "word"),
         lists,
         lambda: [read_texts(batch.column(0), rows, 0, "text") for batch in rows.batches(["text"])],
-        lambda: _first_look(rows, "image", Pictures()),
+        lambda: _first_look(rows, "image", ImageFormat()),
         lambda: [numbers(b.column(0), "n", rows.place) for b in rows.batches(["n"])],
         lambda: Category(rows.column("word"), 2)(rows.column("word")),
         lambda: Category(rows.column("text"), 4)(rows.column("text")),
@@ -54,7 +54,7 @@ def read_everything(path: Path) -> None:
 
 def refused(path: Path, *said: str) -> None:
     with pytest.raises(DataError) as error:
-        rows = Rows([path])
+        rows = ParquetRows([path])
         read_labels(rows, "label")
         first_shape(rows, "x")
     assert "\n" not in str(error.value) and all(word in str(error.value) for word in (path.name, *said)), str(
@@ -86,7 +86,7 @@ def test_class_names_that_are_nested_deeper_than_can_be_followed_are_none(tmp_pa
         {"huggingface": '{"info":' * 100_000 + "1" + "}" * 100_000}
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    assert Rows([tmp_path / "a.parquet"]).class_names("label") == ()
+    assert ParquetRows([tmp_path / "a.parquet"]).class_names("label") == ()
 
 
 def test_words_beyond_the_dictionary_are_one_line(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_more_rows_than_a_file_of_its_size_can_hold_are_not_read(tmp_path: Path)
 def test_columns_of_another_kind_are_never_a_traceback(tmp_path: Path, columns: dict[str, Any]) -> None:
     path = write_table(tmp_path / "a.parquet", columns)
     try:
-        rows = Rows([path])
+        rows = ParquetRows([path])
         read_labels(rows, "label")
         shape = first_shape(rows, "x")
         assert [read_lists(b.column(0), shape, "x", rows, 0) for b in rows.batches(["x"])] and shape == (0,)
@@ -174,7 +174,7 @@ def test_columns_of_another_kind_are_never_a_traceback(tmp_path: Path, columns: 
 def test_images_without_bytes_are_one_line(tmp_path: Path, images: list[Any]) -> None:
     path = write_table(tmp_path / "a.parquet", {"image": images})
     with pytest.raises(DataError) as error:
-        _first_look(Rows([path]), "image", Pictures())
+        _first_look(ParquetRows([path]), "image", ImageFormat())
     assert "a.parquet" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -199,7 +199,7 @@ def test_no_bytes_of_a_file_are_a_traceback(
 
 
 def test_the_file_that_is_broken_above_is_whole(good: Path) -> None:
-    rows = Rows([good])
+    rows = ParquetRows([good])
     assert (
         rows.count == 4
         and read_labels(rows, "label")[2] == ("a", "b", "c")

@@ -11,15 +11,15 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.keys import Key
 from holdfast.core.registry import explain
 from holdfast.data.federation import (
+    ClientRows,
     DataSettings,
     Federation,
     Samples,
     Split,
-    Table,
     build_federation,
     load_samples,
 )
-from holdfast.data.partitions import Dealt, Partition
+from holdfast.data.partitions import Assignment, Partition
 from holdfast.data.partitions.iid import Iid
 from holdfast.data.split import split_clients
 
@@ -28,7 +28,7 @@ def federation(seed: int = 0, **settings: object) -> Federation:
     return build_federation(DataSettings(**settings), Key(seed))  # type: ignore[arg-type]
 
 
-def rows(table: Table) -> list[int]:
+def rows(table: ClientRows) -> list[int]:
     return table.row.tolist()
 
 
@@ -231,9 +231,9 @@ class Wrong(Partition):
             "twice": [one, two],
             "few": [one],
             "outside": [np.array([-1]), np.array([0])],
-            "again": Dealt([one[[0, 0]], two], overlap=True),
-            "tested": Dealt([one, two + 5], [np.array([50]), one]),
-            "fact": Dealt([one, two + 5], facts={"group": np.array([1])}),
+            "again": Assignment([one[[0, 0]], two], overlap=True),
+            "tested": Assignment([one, two + 5], [np.array([50]), one]),
+            "fact": Assignment([one, two + 5], facts={"group": np.array([1])}),
         }
         return answer[self.how]
 

@@ -9,12 +9,12 @@ import pytest
 
 import holdfast
 from holdfast.core.registry import build, describe, parts
-from holdfast.data.sources.labelled import Labelled
+from holdfast.data.sources.labelled import LabelledSource
 from tests.data.folders import write_table
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, source in parts("source").items() if issubclass(source, Labelled)]
+    "name", [name for name, source in parts("source").items() if issubclass(source, LabelledSource)]
 )
 def test_every_source_says_what_it_is(name: str) -> None:
     card = describe(parts("source")[name])

@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.errors import DataError
 from holdfast.data.labels import read_users
 from holdfast.data.layout import arrange, choose_test
-from holdfast.data.parquet import Rows, find_splits, read_labels
+from holdfast.data.parquet import ParquetRows, find_splits, read_labels
 from tests.data.folders import write_table
 
 # ---- which files belong to which split ----
@@ -170,7 +170,7 @@ def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> No
     touch(tmp_path, "train.parquet")
     (tmp_path / "test.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match="test.parquet cannot be read"):
-        _ = Rows(find_splits(tmp_path)["test"]).count
+        _ = ParquetRows(find_splits(tmp_path)["test"]).count
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,13 @@ def test_folders_that_cannot_be_understood(names: list[str], subset: str | None,
 # ---- several files as one ----
 
 
-def two_files(folder: Path) -> Rows:
+def two_files(folder: Path) -> ParquetRows:
     first = write_table(
         folder / "train-00000-of-00002.parquet", {"a": [1, 2, 3], "b": ["x", "y", "z"]}, {"a": ["nil", "one"]}
     )
-    return Rows([first, write_table(folder / "train-00001-of-00002.parquet", {"a": [4, 5], "b": ["v", "w"]})])
+    return ParquetRows(
+        [first, write_table(folder / "train-00001-of-00002.parquet", {"a": [4, 5], "b": ["v", "w"]})]
+    )
 
 
 def test_files_read_as_one(tmp_path: Path) -> None:
@@ -286,9 +288,9 @@ def test_files_read_as_one(tmp_path: Path) -> None:
 
 
 def test_nothing_is_opened_before_it_is_asked_for(tmp_path: Path) -> None:
-    assert Rows([tmp_path / "not there.parquet"]).paths
+    assert ParquetRows([tmp_path / "not there.parquet"]).paths
     with pytest.raises(DataError, match="not there.parquet cannot be read as Parquet, fetch it again"):
-        _ = Rows([tmp_path / "not there.parquet"]).count
+        _ = ParquetRows([tmp_path / "not there.parquet"]).count
 
 
 def _empty(path: Path) -> None:
@@ -320,25 +322,27 @@ def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
     bad = write_table(tmp_path / "b.parquet", {"a": list(range(300))})
     damage(bad)
     with pytest.raises(DataError) as error:
-        rows = Rows([good, bad])
+        rows = ParquetRows([good, bad])
         rows.column("a")
     assert str(error.value).startswith(
         f"{bad} cannot be read as Parquet, fetch it again"
     ) and "\n" not in str(error.value)
     with pytest.raises(DataError, match="b.parquet cannot be read"):
-        list(Rows([good, bad]).batches(["a"]))
+        list(ParquetRows([good, bad]).batches(["a"]))
 
 
 def test_a_split_without_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a.parquet has no rows"):
-        _ = Rows([write_table(tmp_path / "a.parquet", {"a": np.zeros(0)})]).count
+        _ = ParquetRows([write_table(tmp_path / "a.parquet", {"a": np.zeros(0)})]).count
 
 
 @pytest.mark.parametrize(
     ("other", "what"), [({"a": [1.5]}, "a"), ({"b": [1]}, "a, b"), ({"a": [1], "c": [1]}, "c")]
 )
 def test_files_that_do_not_belong_together(tmp_path: Path, other: dict[str, list], what: str) -> None:
-    rows = Rows([write_table(tmp_path / "a.parquet", {"a": [1]}), write_table(tmp_path / "b.parquet", other)])
+    rows = ParquetRows(
+        [write_table(tmp_path / "a.parquet", {"a": [1]}), write_table(tmp_path / "b.parquet", other)]
+    )
     with pytest.raises(DataError, match=rf"b.parquet has other columns than a.parquet \({what}\)"):
         _ = rows.count
 
@@ -346,8 +350,8 @@ def test_files_that_do_not_belong_together(tmp_path: Path, other: dict[str, list
 # ---- labels ----
 
 
-def split(path: Path, labels: Any, names: list[str] | None = None) -> Rows:
-    return Rows([write_table(path, {"label": labels}, {"label": names} if names else None)])
+def split(path: Path, labels: Any, names: list[str] | None = None) -> ParquetRows:
+    return ParquetRows([write_table(path, {"label": labels}, {"label": names} if names else None)])
 
 
 def test_numbers_stay_and_the_files_name_the_classes(tmp_path: Path) -> None:
@@ -485,7 +489,7 @@ def test_files_of_one_split_must_agree_about_the_classes(tmp_path: Path) -> None
     with pytest.raises(
         DataError, match="yx.parquet names other classes of 'label' than xy.parquet, or in another order"
     ):
-        Rows(files).class_names("label")
+        ParquetRows(files).class_names("label")
 
 
 @pytest.mark.parametrize(
@@ -519,4 +523,4 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
         tmp_path / "a.parquet",
     )
     with pytest.raises(DataError, match="a.parquet has two columns called 'a'; rename one"):
-        _ = Rows([tmp_path / "a.parquet"]).count
+        _ = ParquetRows([tmp_path / "a.parquet"]).count

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import build
-from holdfast.data.partitions import Dealt
+from holdfast.data.partitions import Assignment
 from holdfast.data.partitions.base import apportion
 
 TEN = np.repeat(np.arange(10), 60)
@@ -19,9 +19,9 @@ TEN = np.repeat(np.arange(10), 60)
 
 def deal(
     table: dict, labels: np.ndarray = TEN, clients: int = 10, seed: int = 0, users: np.ndarray | None = None
-) -> Dealt:
+) -> Assignment:
     dealt = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
-    return dealt if isinstance(dealt, Dealt) else Dealt(dealt)
+    return dealt if isinstance(dealt, Assignment) else Assignment(dealt)
 
 
 def counts(lists: Any, labels: np.ndarray = TEN) -> np.ndarray:

@@ -18,7 +18,7 @@ from holdfast.core.errors import DataError
 from holdfast.core.keys import Key
 from holdfast.core.registry import build, describe, parts
 from holdfast.data.federation import DataSettings, Samples, build_federation
-from holdfast.data.partitions import Dealt
+from holdfast.data.partitions import Assignment
 from tests.helpers import samples_of
 
 # Settings to try each partition with, one strategy per setting; a partition that is not here is not tested,
@@ -61,12 +61,12 @@ MAYBE_EMPTY = {
 NAMES = sorted(set(SPACE) - ({"flwr"} if importlib.util.find_spec("flwr_datasets") is None else set()))
 
 
-def deal(table: dict, labels: np.ndarray, clients: int, seed: int, users: np.ndarray | None) -> Dealt:
+def deal(table: dict, labels: np.ndarray, clients: int, seed: int, users: np.ndarray | None) -> Assignment:
     dealt = build("partition", table)(labels, clients, np.random.default_rng(seed), users)
-    return dealt if isinstance(dealt, Dealt) else Dealt(dealt)
+    return dealt if isinstance(dealt, Assignment) else Assignment(dealt)
 
 
-def check(table: dict, dealt: Dealt, labels: np.ndarray, clients: int) -> None:
+def check(table: dict, dealt: Assignment, labels: np.ndarray, clients: int) -> None:
     """The laws."""
     name, size, held = table["name"], table.get("samples_per_client"), np.concatenate(dealt.lists)
     sizes = np.array([len(rows) for rows in dealt.lists])
@@ -85,7 +85,7 @@ def check(table: dict, dealt: Dealt, labels: np.ndarray, clients: int) -> None:
     assert all(len(values) == clients and values.dtype.kind == "i" for values in dealt.facts.values())
 
 
-def same(one: Dealt, other: Dealt) -> bool:
+def same(one: Assignment, other: Assignment) -> bool:
     alike = all(map(np.array_equal, one.lists, other.lists)) and all(
         map(np.array_equal, one.tests or [], other.tests or [])
     )
@@ -227,8 +227,8 @@ def test_facts_are_part_of_the_digest() -> None:
     class Told(type(build("partition", "iid"))):  # type: ignore[misc]
         told: int = 0
 
-        def __call__(self, *args: Any) -> Dealt:
-            return Dealt(super().__call__(*args), facts={"told": np.full(20, self.told)})
+        def __call__(self, *args: Any) -> Assignment:
+            return Assignment(super().__call__(*args), facts={"told": np.full(20, self.told)})
 
     for told in (1, 2):
         settings, samples = by_hand("iid")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.data import hashed_words
-from holdfast.data.hashed_words import Words, hash_word, split_words
+from holdfast.data.hashed_words import WordHasher, hash_word, split_words
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_hash_is_the_documented_one_and_the_same_in_every_process() -> None:
 
 
 def test_hashes_are_positive_int32_and_spread() -> None:
-    row = Words(20000).rows([" ".join(f"w{i}" for i in range(20000))])[0]
+    row = WordHasher(20000).rows([" ".join(f"w{i}" for i in range(20000))])[0]
     assert row.dtype == np.int32 and row.min() >= 1
     assert len(np.unique(row)) > 19990
     assert np.bincount(row % 16, minlength=16).min() > 1100  # 1,250 expected in each
@@ -56,19 +56,19 @@ def test_hashes_are_positive_int32_and_spread() -> None:
 
 def test_rows_are_padded_and_cut() -> None:
     a, b, c = (hash_word(word) for word in "abc")
-    assert Words(3).rows(["a b", "a b c a", "", "!?"]).tolist() == [
+    assert WordHasher(3).rows(["a b", "a b c a", "", "!?"]).tolist() == [
         [a, b, 0],
         [a, b, c],
         [0, 0, 0],
         [0, 0, 0],
     ]
-    assert Words(2, "tail").rows(["a", "a b c"]).tolist() == [[a, 0], [b, c]]
-    assert Words(4).rows([]).shape == (0, 4)
+    assert WordHasher(2, "tail").rows(["a", "a b c"]).tolist() == [[a, 0], [b, c]]
+    assert WordHasher(4).rows([]).shape == (0, 4)
 
 
 def test_memory_of_known_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a b c d", "d c b a e f"]
-    wanted = Words(6).rows(texts)
+    wanted = WordHasher(6).rows(texts)
     monkeypatch.setattr(hashed_words, "MOST_KNOWN", 2)
-    small = Words(6)
+    small = WordHasher(6)
     assert np.array_equal(small.rows(texts), wanted) and len(small._known) <= 2

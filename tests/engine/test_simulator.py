@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
-from holdfast.data.federation import Padded, Table
+from holdfast.data.federation import ClientRows, Padded
 from holdfast.engine import simulator
 from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.run_context import join, take
@@ -148,8 +148,8 @@ def test_a_clients_key_depends_on_what_it_is_for_and_on_nothing_else() -> None:
 def test_the_servers_own_table_stands_first() -> None:
     labels = np.arange(10)
     table, root = (
-        Table.from_lists([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], labels),
-        Table.from_lists([np.array([7, 8, 9, 0])], labels),
+        ClientRows.from_lists([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], labels),
+        ClientRows.from_lists([np.array([7, 8, 9, 0])], labels),
     )
     got = take(table, torch.tensor([ROOT, 1, 2]), root)
     assert got.count.tolist() == [4, 1, 3] and got.rows.tolist() == [[7, 8, 9, 0], [3, 0, 0, 0], [4, 5, 6, 0]]

@@ -9,7 +9,7 @@ from torch import nn
 from holdfast.evaluation import evaluate
 from holdfast.evaluation.prototypes import averaged, prototypes
 from holdfast.local.plan import Plan
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from tests.helpers import LOOP, VMAP, deal, random_samples, starts
 
@@ -17,7 +17,7 @@ COUNTS = [7, 0, 30, 1, 5]
 SAMPLES = random_samples(43)
 DATA = deal(SAMPLES, COUNTS)
 NETWORK = Network(
-    lambda: Split(
+    lambda: BackboneHead(
         nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh()), nn.Linear(4, 3)
     ),
     signature="test prototypes",

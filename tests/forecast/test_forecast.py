@@ -20,9 +20,16 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.config import make_config
 from holdfast.experiment.loop import Experiment
+from holdfast.forecast.extrapolation import MeasuredRounds, evaluations, forecast_seconds, line
 from holdfast.forecast.participation import expected_participation
-from holdfast.forecast.prediction import MeasuredRounds, evaluations, line, predict_seconds
-from holdfast.forecast.short_rounds import ShortRoundEngine, Span, Work, computed_rows, own_steps, shares
+from holdfast.forecast.short_rounds import (
+    ShortRoundEngine,
+    TimedExchange,
+    TrainingWork,
+    computed_rows,
+    own_steps,
+    shares,
+)
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from tests.cli.failing_method import FallsMethod
@@ -133,16 +140,16 @@ def test_steps_of_ragged_clients_that_are_drawn(tmp_path: Path, train: dict[str,
 
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[TimedExchange]:
     """What a rehearsal noted, once it has ended."""
-    noted: list[Span] = []
+    noted: list[TimedExchange] = []
     close = ShortRoundEngine.close
-    monkeypatch.setattr(ShortRoundEngine, "close", lambda self: (noted.extend(self.spans), close(self))[1])
+    monkeypatch.setattr(ShortRoundEngine, "close", lambda self: (noted.extend(self.timed), close(self))[1])
     return noted
 
 
 def test_a_long_training_is_cut_and_counted_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: list[Span]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: list[TimedExchange]
 ) -> None:
     monkeypatch.setattr("holdfast.forecast.measure.shares", lambda expected, longest: (0.1, 0.25))
     given = table(
@@ -152,18 +159,18 @@ def test_a_long_training_is_cut_and_counted_in_full(
     )
     found = holdfast.plan(given, out=tmp_path / "run")
     assert found.client_steps == 5 * 2 * 20 * 3
-    trained = {span.round: span.work.steps for span in spans if span.task == "train"}
+    trained = {span.round: span.work.steps for span in timed if span.task == "train"}
     assert trained[1] == trained[3] == 5 * 10 and trained[2] == 5 * 4
-    assert spans[0].work.more_on_host > 0
+    assert timed[0].work.more_on_host > 0
 
 
 def test_orders_of_batches_are_in_memory_one_training_after_the_other() -> None:
     """Steps of all trainings of an exchange add up; what the batches of one take is given back before the
     next."""
     discard_state = ShortRoundEngine({})
-    for work in (Work(10, 12, 40, 48, 700.0, 30.0), Work(5, 6, 20, 24, 900.0, 20.0)):
+    for work in (TrainingWork(10, 12, 40, 48, 700.0, 30.0), TrainingWork(5, 6, 20, 24, 900.0, 20.0)):
         discard_state._note(work)
-    assert Work(*discard_state._noted) == Work(15, 18, 60, 72, 900.0, 30.0)
+    assert TrainingWork(*discard_state._noted) == TrainingWork(15, 18, 60, 72, 900.0, 30.0)
 
 
 def test_the_part_of_a_final_tuning_that_was_cut_off_is_forecast() -> None:
@@ -173,8 +180,10 @@ def test_the_part_of_a_final_tuning_that_was_cut_off_is_forecast() -> None:
     seconds = {1: 4.0, 2: 3.0, 3: 5.0, 4: 3.0, 5: 5.0, 6: 4.0}  # 10 or 30 rows; the last is the tuning
     rows = {1: 20, 2: 10, 3: 30, 4: 10, 5: 30, 6: 20}
     full = {**dict.fromkeys(range(1, 6), 100), 6: 200}
-    spans = [
-        Span(r, "train", False, ("train",), seconds[r], Work(rows[r], rows[r], full[r], full[r]))
+    timed = [
+        TimedExchange(
+            r, "train", False, ("train",), seconds[r], TrainingWork(rows[r], rows[r], full[r], full[r])
+        )
         for r in seconds
     ]
     began = {r: 10.0 * r for r in range(1, 7)}
@@ -182,21 +191,21 @@ def test_the_part_of_a_final_tuning_that_was_cut_off_is_forecast() -> None:
     expected_participation: Any = SimpleNamespace(
         steps=np.full(8, 100.0)
     )  # as many in each of the eight rounds of the run
-    whole, (kind,) = predict_seconds(
-        MeasuredRounds([experiment], [8], [1], 5, spans, began, 0.0, 70.0, [expected_participation], [], 1)
+    whole, (kind,) = forecast_seconds(
+        MeasuredRounds([experiment], [8], [1], 5, timed, began, 0.0, 70.0, [expected_participation], [], 1)
     )
     assert kind.steps == 8 * 100 + 200
     assert whole.training == kind.seconds == pytest.approx(8 * (2.0 + 0.1 * 100) + 4.0 + 0.1 * (200 - 20))
 
 
-def test_clients_tuned_at_evaluation_cost_evaluation(tmp_path: Path, spans: list[Span]) -> None:
+def test_clients_tuned_at_evaluation_cost_evaluation(tmp_path: Path, timed: list[TimedExchange]) -> None:
     given = table(
         method="fedavg-ft", train={"participation": 0.4, "rounds": 4}, evaluate={"unselected": "finetune"}
     )
     found = holdfast.plan(given, out=tmp_path / "run")
     plain = holdfast.plan({**given, "evaluate": {"unselected": "keep_own"}}, out=tmp_path / "run")
     assert found.client_steps == plain.client_steps, "the run's own steps are counted without it"
-    tuned = [span.work.steps_in_full for span in spans if span.evaluation and span.round == 3]
+    tuned = [span.work.steps_in_full for span in timed if span.evaluation and span.round == 3]
     assert tuned == [3 * 4, 0], "three of five clients, 18 samples each"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.registry import build
-from holdfast.data.table import Padded
+from holdfast.data.client_rows import Padded
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard

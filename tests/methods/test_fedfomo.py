@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build
 from holdfast.core.types import Uplink
-from holdfast.data.table import Padded
+from holdfast.data.client_rows import Padded
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan

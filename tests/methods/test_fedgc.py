@@ -19,7 +19,7 @@ from holdfast.detectors import Detector, Judgement
 from holdfast.local.plan import Plan
 from holdfast.methods import fedgc
 from holdfast.methods.fedgc import FAR, FedGC, correction
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -35,7 +35,7 @@ def parts(**settings: Any) -> tuple[FedGC, Any, Network]:
     method = build("method", {"name": "fedgc", **settings})
     rule = method.Client(method)
     rule.head_name = "head"
-    make = lambda: rule.network(Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 3, bias=False)))  # noqa: E731
+    make = lambda: rule.network(BackboneHead(nn.Linear(1, 1, bias=False), nn.Linear(1, 3, bias=False)))  # noqa: E731
     return method, rule, Network(make, signature=f"test fedgc {settings}", dtype=torch.float64)
 
 

@@ -17,7 +17,7 @@ from holdfast.core.registry import build
 from holdfast.core.types import Uplink
 from holdfast.local.plan import Plan
 from holdfast.methods.fedgh import FedGH
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -27,7 +27,9 @@ from tests.methods.halves import close, context_of, double, local_of, one_round,
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
 SAMPLES = samples_of(torch.tensor([[1.0], [3.0], [2.0], [1.0]]), torch.tensor([0, 0, 1, 0]))
 NETWORK = Network(
-    lambda: Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2)), signature="test fedgh", dtype=torch.float64
+    lambda: BackboneHead(nn.Linear(1, 1, bias=False), nn.Linear(1, 2)),
+    signature="test fedgh",
+    dtype=torch.float64,
 )
 START = double([1.0, 0.0, 0.0, 0.0, 0.0])  # b, h0, h1, c0, c1
 
@@ -136,7 +138,7 @@ def test_without_the_servers_training_everybody_starts_from_the_first_head(
 
 def test_a_head_of_several_layers_is_refused(simulate: Callable[..., Run]) -> None:
     def deep() -> nn.Module:
-        return Split(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)))
+        return BackboneHead(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)))
 
     with pytest.raises(ConfigError, match="one linear layer"):
         simulate(**hard("fedgh", model=Model(deep)))

@@ -21,7 +21,7 @@ from holdfast.evaluation.prototypes import prototypes
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.methods.fedpac import FedPAC, mixtures, statistics
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -30,7 +30,7 @@ from tests.methods.halves import close, context_of, delivered, double, local_of,
 
 both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
 NETWORK = Network(
-    lambda: Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)),
+    lambda: BackboneHead(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)),
     signature="test fedpac",
     dtype=torch.float64,
 )
@@ -38,7 +38,7 @@ START = double([1.0, 0.0, 0.0])  # b, h0, h1
 COUNTS = [7, 1, 30, 5]
 SAMPLES = random_samples(43)
 DEEP = Network(
-    lambda: Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)),
+    lambda: BackboneHead(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)),
     signature="test fedpac deep",
     dtype=torch.float64,
 )

@@ -24,7 +24,7 @@ from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.local.programs import forget, refusals
 from holdfast.methods.fedproto import FedProto
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -36,11 +36,11 @@ SAMPLES = samples_of(torch.tensor([[1.0], [3.0], [2.0], [1.0]]), torch.tensor([0
 
 
 def line() -> nn.Module:
-    return Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
+    return BackboneHead(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
 
 
 def normed() -> nn.Module:
-    return Split(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh()), nn.Linear(2, 3))
+    return BackboneHead(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh()), nn.Linear(2, 3))
 
 
 def parts(module: Callable[[], nn.Module] = line, **settings: Any) -> tuple[FedProto, Network]:

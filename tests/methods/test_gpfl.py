@@ -16,7 +16,7 @@ from holdfast.core.registry import build
 from holdfast.local.fit import Recipe
 from holdfast.local.plan import Plan
 from holdfast.methods.gpfl import GPFL, Valve
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.checks.method_cases import hard
@@ -32,7 +32,7 @@ def parts(**settings: Any) -> tuple[GPFL, Any, Network]:
     method = build("method", {"name": "gpfl", **settings})
     rule = method.Client(method)
     rule.head_name = "head"
-    make = lambda: rule.network(Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)))  # noqa: E731
+    make = lambda: rule.network(BackboneHead(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 3)))  # noqa: E731
     return method, rule, Network(make, signature=f"test gpfl {settings}", dtype=torch.float64)
 
 

@@ -24,7 +24,7 @@ from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch
 from holdfast.local.plan import Plan
 from holdfast.methods import ClientRule, Context
-from holdfast.models.backbone_head import Split
+from holdfast.models.backbone_head import BackboneHead
 from holdfast.models.network import Network
 from holdfast.results.run import Run
 from tests.helpers import LOOP, VMAP, client_keys, deal, samples_of
@@ -35,7 +35,7 @@ both_plans = pytest.mark.parametrize("plan", [LOOP, VMAP], ids=["loop", "vmap"])
 
 
 def body_and_head() -> nn.Module:
-    return Split(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    return BackboneHead(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
 
 
 def squared(net: nn.Module, batch: Batch) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
 from holdfast.models.features import head_sizes, linear_head
-from holdfast.models.heads import Around, around
+from holdfast.models.heads import ReplacedHead, replace_head
 
 
-class Doubled(Around):
+class Doubled(ReplacedHead):
     def __init__(self, head: nn.Module, classes: int, features: int):
         super().__init__(head)
         self.sizes = classes, features
@@ -34,7 +34,7 @@ def test_it_takes_the_heads_place_also_in_a_sequence() -> None:
     net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3))
     x = torch.randn(4, 2)
     before = net(x)
-    assert around(net, "2", Doubled) is net
+    assert replace_head(net, "2", Doubled) is net
     torch.testing.assert_close(net(x), 2 * before)
     assert net[2].sizes == (3, 5) and net[2].weight is net[2].inner.weight
     assert [name for name, _ in net.named_parameters()] == [
@@ -56,7 +56,7 @@ def test_sizes_of_heads() -> None:
     with pytest.raises(ConfigError, match="needs a head"):
         head_sizes(Layout.of(deep()))
     with pytest.raises(ConfigError, match="needs a head"):
-        around(deep(), None, Doubled)
+        replace_head(deep(), None, Doubled)
 
 
 def test_a_linear_head_where_it_travels() -> None:

@@ -18,7 +18,7 @@ from holdfast.data.samples import Samples
 from holdfast.data.sources import Source
 from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
-from holdfast.models.hashed_embedding import Words
+from holdfast.models.hashed_embedding import HashedEmbedding
 from holdfast.results.run import Run
 from tests.helpers import (
     LOOP,
@@ -48,7 +48,7 @@ def net(name: str, length: int = 5, **changes: Any) -> nn.Module:
 
 
 def test_a_hash_looks_up_its_row_and_padding_none() -> None:
-    words = Words(10, 3)
+    words = HashedEmbedding(10, 3)
     with torch.no_grad():
         words.table.weight.copy_(torch.arange(10.0)[:, None])  # row 0 too: somebody wrote there
     # 1 + (7 - 1) % 9, 1 + (2^31 - 2) % 9, 1 + (12 - 1) % 9

@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.experiment.runner import Watch
 from holdfast.results.run import Run
 from holdfast.storage.store import Store
-from holdfast.tracking import Known, chosen, following
+from holdfast.tracking import KnownRun, chosen, following
 from holdfast.tracking.base import Figures, harmless, numbers, settings
 
 TINY: dict[str, Any] = {
@@ -48,7 +48,7 @@ class Diary:
         self.where = "a diary"
         Diary.books.append(self)
 
-    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: Known | None) -> str:
+    def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
         self.begun = (dict(config), folder, label, known)
         return "volume one"
 
@@ -152,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_place(
     assert kept(tmp_path / "run")["Diary"] == {"id": "volume one", "round": 1, "ended": False}
     holdfast.resume(tmp_path / "run", track=[Diary])
     second = Diary.books[1]
-    assert second.begun[3] == Known("volume one", 1) and second.rounds == [2, 3]
+    assert second.begun[3] == KnownRun("volume one", 1) and second.rounds == [2, 3]
     assert second.ends == [numbers(Run(tmp_path / "run").final)] and kept(tmp_path / "run")["Diary"]["ended"]
     holdfast.resume(tmp_path / "run", track=[Diary])
     assert len(Diary.books) == 2  # all was told

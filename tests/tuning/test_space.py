@@ -12,17 +12,17 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, build, find, parts
 from holdfast.sweeps.grid import configs
-from holdfast.tuning.space import Contender, Search, draw
+from holdfast.tuning.space import Candidate, SearchSpace, draw
 
 DATA = {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}}
 
 
-def search(budget: int = 4, under_attack: bool = False, **table: Any) -> Search:
-    return Search({"data": DATA, **table}, budget, under_attack)
+def search(budget: int = 4, under_attack: bool = False, **table: Any) -> SearchSpace:
+    return SearchSpace({"data": DATA, **table}, budget, under_attack)
 
 
-def by_label(found: Search) -> dict[str, Contender]:
-    return {contender.label: contender for contender in found.contenders}
+def by_label(found: SearchSpace) -> dict[str, Candidate]:
+    return {candidate.label: candidate for candidate in found.candidates}
 
 
 @pytest.mark.parametrize("name", sorted(parts("method")))
@@ -62,7 +62,7 @@ def test_who_has_little_to_set_is_given_more_learning_rates() -> None:
         and (rates[0], rates[10], rates[-1]) == (0.02, 0.1, 0.5)
     )
     assert found["ditto"].ranges["train.lr"] == [0.02, 0.0447, 0.1, 0.224, 0.5]  # times four of lam
-    listed = search(20, tune={"train.lr": [0.1, 0.2]}, method="fedavg").contenders[0]
+    listed = search(20, tune={"train.lr": [0.1, 0.2]}, method="fedavg").candidates[0]
     assert len(listed.trials) == listed.possible == 2
 
 

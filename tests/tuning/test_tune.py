@@ -23,7 +23,7 @@ from holdfast.results.run import Run
 from holdfast.storage.status import RunStatus
 from holdfast.sweeps.folder import read_sweep
 from holdfast.sweeps.grid import configs
-from holdfast.tuning.space import Contender
+from holdfast.tuning.space import Candidate
 from holdfast.tuning.tune import Tuning, _best
 from tests.cli.commands import Answer
 from tests.experiment.kills import bits
@@ -81,7 +81,7 @@ def stands(
 
 
 def choose(*statuses: RunStatus) -> int:
-    return _best(Contender("ditto", {}, {}, {}, ({},) * len(statuses)), statuses)
+    return _best(Candidate("ditto", {}, {}, {}, ({},) * len(statuses)), statuses)
 
 
 def test_validation_chooses_and_nothing_else() -> None:
@@ -107,7 +107,7 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
     # by the validation data of the trials
     rows = list(csv.DictReader((tmp_path / "fair" / "trials.csv").open()))
     for choice in tuned.choices:
-        mine = [row for row in rows if row["label"] == choice.contender.label]
+        mine = [row for row in rows if row["label"] == choice.candidate.label]
         finals = [Run(tmp_path / "fair" / row["folder"]).final for row in mine]
         assert [float(row["validation/accuracy"]) for row in mine] == [
             final["validation/accuracy"] for final in finals
@@ -122,7 +122,7 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
     assert [(label, config.plain()) for label, config in again] == [
         (label, config.plain()) for label, config in report
     ]
-    best = {choice.contender.label: choice.settings for choice in tuned.choices}
+    best = {choice.candidate.label: choice.settings for choice in tuned.choices}
     for label, config in report:
         assert config.train.lr == best[label.split()[0]]["train.lr"] and (config.attack is None) == (
             "none" in label
@@ -179,7 +179,7 @@ def test_stopped_and_continued(
 def test_against_each_attack(tmp_path: Path, quick_disk: None) -> None:
     table = TABLE | {"sweep": {"method.name": ["fedavg"], "attack.name": ["none", "ipm"], "seed": [0]}}
     tuned = holdfast.tune(table, budget=2, out=tmp_path / "fair", under_attack=True)
-    assert [choice.contender.label for choice in tuned.choices] == ["fedavg none", "fedavg ipm"]
+    assert [choice.candidate.label for choice in tuned.choices] == ["fedavg none", "fedavg ipm"]
     assert [config.attack is None for _, config in read_sweep(tmp_path / "fair" / "trials")] == [
         True,
         True,
@@ -196,7 +196,7 @@ def test_one_experiment(tmp_path: Path, quick_disk: None) -> None:
     tuned = Tuning(table, 1, tmp_path / "fair")
     (choice,) = tuned.try_all()
     assert (
-        choice.contender.label == "ditto"
+        choice.candidate.label == "ditto"
         and choice.settings["method.lam"] in (0.1, 1.0, 3.0)
         and choice.trials == "1 of 6"
     )

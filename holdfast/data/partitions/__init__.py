@@ -12,10 +12,10 @@ from holdfast.data.partitions import (
     similarity,
     single_label,
 )
-from holdfast.data.partitions.base import Dealt, Partition
+from holdfast.data.partitions.base import Assignment, Partition
 
 __all__ = [
-    "Dealt",
+    "Assignment",
     "Partition",
     "by_user",
     "complementary_pairs",

@@ -20,7 +20,7 @@ from holdfast.core.registry import Part, setting
 
 
 @dataclass(frozen=True, eq=False)
-class Dealt:
+class Assignment:
     """Who holds what, where lists of positions alone do not say it all."""
 
     lists: Sequence[np.ndarray]
@@ -43,7 +43,7 @@ class Partition(Part):
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
-    ) -> Sequence[np.ndarray] | Dealt:
+    ) -> Sequence[np.ndarray] | Assignment:
         """Positions into labels, one array per client."""
         raise TypeError(f"partition '{self.name}' does not say how to deal")
 

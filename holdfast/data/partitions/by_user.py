@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register
-from holdfast.data.partitions.base import Dealt, Partition, deal
+from holdfast.data.partitions.base import Assignment, Partition, deal
 
 
 @register("partition", "by-user")
@@ -27,7 +27,7 @@ class ByUser(Partition):
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
-    ) -> Dealt:
+    ) -> Assignment:
         if users is None:
             raise DataError(
                 "data.partition: this dataset does not say which user recorded what; choose another partition"
@@ -42,4 +42,4 @@ class ByUser(Partition):
         chosen = known if clients == len(known) else np.sort(rng.choice(known, size=clients, replace=False))
         held = np.flatnonzero(np.isin(users, chosen))
         lists = deal(held, np.searchsorted(chosen, users[held]), clients, rng, self.samples_per_client)
-        return Dealt(lists, facts={"user": chosen})
+        return Assignment(lists, facts={"user": chosen})

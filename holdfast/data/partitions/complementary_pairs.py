@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
-from holdfast.data.partitions.base import Dealt, Partition, by_class
+from holdfast.data.partitions.base import Assignment, Partition, by_class
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ComplementaryPairs(Partition):
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
-    ) -> Dealt:
+    ) -> Assignment:
         if clients % 2:
             raise DataError(f"data.partition: {clients} clients cannot be paired; make data.clients even")
         groups = by_class(labels, rng)
@@ -79,7 +79,7 @@ class ComplementaryPairs(Partition):
             self._noise(names, trained, (rich[c], poor[c]), len(lists[c][1 - c % 2]), rng)
             for c in range(clients)
         ]
-        return Dealt(
+        return Assignment(
             [np.sort(np.concatenate([*mine, extra])) for mine, (_, extra) in zip(lists, drawn, strict=True)],
             tests=[pair.test for pair in pairs for _ in pair.held],
             overlap=self.noise == "class",

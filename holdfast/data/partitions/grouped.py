@@ -7,7 +7,7 @@ from pydantic import field_validator
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
-from holdfast.data.partitions.base import Dealt, Partition, apportion, even
+from holdfast.data.partitions.base import Assignment, Partition, apportion, even
 
 _KNOWN = {
     "emnist": ("0-9", "10-35", "36-61")
@@ -63,7 +63,7 @@ class Grouped(Partition):
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
-    ) -> Dealt:
+    ) -> Assignment:
         self.check_size(len(labels), clients)
         classes = self._classes(labels)
         if len(classes) > clients:
@@ -94,7 +94,7 @@ class Grouped(Partition):
         owner[left] = np.repeat(np.arange(clients), common)
         held = np.flatnonzero(owner >= 0)
         lists = np.split(held[np.argsort(owner[held], kind="stable")], np.cumsum(sizes)[:-1])
-        return Dealt(lists, facts={"group": group})
+        return Assignment(lists, facts={"group": group})
 
     def _classes(self, labels: np.ndarray) -> list[np.ndarray]:
         """The classes of each group that occur."""

@@ -15,8 +15,8 @@ from holdfast.core.registry import Part, setting
 from holdfast.data.hub import Repository
 from holdfast.data.layout import choose_test
 from holdfast.data.lookup import Files, find_files
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order, set_aside
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder, set_aside
 from holdfast.data.samples import Samples
 
 
@@ -81,11 +81,11 @@ class FolderSource(Source):
         None, "which split is for testing; else test, or else validation; none: a share of train"
     )
 
-    def _files(self, dir: Path | None) -> dict[str, Rows]:
+    def _files(self, dir: Path | None) -> dict[str, ParquetRows]:
         """The splits by name: train, and test where the dataset has one."""
         found = self._find(dir)
         test = choose_test(found, self.test_split, f"data '{self.name}'")
-        return {"train": Rows(found["train"]), **({"test": Rows(found[test])} if test else {})}
+        return {"train": ParquetRows(found["train"]), **({"test": ParquetRows(found[test])} if test else {})}
 
     def _find(self, dir: Path | None, instead: str | None = None) -> Files:
         """All splits that there are; or the file that serves instead of Parquet."""
@@ -102,16 +102,16 @@ class FolderSource(Source):
         usual = self.repo == type(self).model_fields["repo"].default
         return [self.name, *self.also, *in_repo] if usual else in_repo or [self.name]
 
-    def _order(self, files: Mapping[str, Rows]) -> Order:
+    def _order(self, files: Mapping[str, ParquetRows]) -> RowOrder:
         """Where each row goes, in the order in which `parts` are read."""
         parts = tuple(files.values())
         if len(parts) > 1:
             count = sum(rows.count for rows in parts)
-            return Order(parts, np.arange(count), parts[0].count)
-        return Order(parts, *set_aside(parts[0].count, self.test))
+            return RowOrder(parts, np.arange(count), parts[0].count)
+        return RowOrder(parts, *set_aside(parts[0].count, self.test))
 
 
-def inputs(files: Mapping[str, Rows]) -> list[Path]:
+def inputs(files: Mapping[str, ParquetRows]) -> list[Path]:
     """All that a cache entry depends on."""
     return [path for rows in files.values() for path in rows.paths]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import COLUMNS, Pictures
+from holdfast.data.images import COLUMNS, ImageFormat
 from holdfast.data.sources.images import ImageSource
 
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
@@ -26,8 +26,8 @@ class Cifar10(ImageSource):
     also: ClassVar[tuple[str, ...]] = ("cifar-10",)
     repo: str | None = setting("uoft-cs/cifar10", _REPO)
 
-    def _pictures(self) -> Pictures:
-        return Pictures("colour", shape=(32, 32))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("colour", shape=(32, 32))
 
 
 @register(
@@ -51,5 +51,5 @@ class Cifar100(ImageSource):
     def _classes(self) -> int:
         return 100 if self.labels == "fine" else 20
 
-    def _pictures(self) -> Pictures:
-        return Pictures("colour", shape=(32, 32))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("colour", shape=(32, 32))

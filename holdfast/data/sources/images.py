@@ -10,10 +10,10 @@ import numpy as np
 
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New, cached
-from holdfast.data.images import COLUMNS, Mode, Pictures, decode_images
+from holdfast.data.images import COLUMNS, ImageFormat, Mode, decode_images
 from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
-from holdfast.data.parquet import Rows
+from holdfast.data.parquet import ParquetRows
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import FolderSource, inputs
 
@@ -35,12 +35,12 @@ class ImageSource(FolderSource):
     def _classes(self) -> int | None:
         return self.classes
 
-    def _pictures(self) -> Pictures:
+    def _image_format(self) -> ImageFormat:
         raise TypeError(f"source '{self.name}' does not say what its images are")
 
     def load(self, dir: Path | None) -> Samples:
         files = self._files(dir)
-        what = f"{self.name} {self._columns()} {self._pictures()} test={self.test}"
+        what = f"{self.name} {self._columns()} {self._image_format()} test={self.test}"
         entry = cached(what, inputs(files), lambda new: self._decode(files, new))
         facts = entry.facts
         return self._samples(
@@ -54,7 +54,7 @@ class ImageSource(FolderSource):
             facts["class_names"],
         )
 
-    def _decode(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
+    def _decode(self, files: Mapping[str, ParquetRows], new: New) -> dict[str, Any]:
         order = self._order(files)
         image, label, user = self._columns()
         column = order.parts[0].need(image)
@@ -65,7 +65,7 @@ class ImageSource(FolderSource):
         if user is not None:
             order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
         moments = None if self.published else Moments()
-        decode_images(order, column, self._pictures(), new, self.name, moments)
+        decode_images(order, column, self._image_format(), new, self.name, moments)
         facts = {"classes": classes, "class_names": names, "train_rows": order.train_rows}
         return facts if moments is None else {**facts, "mean": moments.mean, "std": moments.std}
 
@@ -89,5 +89,5 @@ class Images(ImageSource):
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
         return (self.image,) if self.image else COLUMNS, self.label, self.user
 
-    def _pictures(self) -> Pictures:
-        return Pictures(self.mode, self.size)
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat(self.mode, self.size)

@@ -12,8 +12,8 @@ import numpy as np
 from holdfast.core.registry import setting
 from holdfast.data.cache import New, cached
 from holdfast.data.labels import read_labels, read_users
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder
 from holdfast.data.samples import Samples
 from holdfast.data.sources.base import FolderSource, inputs
 
@@ -29,7 +29,7 @@ _ASIDE = (
 )  # the files tell what samples are made of, not these
 
 
-class Labelled(FolderSource):
+class LabelledSource(FolderSource):
     """A subclass says in _fill how the x of its rows is made, and what mean and deviation it has."""
 
     classes: ClassVar[int | None] = None  # of a known dataset
@@ -50,7 +50,7 @@ class Labelled(FolderSource):
         made: dict[str, Any] = {**entry.arrays, **entry.facts}
         return self._samples(**made)
 
-    def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
+    def _make(self, files: Mapping[str, ParquetRows], new: New) -> dict[str, Any]:
         order = self._order(files)
         labels, classes, names = read_labels(
             order.parts, self.label, self.classes, self.class_names
@@ -67,5 +67,5 @@ class Labelled(FolderSource):
             "std": std,
         }
 
-    def _fill(self, order: Order, new: New) -> Scale:
+    def _fill(self, order: RowOrder, new: New) -> Scale:
         raise TypeError(f"source '{self.name}' does not say how its samples are made")

@@ -6,7 +6,7 @@ import string
 from typing import ClassVar
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import Pictures
+from holdfast.data.images import ImageFormat
 from holdfast.data.sources.images import ImageSource
 
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
@@ -28,8 +28,8 @@ class Mnist(ImageSource):
     std: ClassVar[tuple[float, ...]] = (0.3081,)
     repo: str | None = setting("ylecun/mnist", _REPO)
 
-    def _pictures(self) -> Pictures:
-        return Pictures("grey", shape=(28, 28))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("grey", shape=(28, 28))
 
 
 @register("source", "fashion-mnist", paper="Xiao, Rasul, Vollgraf: Fashion-MNIST, 2017")
@@ -44,8 +44,8 @@ class FashionMnist(ImageSource):
     std: ClassVar[tuple[float, ...]] = (0.3530,)
     repo: str | None = setting("zalando-datasets/fashion_mnist", _REPO)
 
-    def _pictures(self) -> Pictures:
-        return Pictures("grey", shape=(28, 28))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("grey", shape=(28, 28))
 
 
 @register(
@@ -74,5 +74,5 @@ class Emnist(ImageSource):
         " upright",
     )
 
-    def _pictures(self) -> Pictures:
-        return Pictures("grey", shape=(28, 28), transposed=self.upright)
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("grey", shape=(28, 28), transposed=self.upright)

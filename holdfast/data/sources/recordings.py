@@ -15,9 +15,9 @@ from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.labels import read_labels, read_users
 from holdfast.data.moments import Moments
-from holdfast.data.parquet import Rows
+from holdfast.data.parquet import ParquetRows
 from holdfast.data.row_order import set_aside
-from holdfast.data.sources.labelled import Labelled
+from holdfast.data.sources.labelled import LabelledSource
 from holdfast.data.windows import cut_windows, place_windows, recordings
 
 READ = 65536  # rows read at once
@@ -26,7 +26,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
+class SensorRows:
     """The rows of one split, in the order of the file. Values, of which there may be more than memory holds,
     come in pieces, once."""
 
@@ -35,13 +35,13 @@ class Track:
     time: np.ndarray | None  # [rows] float64, seconds
     values: Iterable[np.ndarray]  # [some rows, channels] float32, end to end
 
-    def only(self, kept: np.ndarray) -> Track:
+    def only(self, kept: np.ndarray) -> SensorRows:
         user, time = (None if one is None else one[kept] for one in (self.user, self.time))
-        return Track(self.label[kept], user, time, _only(self.values, kept))
+        return SensorRows(self.label[kept], user, time, _only(self.values, kept))
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class SplitWindows:
     """The windows of one split: all that is left of a track when its values are read."""
 
     first: np.ndarray  # row
@@ -52,7 +52,7 @@ class Cut:
 
 
 @register("source", "recordings")
-class Recordings(Labelled):
+class Recordings(LabelledSource):
     """Sensor rows of your own, cut into windows: Parquet files with a column for each channel, rows in the
     order of their recording.
 
@@ -83,7 +83,7 @@ class Recordings(Labelled):
             )
         return self
 
-    def _make(self, files: Mapping[str, Rows], new: New) -> dict[str, Any]:
+    def _make(self, files: Mapping[str, ParquetRows], new: New) -> dict[str, Any]:
         parts = tuple(files.values())
         labels, classes, names = read_labels(parts, self.label, self.classes, self.class_names)
         labels = _small(labels)
@@ -91,20 +91,22 @@ class Recordings(Labelled):
         return {
             "classes": classes,
             "class_names": names,
-            **self._windows(self._tracks(parts, labels, users), new),
+            **self._windows(self._sensor_rows(parts, labels, users), new),
         }
 
-    def _tracks(self, parts: Sequence[Rows], labels: np.ndarray, users: np.ndarray | None) -> Iterator[Track]:
+    def _sensor_rows(
+        self, parts: Sequence[ParquetRows], labels: np.ndarray, users: np.ndarray | None
+    ) -> Iterator[SensorRows]:
         begin = 0
         for rows in parts:
             span = slice(begin, begin + rows.count)
             time = None if self.time is None else _seconds(rows, self.time, self.unit)
-            yield Track(
+            yield SensorRows(
                 labels[span], None if users is None else users[span], time, _values(rows, self.columns)
             )
             begin = span.stop
 
-    def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
+    def _windows(self, tracks: Iterable[SensorRows], new: New) -> dict[str, Any]:
         """Cut train, and test where there is one."""
         cuts = [self._cut(track) for track in tracks]
         counts = [len(cut.first) for cut in cuts]
@@ -134,12 +136,12 @@ class Recordings(Labelled):
                     advance(len(windows))
         return {"train_rows": train_rows, "mean": moments.mean, "std": moments.std}
 
-    def _cut(self, track: Track) -> Cut:
+    def _cut(self, track: SensorRows) -> SplitWindows:
         ids = [track.label] if track.user is None else [track.label, track.user]
         first, last = place_windows(
             recordings(ids, track.time, self.gap), self.length, self.overlap, self.minimum
         )
-        return Cut(
+        return SplitWindows(
             first, last, track.label[first], None if track.user is None else track.user[first], track.values
         )
 
@@ -156,7 +158,7 @@ def _only(pieces: Iterable[np.ndarray], kept: np.ndarray) -> Iterator[np.ndarray
         begin += len(piece)
 
 
-def _seconds(rows: Rows, column: str, unit: str) -> np.ndarray:
+def _seconds(rows: ParquetRows, column: str, unit: str) -> np.ndarray:
     import pyarrow as pa
 
     kind = rows.type_of(column)
@@ -174,7 +176,7 @@ def _seconds(rows: Rows, column: str, unit: str) -> np.ndarray:
     return out
 
 
-def _values(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
+def _values(rows: ParquetRows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     import pyarrow as pa
 
     for column in columns:
@@ -186,7 +188,7 @@ def _values(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     return _pieces(rows, columns)
 
 
-def _pieces(rows: Rows, columns: Sequence[str]) -> Iterator[np.ndarray]:
+def _pieces(rows: ParquetRows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     begin = 0
     for batch in rows.batches(list(columns), max(1, min(READ, NUMBERS // len(columns)))):
         out = np.empty((len(batch), len(columns)), dtype=np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import Pictures
+from holdfast.data.images import ImageFormat
 from holdfast.data.sources.images import ImageSource
 
 
@@ -28,5 +28,5 @@ class Svhn(ImageSource):
     repo: str | None = setting("ufldl-stanford/svhn", "the dataset's id on the Hugging Face Hub, OWNER/NAME")
     subset: str | None = setting("cropped_digits", "one of the subsets that the folder has")
 
-    def _pictures(self) -> Pictures:
-        return Pictures("colour", shape=(32, 32))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("colour", shape=(32, 32))

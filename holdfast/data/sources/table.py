@@ -11,15 +11,15 @@ from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.columns import Category, Number, kind_of, numbers
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order
-from holdfast.data.sources.labelled import Labelled, Scale
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder
+from holdfast.data.sources.labelled import LabelledSource, Scale
 
 BATCH = 16384
 
 
 @register("source", "table")
-class Table(Labelled):
+class TableSource(LabelledSource):
     """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the
     label.
 
@@ -37,7 +37,7 @@ class Table(Labelled):
     )
     buckets: int = setting(64, "a categorical column with more values than this is hashed into so many", ge=1)
 
-    def _fill(self, order: Order, new: New) -> Scale:
+    def _fill(self, order: RowOrder, new: New) -> Scale:
         names = self._names(order.parts)
         fitted = self._fitted(order, names)
         width = sum(column.width for column in fitted)
@@ -55,7 +55,7 @@ class Table(Labelled):
                     advance(len(batch))
         return (0.0,), (1.0,)
 
-    def _names(self, parts: tuple[Rows, ...]) -> list[str]:
+    def _names(self, parts: tuple[ParquetRows, ...]) -> list[str]:
         """The columns to use, all of them such that they can be used."""
         for rows in parts:
             for name in (*self.columns, *self.categorical):
@@ -68,7 +68,7 @@ class Table(Labelled):
             raise DataError(f"data.options.categorical: '{stray[0]}' is not among the columns that are used")
         return names
 
-    def _fitted(self, order: Order, names: list[str]) -> list[Number | Category]:
+    def _fitted(self, order: RowOrder, names: list[str]) -> list[Number | Category]:
         """How each column becomes numbers, found from the rows of the train split, one column after the
         other."""
         import pyarrow as pa
@@ -85,7 +85,7 @@ class Table(Labelled):
                 fitted.append(Category(rows.column(name).filter(pa.array(train)), self.buckets))
         return fitted
 
-    def _kind(self, parts: tuple[Rows, ...], name: str) -> str:
+    def _kind(self, parts: tuple[ParquetRows, ...], name: str) -> str:
         kinds = ["category" if name in self.categorical else kind_of(rows.type_of(name)) for rows in parts]
         for rows, kind in zip(parts, kinds, strict=True):
             if kind == "neither":
@@ -102,7 +102,7 @@ class Table(Labelled):
 
 
 def _encoded(
-    batch: Any, names: list[str], fitted: list[Number | Category], rows: Rows, before: int
+    batch: Any, names: list[str], fitted: list[Number | Category], rows: ParquetRows, before: int
 ) -> np.ndarray:
     """float32 [n, width] of a batch that begins after `before` rows of its split."""
 

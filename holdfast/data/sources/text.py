@@ -10,17 +10,17 @@ from holdfast.core.errors import DataError
 from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
-from holdfast.data.hashed_words import Words
-from holdfast.data.parquet import Rows
-from holdfast.data.row_order import Order
-from holdfast.data.sources.labelled import Labelled, Scale
+from holdfast.data.hashed_words import WordHasher
+from holdfast.data.parquet import ParquetRows
+from holdfast.data.row_order import RowOrder
+from holdfast.data.sources.labelled import LabelledSource, Scale
 
 _REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
 _LENGTH = "words of a sample; shorter texts are filled up with 0"
 
 
 @register("source", "text")
-class Text(Labelled):
+class Text(LabelledSource):
     """Texts of your own: Parquet files with a column of texts and one of labels. Words travel as hashes,
     without a vocabulary.
 
@@ -37,9 +37,9 @@ class Text(Labelled):
         "head", "which words of a longer text are kept: the first, or the last"
     )
 
-    def _fill(self, order: Order, new: New) -> Scale:
+    def _fill(self, order: RowOrder, new: New) -> Scale:
         x = new("x", (order.count, self.length), np.int32)
-        words, begin = Words(self.length, self.keep), 0
+        words, begin = WordHasher(self.length, self.keep), 0
         with progress(f"hashing the words of {self.name}", order.count) as advance:
             for rows in order.parts:
                 at = 0  # in this split
@@ -85,7 +85,7 @@ class Imdb(Text):
     length: int = setting(256, _LENGTH, ge=1)
 
 
-def read_texts(column: Any, rows: Rows, before: int, name: str) -> list[str]:
+def read_texts(column: Any, rows: ParquetRows, before: int, name: str) -> list[str]:
     """A batch that begins after `before` rows of its split."""
     import pyarrow as pa
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from holdfast.core.registry import register, setting
-from holdfast.data.images import Pictures
+from holdfast.data.images import ImageFormat
 from holdfast.data.sources.images import ImageSource
 
 
@@ -25,5 +25,5 @@ class TinyImagenet(ImageSource):
         "zh-plus/tiny-imagenet", "the dataset's id on the Hugging Face Hub, OWNER/NAME"
     )
 
-    def _pictures(self) -> Pictures:
-        return Pictures("colour", shape=(64, 64))
+    def _image_format(self) -> ImageFormat:
+        return ImageFormat("colour", shape=(64, 64))

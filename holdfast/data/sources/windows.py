@@ -13,14 +13,14 @@ from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.list_columns import first_shape, read_lists
 from holdfast.data.moments import Moments
-from holdfast.data.row_order import Order
-from holdfast.data.sources.labelled import Labelled, Scale
+from holdfast.data.row_order import RowOrder
+from holdfast.data.sources.labelled import LabelledSource, Scale
 
 NUMBERS = 1 << 22  # read at once
 
 
 @register("source", "windows")
-class Windows(Labelled):
+class Windows(LabelledSource):
     """Sensor windows of your own: Parquet files with a list of numbers in each row. Rows that are yet to be
     cut: see `recordings`.
 
@@ -36,7 +36,7 @@ class Windows(Labelled):
         "channels", "a list holds channel after channel, or (time) moment after moment"
     )
 
-    def _fill(self, order: Order, new: New) -> Scale:
+    def _fill(self, order: RowOrder, new: New) -> Scale:
         shape = first_shape(order.parts[0], self.signal)
         width = math.prod(shape)
         if self.numbers and width != self.numbers:

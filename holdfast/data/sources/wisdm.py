@@ -17,7 +17,7 @@ from holdfast.core.progress import progress
 from holdfast.core.registry import register, setting
 from holdfast.data.cache import New
 from holdfast.data.samples import Samples
-from holdfast.data.sources.recordings import Recordings, Track
+from holdfast.data.sources.recordings import Recordings, SensorRows
 
 RAW = "WISDM_ar_v1.1_raw.txt"
 _MOST = 1 << 32  # bytes: the file has 50 MB
@@ -61,17 +61,17 @@ class Wisdm(Recordings):
         rows = read_raw(path)
         names, label = np.unique(rows.activity, return_inverse=True)
         user = np.unique(rows.user, return_inverse=True)[1]
-        track = Track(label.astype(np.int64), user.astype(np.int64), rows.time * 1e-9, [rows.values])
+        track = SensorRows(label.astype(np.int64), user.astype(np.int64), rows.time * 1e-9, [rows.values])
         return {"classes": len(names), "class_names": tuple(map(str, names)), **self._windows([track], new)}
 
-    def _windows(self, tracks: Iterable[Track], new: New) -> dict[str, Any]:
+    def _windows(self, tracks: Iterable[SensorRows], new: New) -> dict[str, Any]:
         return super()._windows(
             (track if track.time is None else track.only(track.time != 0) for track in tracks), new
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Raw:
+class WisdmRecords:
     """What the text file holds."""
 
     user: np.ndarray  # [rows] int64
@@ -81,7 +81,7 @@ class Raw:
     dropped: int  # records that are damaged
 
 
-def read_raw(path: Path) -> Raw:
+def read_raw(path: Path) -> WisdmRecords:
     """Records like 33,Jogging,49105962326000,-0.69,12.68,0.50; of which some lack the semicolon, a number, or
     a line of their own."""
     user, time, values = array("q"), array("q"), array("f")
@@ -114,7 +114,7 @@ def read_raw(path: Path) -> Raw:
             f"{path}: {lost} are left away, {len(user) - timeless:,} remain", UserWarning, stacklevel=2
         )
     columns = np.array(user, dtype=np.int64), np.array(activity), np.array(time, dtype=np.int64)
-    return Raw(*columns, np.array(values, dtype=np.float32).reshape(-1, 3), dropped)
+    return WisdmRecords(*columns, np.array(values, dtype=np.float32).reshape(-1, 3), dropped)
 
 
 def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | None:

@@ -52,7 +52,7 @@ def either(first: Padded, second: Padded) -> Padded:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ClientRows:
     """One list of (row, label) pairs per client; client i's are [start[i], start[i + 1]). A list may be
     empty."""
 
@@ -61,21 +61,21 @@ class Table:
     start: Tensor  # [K + 1] int64
 
     @staticmethod
-    def from_lists(lists: Sequence[np.ndarray], y: Tensor | np.ndarray) -> Table:
+    def from_lists(lists: Sequence[np.ndarray], y: Tensor | np.ndarray) -> ClientRows:
         """Rows of each client, labelled as in the dataset (y holds a label for every row)."""
         rows = (
             np.concatenate([np.asarray(rows, dtype=np.int64).reshape(-1) for rows in lists])
             if lists
             else np.zeros(0, np.int64)
         )
-        return Table.from_counts(rows, np.array([len(rows) for rows in lists], dtype=np.int64), y)
+        return ClientRows.from_counts(rows, np.array([len(rows) for rows in lists], dtype=np.int64), y)
 
     @staticmethod
-    def from_counts(rows: np.ndarray, counts: np.ndarray, y: Tensor | np.ndarray) -> Table:
+    def from_counts(rows: np.ndarray, counts: np.ndarray, y: Tensor | np.ndarray) -> ClientRows:
         """The same from all rows in client order and how many each client has."""
         row = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         start = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-        return Table(row, torch.as_tensor(y).cpu()[row].to(torch.int64), start)
+        return ClientRows(row, torch.as_tensor(y).cpu()[row].to(torch.int64), start)
 
     @property
     def clients(self) -> int:
@@ -117,5 +117,5 @@ class Table:
         at = torch.where(inside, self.start[ids][:, None] + place, 0)
         return Padded(torch.where(inside, self.row[at], 0), torch.where(inside, self.label[at], 0), count)
 
-    def to(self, device: torch.device | str) -> Table:
-        return Table(self.row.to(device), self.label.to(device), self.start.to(device))
+    def to(self, device: torch.device | str) -> ClientRows:
+        return ClientRows(self.row.to(device), self.label.to(device), self.start.to(device))

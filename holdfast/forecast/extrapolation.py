@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.experiment.loop import Experiment
 from holdfast.forecast.participation import ExpectedParticipation
-from holdfast.forecast.short_rounds import Span
+from holdfast.forecast.short_rounds import TimedExchange
 from holdfast.local.plan import Plan
 
 
@@ -67,7 +67,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Forecast:
     device: str
     cells: tuple[str, ...]
     groups: tuple[GroupPlan, ...]
@@ -92,17 +92,17 @@ class MeasuredRounds:
     real_every: Sequence[int]
     last: int
     """The last round; what came after it was the methods' finish."""
-    spans: Sequence[Span]
+    timed: Sequence[TimedExchange]
     began: dict[int, float]
     called: float
     ended: float
-    attendances: Sequence[ExpectedParticipation]
+    participations: Sequence[ExpectedParticipation]
     plans: Sequence[Plan]
     threads: int
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _ExchangeTotals:
     """All exchanges of one kind in the whole run: steps of all clients, and seconds."""
 
     group: tuple[Any, ...]
@@ -111,11 +111,11 @@ class _Kind:
     seconds: float
 
 
-def predict_seconds(seen: MeasuredRounds) -> tuple[Seconds, list[_Kind]]:
-    kinds = [_kind(seen, spans) for spans in _by_kind(seen.spans)]
+def forecast_seconds(seen: MeasuredRounds) -> tuple[Seconds, list[_ExchangeTotals]]:
+    kinds = [_kind(seen, timed) for timed in _by_kind(seen.timed)]
     walls = {r: seen.began[r + 1] - seen.began[r] for r in range(1, seen.last)}
     in_spans = {
-        r: sum(span.seconds for span in seen.spans if span.round == r) for r in range(1, seen.last + 1)
+        r: sum(span.seconds for span in seen.timed if span.round == r) for r in range(1, seen.last + 1)
     }
     rest = median(max(0.0, walls[r] - in_spans[r]) for r in range(2, seen.last))
     rounds = mean(seen.real_rounds)
@@ -124,7 +124,7 @@ def predict_seconds(seen: MeasuredRounds) -> tuple[Seconds, list[_Kind]]:
     end = max(
         0.0, seen.ended - seen.began[seen.last] - in_spans[seen.last] - rest
     )  # figures are gathered, workers end
-    end -= min(end, sum(span.seconds for span in seen.spans if span.round > seen.last))
+    end -= min(end, sum(span.seconds for span in seen.timed if span.round > seen.last))
     training = sum(kind.seconds for kind in kinds if not kind.evaluation)
     return (
         Seconds(start, training, sum(kind.seconds for kind in kinds if kind.evaluation), rest * rounds + end),
@@ -136,24 +136,24 @@ def evaluations(rounds: int, every: int) -> int:
     return -(-rounds // every)
 
 
-def _by_kind(spans: Iterable[Span]) -> list[list[Span]]:
-    found: dict[Any, list[Span]] = {}
-    for span in spans:
+def _by_kind(timed: Iterable[TimedExchange]) -> list[list[TimedExchange]]:
+    found: dict[Any, list[TimedExchange]] = {}
+    for span in timed:
         found.setdefault((span.group, span.evaluation), []).append(span)
     return list(found.values())
 
 
-def _kind(seen: MeasuredRounds, spans: list[Span]) -> _Kind:
+def _kind(seen: MeasuredRounds, timed: list[TimedExchange]) -> _ExchangeTotals:
     """In every round, or in every evaluation, seconds = fixed + slope * rows."""
-    first = spans[0]
+    first = timed[0]
     members = [i for i, e in enumerate(seen.experiments) if e.run_context.group(first.task) == first.group]
-    steady = sorted({span.round for span in spans if 2 <= span.round <= seen.last})
-    after = [span for span in spans if span.round > seen.last]
+    steady = sorted({span.round for span in timed if 2 <= span.round <= seen.last})
+    after = [span for span in timed if span.round > seen.last]
 
     def total(round: int, name: str) -> float:
-        return sum(getattr(span.work, name) for span in spans if span.round == round)
+        return sum(getattr(span.work, name) for span in timed if span.round == round)
 
-    points = [(total(r, "rows"), sum(span.seconds for span in spans if span.round == r)) for r in steady]
+    points = [(total(r, "rows"), sum(span.seconds for span in timed if span.round == r)) for r in steady]
     fixed, slope = line(points)
     times = mean(
         evaluations(seen.real_rounds[i], seen.real_every[i]) if first.evaluation else seen.real_rounds[i]
@@ -166,7 +166,7 @@ def _kind(seen: MeasuredRounds, spans: list[Span]) -> _Kind:
     )
     finish = sum(span.seconds + slope * (span.work.rows_in_full - span.work.rows) for span in after)
     steps += sum(span.work.steps_in_full for span in after)
-    return _Kind(first.group, first.evaluation, steps, fixed * times + slope * rows + finish)
+    return _ExchangeTotals(first.group, first.evaluation, steps, fixed * times + slope * rows + finish)
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -187,12 +187,14 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _growth(seen: MeasuredRounds, members: list[int], steady: list[int], times: float) -> float:
     """How much more the cohorts of an average round of the run train than those of the rehearsed rounds."""
-    discarding = sum(float(seen.attendances[i].steps[r - 1]) for i in members for r in steady) / len(steady)
-    planned = sum(float(seen.attendances[i].steps[: seen.real_rounds[i]].sum()) for i in members)
+    discarding = sum(float(seen.participations[i].steps[r - 1]) for i in members for r in steady) / len(
+        steady
+    )
+    planned = sum(float(seen.participations[i].steps[: seen.real_rounds[i]].sum()) for i in members)
     return planned / (discarding * times) if discarding else 1.0
 
 
-def group_plans(seen: MeasuredRounds, kinds: Sequence[_Kind], device: str) -> tuple[GroupPlan, ...]:
+def group_plans(seen: MeasuredRounds, kinds: Sequence[_ExchangeTotals], device: str) -> tuple[GroupPlan, ...]:
     found: dict[Any, list[int]] = {}
     for place, experiment in enumerate(seen.experiments):
         found.setdefault(experiment.run_context.group("train")[1:], []).append(place)
@@ -221,7 +223,7 @@ def group_plans(seen: MeasuredRounds, kinds: Sequence[_Kind], device: str) -> tu
     return tuple(out)
 
 
-def predict_disk(seen: MeasuredRounds, others: int, other_files: int) -> Disk:
+def forecast_disk(seen: MeasuredRounds, others: int, other_files: int) -> Disk:
     """`others`: bytes of what a sweep writes beside its cells."""
     cells = np.array([_cell_on_disk(seen, i) for i in range(len(seen.experiments))]).sum(axis=0)
     once, rounds, private, files = (int(value) for value in cells)
@@ -230,7 +232,7 @@ def predict_disk(seen: MeasuredRounds, others: int, other_files: int) -> Disk:
 
 def _cell_on_disk(seen: MeasuredRounds, place: int) -> tuple[float, float, float, float]:
     """Bytes written once, in all rounds, of private rows; and how many files."""
-    folder, expected_participation = seen.experiments[place].out, seen.attendances[place]
+    folder, expected_participation = seen.experiments[place].out, seen.participations[place]
     rounds, last = seen.real_rounds[place], seen.last
     sizes = {
         str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.data.federation import Table
+from holdfast.data.federation import ClientRows
 
 
-def random_table(seed: int, clients: int) -> tuple[Table, list[np.ndarray], np.ndarray]:
+def random_table(seed: int, clients: int) -> tuple[ClientRows, list[np.ndarray], np.ndarray]:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 7, 500)
     lists = [rng.choice(500, size=rng.integers(0, 9), replace=False) for _ in range(clients)]
-    return Table.from_lists(lists, y), lists, y
+    return ClientRows.from_lists(lists, y), lists, y
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -39,7 +39,7 @@ def test_counts_and_single_clients() -> None:
 
 
 def test_a_wider_table_on_request_and_never_a_narrower_one() -> None:
-    table = Table.from_lists([np.array([1, 2]), np.array([3])], np.arange(4))
+    table = ClientRows.from_lists([np.array([1, 2]), np.array([3])], np.arange(4))
     assert table.take(torch.tensor([1]), at_least=4).rows.tolist() == [[3, 0, 0, 0]]
     assert table.take(torch.tensor([0]), at_least=1).rows.tolist() == [[1, 2]]
 
@@ -48,7 +48,7 @@ def test_a_wider_table_on_request_and_never_a_narrower_one() -> None:
     "lists", [[np.zeros(0, dtype=np.int64)] * 3, [np.zeros(0), np.array([5]), np.zeros(0)]]
 )
 def test_empty_clients(lists: list[np.ndarray]) -> None:
-    table = Table.from_lists(lists, np.arange(10))
+    table = ClientRows.from_lists(lists, np.arange(10))
     padded = table.take(torch.tensor([0, 2]))
     assert padded.rows.tolist() == [[0], [0]] and padded.count.tolist() == [0, 0] and not padded.mask.any()
     nobody = table.take(torch.zeros(0, dtype=torch.int64))
@@ -57,7 +57,7 @@ def test_empty_clients(lists: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [0, 2]])
 def test_ids_outside_the_table_are_refused(ids: list[int]) -> None:
-    table = Table.from_lists([np.array([1]), np.array([2])], np.arange(4))
+    table = ClientRows.from_lists([np.array([1]), np.array([2])], np.arange(4))
     with pytest.raises(IndexError, match="of a table of 2"):
         table.take(torch.tensor(ids))
     with pytest.raises(IndexError, match="of a table of 2"):
