@@ -27,6 +27,7 @@ from holdfast.report.rerun_config import as_text
 from holdfast.report.table import CHOSEN, STATUS, Entry, Table, percent, to_markdown
 from holdfast.storage.status import RunStatus
 from holdfast.sweeps.grid import Settings, combinations, configs, label
+from holdfast.sweeps.runner import sweep
 from holdfast.tuning.space import Candidate, SearchSpace
 
 
