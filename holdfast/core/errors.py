@@ -30,6 +30,10 @@ class UnknownPart(ConfigError):
     """A name that no registered part has; a plug-in might."""
 
 
+class NoSuchResult(ConfigError, AttributeError):
+    """A result that only runs of other methods have."""
+
+
 class DataError(HoldfastError):
     """Data that is missing, damaged, or cannot be divided as asked."""
 

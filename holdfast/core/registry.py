@@ -10,7 +10,6 @@ documented command-line card and the object that does the work:
 
 Plug-ins register the same way, from a file named by --plugin or from an entry point of the group
 `holdfast.plugins`.
-
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from holdfast.core.errors import ConfigError, UnknownPart, in_print, suggest
+from holdfast.core.recorded_table import RecordedTable
 
 KINDS = ("method", "aggregator", "wrapper", "detector", "attack", "partition", "source", "model", "loss")
 
@@ -70,6 +70,8 @@ class Part(BaseModel):
     search: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where
     that says."""
+    tables: ClassVar[Mapping[str, RecordedTable]] = {}
+    """The tables that it records in every round, by name: what they mean and how they are drawn."""
 
     @model_validator(mode="before")
     @classmethod

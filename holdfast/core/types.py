@@ -27,10 +27,6 @@ SCORE = "score"
 """The task of a committee member, whatever the method: try the models one is sent on one's own validation
 samples."""
 
-QUIET = frozenset({SCORE, "request", "notify"})
-"""Tasks after which a client's models are what they were: whoever did nothing else in a round did not take
-part in it."""
-
 
 @dataclass(frozen=True)
 class Field:
@@ -45,6 +41,9 @@ class Field:
     high: float | None = None
     dtype: torch.dtype | None = None
     """None: the network's own."""
+    of_samples: bool = False
+    """Whether it counts some of the client's own training samples, such as those of a class: in a federation
+    it is bounded by the number of samples that the client can have."""
 
 
 Schema = Mapping[str, Field]

@@ -132,7 +132,7 @@ class Fleet:
             }
             missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
             answered = len([c for c in wanted if c in rows or c in refused])
-            if self._enough(header, len(wanted), answered, missing):
+            if exchange.task in run_context.rule.optional or self._enough(len(wanted), answered, missing):
                 break
             waits = end is not None
             end = end if end is not None else time.monotonic() + self.patience.wait
@@ -213,7 +213,8 @@ class Fleet:
                 self.declared.least,
                 dict.fromkeys(("train", "validation", "test"), self.declared.most),
             )
-        bounds = {"count": (least, most["train"]), "held": (0, most["train"])}  # in all, and of each class
+        bounds = {"count": (least, most["train"])}  # in all
+        bounds |= {name: (0, most["train"]) for name, field in schema.items() if field.of_samples}
         bounds |= {f"{split}/total": (0, most[split]) for split in ("validation", "test")}
         counted = {
             name: replace(field, low=bounds[name][0], high=bounds[name][1]) if name in bounds else field
@@ -227,10 +228,8 @@ class Fleet:
             counted["loss"] = replace(schema["loss"], low=0)
         return counted
 
-    def _enough(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
-        if not missing or header.task == "request":  # a newcomer that makes no request is no reason to wait
-            return True
-        return answered >= max(1, math.ceil(self.patience.quorum * wanted))
+    def _enough(self, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
+        return not missing or answered >= max(1, math.ceil(self.patience.quorum * wanted))
 
     def _give_up(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> None:
         """The round stays uncommitted, so nothing is lost by stopping."""

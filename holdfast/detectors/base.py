@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,3 +41,16 @@ class Detector(Part):
         do not say)."""
         yield from ()
         raise TypeError(f"{type(self).__name__} does not say how it judges")
+
+    def bounds(self, scores: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """The largest score that passes, by the name of the score, for pictures of a round whose scores these
+        are."""
+        return {}
+
+
+def named(detectors: Iterable[Detector]) -> Iterator[tuple[str, Detector]]:
+    """Yield each detector with its name in the verdict; the second of a kind is "norm-2"."""
+    seen: dict[str, int] = {}
+    for detector in detectors:
+        seen[detector.name] = seen.get(detector.name, 0) + 1
+        yield f"{detector.name}-{seen[detector.name]}" if seen[detector.name] > 1 else detector.name, detector

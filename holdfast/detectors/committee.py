@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import SCORE, Exchange, State, Uplink
 from holdfast.detectors.base import Detector, Judgement
@@ -69,6 +71,9 @@ class Ballot:
     heard: Tensor
 
 
+_shown = partial(RecordedTable, section="committee")
+
+
 @register("detector", "committee", paper=PAPER)
 class Committee(Detector):
     """Clients try each other's models on their own validation samples; models below a rising accuracy are
@@ -78,6 +83,33 @@ class Committee(Detector):
     traffic is counted. A member does not score its own model. A federation of one or two clients has no
     committee, and everything passes."""
 
+    tables = {
+        "accuracy": _shown(
+            "the committee's score of each client's model",
+            rows="ids",
+            share=True,
+            bound="threshold",
+            given_by="members",
+        ),
+        "admitted": _shown(
+            "1 where the committee accepted a client's model", kind="flags", rows="ids", share=True
+        ),
+        "votes": _shown(
+            "what each member (client) scored each model (other)",
+            kind="votes",
+            rows="members",
+            columns="ids",
+            share=True,
+        ),
+        "total": _shown("contribution of each client so far, by which members are elected", rows="clients"),
+        "members": _shown("the members of the committee", kind="members"),
+        "threshold": _shown("the score that a model had to reach", kind="number", share=True),
+        "next_threshold": _shown(
+            "the score that a model must reach in the next round", kind="number", share=True
+        ),
+        "clients": _shown("clients that have a contribution", kind="ids"),
+        "error": _shown("", share=True),
+    }
     size: int = setting(
         0, "members; 0: a tenth of the cohort, at least 3; always at most the cohort less 2", ge=0
     )

@@ -9,7 +9,7 @@ median norm says more."""
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,9 @@ class Norm(Detector):
             i: reason for i, reason in ctx.refused.items() if reason == _NOT_FINITE
         }  # screening took these out before
         return Judgement(state, banned, {"norm": lengths})
+
+    def bounds(self, scores: Mapping[str, Tensor]) -> Mapping[str, float]:
+        return {"norm": self.bound(scores["norm"])}
 
     def bound(self, lengths: Tensor) -> float:
         """A median needs three clients, or the longer of two would be banned for being longer; and where most

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.report.charts import Point, Series
 from holdfast.report.diagnosis import Cells, Curves, Diagnosis
 from holdfast.results.run import Run, name_of
-from holdfast.results.tables import SHARES
 
 _MEGABYTE = 1e6
 _ROWS = 12  # of a short table
@@ -28,12 +28,12 @@ def diagnose(run: Run, what: str, round: int | None = None) -> Diagnosis:
         return _turned_away(run, frame, title, note)
     if "part" in frame:
         return _parts(frame, what, title, note)
-    if what.endswith("/members"):
+    if run.declared_tables.kind(what) == "members":
         return _members(run, frame, title, note)
     if "class" in frame:
         return _matches(frame, title, note, _round(frame, round))
     if "other" in frame:
-        return _pairs(frame, title, note, _round(frame, round), what)
+        return _pairs(run, frame, title, note, _round(frame, round), what)
     return _over_rounds(run, frame, what, title, note)
 
 
@@ -48,7 +48,8 @@ def name_of_run(run: Run) -> str:
 
 def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
     """Median and range of both kinds of client."""
-    share = what.rsplit("/", 1)[-1] in SHARES
+    declared = run.declared_tables.find(what) or RecordedTable("")
+    share, mean, beside = declared.share, declared.kind == "flags", what.rpartition("/")[0]
     usable = frame[np.isfinite(frame["value"])]
     lost = (
         f" {len(frame) - len(usable)} values that are not finite are left out."
@@ -60,16 +61,16 @@ def _over_rounds(run: Run, frame: pd.DataFrame, what: str, title: str, note: str
         return Diagnosis(title, frame, _some(frame), [Curves(title, note + lost, series, share)])
     series, short = [], pd.DataFrame({"round": sorted(frame["round"].unique())})
     for name, rows in _kinds(usable):
-        points = _points(rows, mean=what.endswith("/admitted"))
+        points = _points(rows, mean=mean)
         series.append(Series(name, points))
         columns = ["round", name, f"{name} least", f"{name} most"]
         short = short.merge(pd.DataFrame(points, columns=columns), on="round", how="left")
-    if what.endswith("/accuracy"):
-        threshold = run.table(what.replace("/accuracy", "/threshold"))
+    if declared.bound:
+        threshold = run.table(f"{beside}/{declared.bound}")
         series.append(Series("threshold", _points(threshold)))
         short = short.merge(threshold.rename(columns={"value": "threshold"}), on="round", how="left")
-    more = _sittings(run, what.replace("/accuracy", "/members")) if what.endswith("/accuracy") else []
-    middle = "Mean" if what.endswith("/admitted") else "Median and range over the clients"
+    more = _sittings(run, f"{beside}/{declared.given_by}") if declared.given_by else []
+    middle = "Mean" if mean else "Median and range over the clients"
     return Diagnosis(
         title, frame, _some(short), [Curves(title, f"{note} {middle}.{lost}", series, share), *more]
     )
@@ -112,17 +113,17 @@ def _parts(frame: pd.DataFrame, what: str, title: str, note: str) -> Diagnosis:
     return Diagnosis(title, frame, short, [Curves(title, note, series)])
 
 
-def _pairs(frame: pd.DataFrame, title: str, note: str, round: int, what: str) -> Diagnosis:
+def _pairs(run: Run, frame: pd.DataFrame, title: str, note: str, round: int, what: str) -> Diagnosis:
     """A matrix of one round: whose row, whose column."""
     one = frame[frame["round"] == round]
     wide = one.pivot(index="client", columns="other", values="value")
-    share, bad = what.rsplit("/", 1)[-1] in SHARES, set(frame.loc[frame["malicious"], "client"])
+    share, bad = run.declared_tables.share(what), set(frame.loc[frame["malicious"], "client"])
     small = 0.005 if share else 0.0  # what would read 0 stays empty
     values = [[float(v) if v > small else 0.0 for v in wide[name]] for name in wide]
     texts = [[f"{100 * v:.0f}" if share else f"{v:.2g}" for v in wide[name]] for name in wide]
     most = max((v for column in values for v in column), default=0.0) or 1.0
     legend = ("0", f"{100 * most:.3g} %" if share else f"{most:.3g}")
-    words = ("model of", "member") if what.endswith("/votes") else ("model of", "client")
+    words = ("model of", "member" if run.declared_tables.kind(what) == "votes" else "client")
     unit = " In per cent." if share else ""
     heads, names = _marked(wide.columns, bad), _marked(wide.index, bad)
     cells = Cells(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
-from holdfast.core.types import QUIET, ROOT, Exchange, State, Uplink, Verdict
+from holdfast.core.types import ROOT, SCORE, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
 from holdfast.engine.client_stack import EVALUATE
 from holdfast.engine.run_context import Measure, RunContext
@@ -75,7 +75,7 @@ class Experiment:
         self.models = tuple(m for m in self.method.models if m in config.evaluate.models)
         self.metrics = tuple(dict.fromkeys(config.evaluate.metrics))
         self.run_context = self._run_context()
-        self.meter = Meter()
+        self.meter = Meter(self.rule.quiet)
         self.finished: dict[str, Any] | None = None
 
     @property
@@ -148,7 +148,7 @@ class Experiment:
 
     def _metered(self, steps: Steps) -> Steps:
         """Pass exchanges through, number them, lose some replies if asked to, and count bytes and seconds."""
-        meter = self.meter = Meter()
+        meter = self.meter = Meter(self.rule.quiet)
         started, up = time.perf_counter(), None
         while True:
             try:
@@ -248,11 +248,8 @@ class Experiment:
     ) -> PreparedRound:
         """All of the round written; who drives makes it the truth."""
         meter, round, rows = self.meter, self.run_context.round, self.run_context.rows
-        if "matches" in verdict.tables:  # of a method that looks for peers
-            benign = self.adversary.benign(verdict.ids, round)
-            figures = figures | metrics.of_matches(
-                verdict.tables["matches"], verdict.ids, self.federation.facts, benign
-            )
+        benign = self.adversary.benign(verdict.ids, round)
+        figures = figures | self.method.round_figures(verdict, self.federation.facts, benign)
         seconds = {"client": meter.client, "server": meter.server, "evaluate": meter.evaluate}
         part = {
             "round": self.run_context.round,
@@ -396,7 +393,8 @@ class Experiment:
 class Meter:
     """Bytes, seconds and refusals of one round."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: frozenset[str] = frozenset()) -> None:
+        self.quiet = quiet | {SCORE}
         self.client = self.server = self.evaluate = 0.0
         self.up = self.down = self.exchanges = self.steps = 0
         self.asked: set[int] = set()
@@ -423,7 +421,7 @@ class Meter:
         self.up += int(up.bytes_up()[up.ids != ROOT].sum())
         self.refused.update(up.refused)
         self.answers.append((theirs, refused))
-        if exchange.task not in QUIET:
+        if exchange.task not in self.quiet:
             self.answered.update(theirs, refused)
         if "loss" in up.fields:
             self.losses.append(up["loss"][up.ids != ROOT])

@@ -3,8 +3,9 @@ it deploys."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from holdfast.core.flat import Wire
 from holdfast.core.registry import Part, declared
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.detectors.base import Detector
+from holdfast.evaluation.metrics import Figures
 from holdfast.local.client import Local, Received
 from holdfast.local.function_identity import identity
 from holdfast.methods.client_view import ClientView
@@ -28,6 +31,11 @@ class ClientRule:
 
     tasks: ClassVar[frozenset[str]] = frozenset({"train"})
     """What its server half may ask for: names of its methods."""
+    quiet: ClassVar[frozenset[str]] = frozenset()
+    """Tasks that leave a client's models as they were: a client that did nothing else in a round did not take
+    part in it."""
+    optional: ClassVar[frozenset[str]] = frozenset()
+    """Tasks for whose missing replies a federation does not wait."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """What it cannot do without, for example {"validation"}."""
     knows: ClassVar[frozenset[str]] = frozenset()
@@ -102,6 +110,27 @@ class ClientRule:
         return received.into(own)
 
 
+class FinishedRun(Protocol):
+    """What a method's own results may use of a run on disk."""
+
+    path: Path
+
+    def server_state(self) -> State:
+        """The server's state after the last committed round."""
+
+    def module(self, model: Tensor) -> nn.Module:
+        """A model as it travels, as a module."""
+
+    def parameters_of(self, change: Tensor | Mapping[str, Tensor], where: str) -> Tensor:
+        """A change of a model as one vector of its parameters; errors begin with `where`."""
+
+    def newcomer(self) -> int:
+        """The number that a client would get that joins now."""
+
+    def delivered(self, client: int, reply: Callable[[Schema], Fields], where: str) -> Exchange:
+        """What the server would send this client now; `reply` makes its answer to what it is asked first."""
+
+
 class ServerRule:
     """The server half: state and uplinks in, state and verdict out. A round is a generator that yields
     Exchanges and is sent Uplinks."""
@@ -142,10 +171,24 @@ class Method(Part):
     reduces: ClassVar[bool] = True
     """Whether it ever aggregates updates: if not, choosing an aggregator is a mistake."""
 
+    results: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """What a run of this method can give beyond the common results, by name: each function gets the
+    `FinishedRun` first, and `run.name(...)` calls it."""
+
     @property
     def draws_banned(self) -> bool:
         """Whether clients that its server half banned are drawn all the same, and it ignores them itself."""
         return False
+
+    def detectors(self) -> tuple[Detector, ...]:
+        """Its own detectors, which judge before the attached ones."""
+        return ()
+
+    def round_figures(self, verdict: Verdict, facts: Mapping[str, Tensor], benign: Tensor) -> Figures:
+        """Figures of a round that only this method has, from its verdict. `facts` is what the partition knows
+        of the clients, `benign` marks those of `verdict.ids`. They go into the round's metrics and nowhere
+        else."""
+        return {}
 
     def row_settings(self) -> dict[str, float]:
         """Settings that may differ between fused experiments, and that a client half finds in

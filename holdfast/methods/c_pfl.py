@@ -36,6 +36,7 @@ class CPflClient(ClientRule):
 
     method: CPfl
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "notify", "tune"})
+    quiet: ClassVar[frozenset[str]] = frozenset({"notify"})
 
     def shared(self, network: Network, round: int) -> Tensor:
         return (
@@ -95,9 +96,8 @@ class CPflServer(ServerRule):
     method: CPfl
 
     def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        model, committee = state["model"], self.method.committee
+        model, own = state["model"], self.method.detectors()
         up = yield ctx.ask("train", model, self._trainers(state, ctx))
-        own = (committee,) if isinstance(committee, Committee) else ()
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
         merged = self._weighed(ctx.reduce(state, passed, model, verdict), ctx, model, up, passed)
         if own and self.method.feedback:
@@ -195,3 +195,6 @@ class CPfl(Method):
             if isinstance(given, Mapping)
             else given
         )
+
+    def detectors(self) -> tuple[Committee, ...]:
+        return (self.committee,) if isinstance(self.committee, Committee) else ()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from holdfast.aggregators.bipartition import at_odds, bipartition
 from holdfast.aggregators.geometry import cosines, norms
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
 from holdfast.methods.base import Method, ServerRule
@@ -289,6 +290,12 @@ class ClusteredFl(Method):
 
     Client = FedAvgClient
     Server = ClusteredServer
+    tables = {
+        "mean_norm": RecordedTable("length of each cluster's mean update", kind="number"),
+        "max_norm": RecordedTable("length of each cluster's longest update", kind="number"),
+        "split": RecordedTable("1 for each cluster that was cut in two", kind="number"),
+        "cluster": RecordedTable("the node of each cluster in the tree", kind="number"),
+    }
     models = ("customised",)
     deploys = "customised"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"eps1": (0.3, 0.5, 0.7), "across": (0.0, 1.0)}

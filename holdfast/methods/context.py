@@ -17,7 +17,7 @@ from holdfast.core.flat import Layout, Wire
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict, broadcast, nothing
-from holdfast.detectors.base import Detector
+from holdfast.detectors.base import Detector, named
 
 Steps = Generator[Exchange, Uplink, Any]
 OWN = "method-detector"  # where a server's state keeps what the method's own detectors remember
@@ -144,17 +144,9 @@ class Context(Guarded):
         return state, up, replace(verdict, ids=judged, scores=scores, tables=tables)
 
     def _places(self, own: tuple[Detector, ...]) -> Iterator[tuple[str, str, Detector]]:
-        """All detectors: where their memory lies in the state, and their names in the verdict; the second of
-        a kind is "norm-2"."""
-        seen: dict[str, int] = {}
-        for i, detector in enumerate((*own, *self.detectors)):
-            place = f"{OWN}{i}/" if i < len(own) else f"detector{i - len(own)}/"
-            seen[detector.name] = seen.get(detector.name, 0) + 1
-            yield (
-                place,
-                detector.name if seen[detector.name] == 1 else f"{detector.name}-{seen[detector.name]}",
-                detector,
-            )
+        """Yield for each detector where its memory lies in the state, its name in the verdict, and itself."""
+        for i, (name, detector) in enumerate(named((*own, *self.detectors))):
+            yield f"{OWN}{i}/" if i < len(own) else f"detector{i - len(own)}/", name, detector
 
     def reduce(
         self,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.geometry import distances
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, State, Uplink, Verdict
 from holdfast.local.client import Local, Received
@@ -104,6 +105,16 @@ class FedAmp(Method):
     models = ("personal",)
     deploys = "personal"
     reduces = False
+    tables = {
+        "attention": RecordedTable(
+            "how much of each other client's last model each client was given",
+            kind="mixture",
+            columns="attended",
+            share=True,
+            note="the rest is its own last model",
+        ),
+        "attended": RecordedTable("clients whose models the server keeps", kind="ids"),
+    }
     search: ClassVar[dict[str, tuple[float, ...]]] = {
         "sigma": (0.1, 1.0, 10.0, 100.0),
         "lam": (0.01, 0.1, 1.0),

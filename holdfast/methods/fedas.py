@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict, broadcast
 from holdfast.evaluation.prototypes import prototypes, width_of
@@ -333,6 +334,17 @@ class FedAS(Method):
 
     Client = FedASClient
     Server = FedASServer
+    tables = {
+        "fim": RecordedTable(
+            "trace of the Fisher information (t-FIM) that each client reported",
+            title="Trace of the Fisher information",
+        ),
+        "alpha": RecordedTable(
+            "weight of each client by its t-FIM, before the aggregation rule",
+            title="Weight by Fisher information",
+            share=True,
+        ),
+    }
     models = ("personal",)
     deploys = "personal"
     presets = {

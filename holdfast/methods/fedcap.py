@@ -12,22 +12,23 @@ the reference against which the pool was calibrated, the client trains from it a
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.aggregators.geometry import cosines_between, norms
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, Schema, State, Uplink, Verdict, broadcast
 from holdfast.detectors.norm import PAPER, Norm
 from holdfast.local.client import Local, Received
-from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
+from holdfast.methods.base import ClientRule, Fields, FinishedRun, Method, ServerRule
 from holdfast.methods.context import Context, laid_out
 
 POOL = ("pool/ids", "pool/models", "pool/updates", "pool/counts")
@@ -38,6 +39,7 @@ class FedCapClient(ClientRule):
 
     method: FedCap
     tasks = frozenset({"train", "request"})
+    quiet = optional = frozenset({"request"})
     models_per_client = 2
 
     def schema(self, task: str, wire: Wire) -> Schema:
@@ -281,6 +283,37 @@ def _without(state: State, verdict: Verdict) -> State:
     return {name: state[name][left] for name in POOL}
 
 
+# ---- results that only its runs have
+
+
+def pooled(run: FinishedRun) -> State:
+    """Return the server's state, with the pools from which a late joiner's model is made."""
+    state = run.server_state()
+    if "pool/ids" not in state:
+        raise ConfigError(
+            f"{run.path}: this run keeps no pools to customise a model from; set customise = true"
+        )
+    return state
+
+
+def reference(run: FinishedRun) -> nn.Module:
+    """Return the model from which a late joiner trains: `customise` takes the change that this makes."""
+    return run.module(pooled(run)["previous"])
+
+
+def customise(run: FinishedRun, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
+    """Return the model of a client that joins now, from the pools of the last cohort. `update` is what
+    training from `reference()` changed: a vector of all parameters, or tensors by name."""
+    pooled(run)
+    vector = run.parameters_of(update, "customise")[None]
+    sent = run.delivered(
+        run.newcomer(),
+        lambda schema: {name: vector if name == "update" else vector.new_zeros(1) for name in schema},
+        "customise",
+    )
+    return run.module(sent.bank[sent.pick[0, 0]]).eval()
+
+
 @register("method", "fedcap", paper=PAPER)
 class FedCap(Method):
     """A model for each client from those of alike clients, a ban on models far from the common one, and a
@@ -295,6 +328,21 @@ class FedCap(Method):
     Server = FedCapServer
     models = ("global", "customised", "personal")
     deploys = "personal"
+    results = {"pooled": pooled, "reference": reference, "customise": customise}
+    tables = {
+        "norms/sent": RecordedTable(
+            "length of each client's update as it was sent, before it was calibrated",
+            title="Length of the update as sent",
+        ),
+        "customisation": RecordedTable(
+            "how much of each pooled model each client was given",
+            kind="mixture",
+            rows="cohort",
+            columns="customisation/pool",
+            share=True,
+        ),
+        "customisation/pool": RecordedTable("clients whose models are in the pool", kind="ids"),
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"removal": "ignored"}}
     search = {"alpha": (2.0, 5.0, 10.0), "phi": (0.1, 0.2, 0.3), "lam": (0.1, 0.5, 1.0)}
     alpha: float = setting(

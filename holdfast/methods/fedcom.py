@@ -8,7 +8,7 @@ everybody's update: `train` (w), match, `personalise` (v)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Slot, Wire
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.evaluation import metrics
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
 from holdfast.local.gradients import Tensors
@@ -316,6 +318,11 @@ class FedCom(Method):
     Server = FedComServer
     models = ("global", "personal")
     deploys = "personal"
+    tables = {
+        "matches": RecordedTable(
+            "whose model each client was given for a class (-2: no peer was found)", kind="classes"
+        )
+    }
     search = {
         "lam": (0.01, 0.1, 1.0),
         "channels": (1, 5, 20),
@@ -346,3 +353,9 @@ class FedCom(Method):
     personal_epochs: int | None = setting(
         None, "s, in epochs; none: as many as train.local_epochs (or local_steps)", ge=0
     )
+
+    def round_figures(self, verdict: Verdict, facts: Mapping[str, Tensor], benign: Tensor) -> metrics.Figures:
+        """How many matches name the true partner, where the partition knows it (Table 2)."""
+        if "matches" not in verdict.tables:
+            return {}
+        return metrics.of_matches(verdict.tables["matches"], verdict.ids, facts, benign)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from holdfast.core.flat import Wire
 from holdfast.core.keys import mix
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
 from holdfast.data.client_rows import Padded, either
@@ -221,6 +222,10 @@ class FedFomo(Method):
     models = ("personal",)
     deploys = "personal"
     reduces = False
+    tables = {
+        "affinity": RecordedTable("how much each model that a client was sent helped it", kind="pairs"),
+        "sent": RecordedTable("whose models each client was sent (-1: no more)", kind="pairs"),
+    }
     search: ClassVar[dict[str, tuple[float, ...]]] = {"others": (2, 5, 10)}
     others: int = setting(5, "M: how many models of others a client is sent (0: local training)", ge=0)
     held_back: float = setting(

@@ -61,7 +61,10 @@ class FedGCClient(ClientRule):
 
     def schema(self, task: str, wire: Wire) -> Schema:
         classes = linear_head(wire.model)[0].shape[:1]
-        return {**super().schema(task, wire), "held": Field("count", classes, low=0, high=MOST_SAMPLES)}
+        return {
+            **super().schema(task, wire),
+            "held": Field("count", classes, low=0, high=MOST_SAMPLES, of_samples=True),
+        }
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         start = self._whole(local, state, received)

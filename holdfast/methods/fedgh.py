@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
 from holdfast.evaluation.prototypes import prototypes
@@ -38,7 +39,7 @@ class FedGHClient(ClientRule):
 
     def schema(self, task: str, wire: Wire) -> Schema:
         classes, width = head_sizes(wire.model)
-        held = Field("count", (classes,), low=0, high=MOST_SAMPLES)
+        held = Field("count", (classes,), low=0, high=MOST_SAMPLES, of_samples=True)
         return {"prototypes": Field("feature", (classes, width)), "held": held, "loss": Field("scalar")}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
@@ -118,6 +119,7 @@ class FedGH(Method):
 
     Client = FedGHClient
     Server = FedGHServer
+    tables = {"held": RecordedTable("how many samples of each class each client holds", kind="pairs")}
     models = ("personal",)
     deploys = "personal"
     reduces = False

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.simplex import least
 from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
@@ -51,7 +52,10 @@ class FedPACClient(ClientRule):
     def schema(self, task: str, wire: Wire) -> Schema:
         classes, width = head_sizes(wire.model)
         features = Field("feature", (classes, width))
-        held, variance = Field("count", (classes,), low=0, high=MOST_SAMPLES), Field("score", low=0)
+        held, variance = (
+            Field("count", (classes,), low=0, high=MOST_SAMPLES, of_samples=True),
+            Field("score", low=0),
+        )
         return {
             **super().schema(task, wire),
             "prototypes": features,
@@ -201,6 +205,11 @@ class FedPAC(Method):
 
     Client = FedPACClient
     Server = FedPACServer
+    tables = {
+        "alpha": RecordedTable(
+            "how much of each client's head went into the head of each client", kind="pairs", share=True
+        )
+    }
     models = ("personal",)
     deploys = "personal"
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.flat import Layout, Wire
+from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast, nothing
 from holdfast.evaluation.prototypes import apart, averaged, held, prototypes
@@ -106,7 +107,7 @@ class FedProtoClient(ClientRule):
 
     def schema(self, task: str, wire: Wire) -> Schema:
         shape = _shape(wire.model)
-        counts = Field("count", shape[:1], low=0, high=MOST_SAMPLES)
+        counts = Field("count", shape[:1], low=0, high=MOST_SAMPLES, of_samples=True)
         return {"prototypes": Field("feature", shape), "held": counts, "loss": Field("scalar")}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
@@ -230,6 +231,10 @@ class FedProto(Method):
     models = ("personal",)
     deploys = "personal"
     reduces = False
+    tables = {
+        "held": RecordedTable("how many samples of each class each client holds", kind="pairs"),
+        "holders": RecordedTable("how many clients hold each class", kind="number"),
+    }
     search: ClassVar[dict[str, tuple[float, ...]]] = {"lam": (0.1, 1.0, 5.0, 10.0)}
     lam: float = setting(
         1.0,

@@ -13,7 +13,6 @@ from holdfast.report.read_runs import Cell
 from holdfast.report.run_data import Frame, Story
 from holdfast.report.shaded_grid import Grid
 from holdfast.report.timelines import thinned
-from holdfast.results.tables import MIXED, SHARES, about
 
 _NOT_WANTED = -1
 
@@ -21,12 +20,15 @@ _NOT_WANTED = -1
 def matrices(story: Story) -> str:
     """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
     return "".join(
-        _matrix(story, name, frames) for name, frames in story.frames.items() if not name.endswith("/votes")
+        _matrix(story, name, frames)
+        for name, frames in story.frames.items()
+        if story.declared.kind(name) != "votes"
     )
 
 
 def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
-    of_clients, clients = name in MIXED, story.of_pairs()
+    declared, clients = story.declared, story.of_pairs()
+    of_clients = declared.kind(name) == "mixture"
     present = {
         int(i)
         for frame in frames
@@ -46,7 +48,7 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
         heads,
         values,
         ("client", "model of" if of_clients else "column"),
-        share=name.rsplit("/", 1)[-1] in SHARES,
+        share=declared.share(name),
         rounds=[frame.round for frame in frames],
         square=True,
     )
@@ -54,11 +56,12 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
         "A row is a client, and its numbers, in per cent, say of whose models the one that it was sent was"
         " mixed"
     )
-    words += "; the rest is its own last model." if name == "attention" else "."
+    known = declared.find(name)
+    words += f"; {known.note}." if known and known.note else "."
     note = (
         f"{_from_attackers(story, frames)} {words}".strip()
         if of_clients
-        else about(name)[0].upper() + about(name)[1:] + "."
+        else declared.about(name)[0].upper() + declared.about(name)[1:] + "."
     )
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""

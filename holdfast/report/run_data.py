@@ -16,10 +16,10 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import progress
-from holdfast.detectors.norm import Norm
+from holdfast.detectors.base import named
 from holdfast.report.charts import round_step
 from holdfast.report.read_runs import Cell
-from holdfast.results.tables import MIXED, Told, attackers, told_in
+from holdfast.results.tables import DeclaredTables, RoundTable, attackers, tables_in
 
 MOST_CLIENTS, MOST_ROUNDS, MOST_FRAMES = 60, 100, 25
 _OF_PAIRS = 40  # clients of a matrix, which has that many columns too
@@ -68,6 +68,8 @@ class Story:
     """By client and round, of all clients and rounds."""
     accuracy: dict[int, dict[int, float]] = field(default_factory=dict)
     """By evaluated round and client, of the model that is deployed."""
+    declared: DeclaredTables = field(default_factory=DeclaredTables)
+    """What parts declare of the tables that they record."""
 
     @property
     def attackers(self) -> int:
@@ -109,7 +111,10 @@ def read(cell: Cell) -> Story | None:
         for round in wanted:
             arrays = cell.run.store.arrays(round)
             told[round] = {
-                name: value for name, value in arrays.items() if value.ndim < 2 or name.endswith("/matches")
+                name: value
+                for name, value in arrays.items()
+                if value.ndim < 2
+                or cell.run.declared_tables.kind(name.removeprefix("verdict/tables/")) == "classes"
             }
             advance(1)
     if not any(told.values()):
@@ -159,7 +164,8 @@ def _begun(cell: Cell, rounds: list[int], told: Mapping[int, Mapping[str, Tensor
     marks = np.array([[client in now for now in truth] for client in clients], dtype=bool).reshape(
         len(clients), len(rounds)
     )
-    return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad))
+    declared = cell.run.declared_tables
+    return Story(clients, len(known), rounds, cell.round, marks, frozenset(bad), declared=declared)
 
 
 def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> list[int]:
@@ -178,7 +184,7 @@ def _chosen(known: Sequence[int], bad: Sequence[int], away: Iterable[int]) -> li
 def _read_verdicts(story: Story, told: Mapping[int, Mapping[str, Tensor]]) -> None:
     row = {client: place for place, client in enumerate(story.clients)}
     for place, round in enumerate(story.rounds):
-        for name, table in told_in(told[round]).items():
+        for name, table in tables_in(told[round], story.declared).items():
             if table.kind == "number":
                 _put_number(story, name, place, table)
             elif table.kind == "members":
@@ -196,13 +202,14 @@ def _read_frames(story: Story, cell: Cell) -> None:
     """Round by round: matrices of all rounds, of all clients, may be larger than the memory."""
     shown = story.of_pairs()
     for round in _framed(story):
-        for name, table in told_in(cell.run.store.arrays(round)).items():
+        for name, table in tables_in(cell.run.store.arrays(round), story.declared).items():
             if table.kind != "pairs" or table.rows is None or table.columns is None or not table.values.size:
                 continue
-            rows = np.isin(table.rows, shown) | name.endswith("/votes")  # of members all
+            kind = story.declared.kind(name)
+            rows = np.isin(table.rows, shown) | (kind == "votes")  # of members all
             columns = (
                 np.isin(table.columns, shown)
-                if _known(name)
+                if kind in ("mixture", "votes")  # whose columns are clients
                 else np.arange(len(table.columns)) < MOST_CLIENTS
             )
             foul = _foul(table.values, table.rows, table.columns, story.malicious)
@@ -210,11 +217,6 @@ def _read_frames(story: Story, cell: Cell) -> None:
                 round, table.rows[rows], table.columns[columns], table.values[rows][:, columns], foul
             )
             story.frames.setdefault(name, []).append(frame)
-
-
-def _known(name: str) -> bool:
-    """Whether its columns are clients."""
-    return name in MIXED or name.endswith("/votes")
 
 
 def _foul(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, malicious: frozenset[int]) -> float:
@@ -236,7 +238,7 @@ def _framed(story: Story) -> list[int]:
     )
 
 
-def _put_number(story: Story, name: str, place: int, table: Told) -> None:
+def _put_number(story: Story, name: str, place: int, table: RoundTable) -> None:
     if len(table.values) == 1:
         story.numbers.setdefault(name, np.full(len(story.rounds), np.nan))[place] = float(table.values[0])
 
@@ -265,19 +267,20 @@ def _accuracy(arrays: Mapping[str, Tensor], model: str) -> dict[int, float]:
 
 
 def _read_bounds(story: Story, cell: Cell, told: Mapping[int, Mapping[str, Tensor]]) -> None:
-    """The longest update that a norm test let pass, which nobody records: it follows from the settings and
-    from all lengths."""
-    if not any(name.startswith("scores/norm") for name in story.grids):
+    """The largest scores that detectors accept, which are not recorded: they follow from the settings and
+    from all scores."""
+    if not any(name.startswith("scores/") for name in story.grids):
         return
     try:
         parts = cell.run.config.parts()
     except HoldfastError:  # objects that the manifest cannot name
         return
-    own = getattr(parts.method, "detectors", None)
-    tests = [one for one in (*(own() if own else ()), *parts.detectors) if isinstance(one, Norm)]
-    for place, test in enumerate(tests):
-        name = "scores/norm/norm" if not place else f"scores/norm-{place + 1}/norm"
-        lengths = [told[round].get(f"verdict/{name}") for round in story.rounds]
-        story.numbers[f"{name}/bound"] = np.array(
-            [np.nan if one is None else test.bound(one) for one in lengths]
-        )
+    for name, detector in named((*parts.method.detectors(), *parts.detectors)):
+        under = f"verdict/scores/{name}/"
+        for place, round in enumerate(story.rounds):
+            scores = {k.removeprefix(under): v for k, v in told[round].items() if k.startswith(under)}
+            for score, bound in (detector.bounds(scores) if scores else {}).items():
+                bounds = story.numbers.setdefault(
+                    f"scores/{name}/{score}/bound", np.full(len(story.rounds), np.nan)
+                )
+                bounds[place] = bound

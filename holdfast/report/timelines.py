@@ -11,17 +11,8 @@ import numpy as np
 from holdfast.report.run_data import MOST_CLIENTS, MOST_ROUNDS, Story
 from holdfast.report.shaded_grid import Grid
 from holdfast.report.threshold_chart import against
-from holdfast.results.tables import SHARES, about
 
 _MOST_FIELDS = 8
-_OF_COMMITTEE = ("accuracy", "admitted", "total", "error")
-_TITLES = {
-    "weights": "Weight in the aggregate",
-    "norms": "Length of the update",
-    "norms/sent": "Length of the update as sent",
-    "fim": "Trace of the Fisher information",
-    "alpha": "Weight by Fisher information",
-}
 
 
 def timelines(story: Story) -> str:
@@ -43,19 +34,17 @@ def timelines(story: Story) -> str:
 
 
 def _fields(story: Story) -> dict[str, np.ndarray]:
-    """What is worth a field: not what the committee's section shows, and nothing twice: lengths are a
-    detector's scores too."""
+    """What is worth a field: not what has a section of its own, and nothing twice: lengths are a detector's
+    scores too."""
     found: dict[str, np.ndarray] = {}
+    first = ["weights", *story.declared.titled()]
     for name in sorted(
-        story.grids, key=lambda name: (list(_TITLES).index(name) if name in _TITLES else len(_TITLES), name)
+        story.grids, key=lambda name: (first.index(name) if name in first else len(first), name)
     ):
-        grid = story.grids[name]
-        committee = (
-            name.startswith(("committee", "scores/committee")) and name.rsplit("/", 1)[-1] in _OF_COMMITTEE
-        )
+        grid, declared = story.grids[name], story.declared.find(name)
         if (
             np.isfinite(grid).any()
-            and not committee
+            and not (declared and declared.section)
             and not any(_same(grid, other) for other in found.values())
         ):
             found[name] = grid
@@ -67,8 +56,8 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _field(story: Story, name: str, grid: np.ndarray) -> str:
-    share, words = name.rsplit("/", 1)[-1] in SHARES, about(name)
-    title = _TITLES.get(name, name.removeprefix("scores/"))
+    share, words = story.declared.share(name), story.declared.about(name)
+    title = story.declared.title(name)
     head, known = (
         f'<h3 class="apart">{escape(title)} <small>{escape(words)}</small></h3>',
         grid[np.isfinite(grid)],

@@ -183,28 +183,28 @@ def _word(samples: Samples) -> str:
 # ---- a newcomer that has trained elsewhere
 
 
-def parameters_of(update: Tensor | Mapping[str, Tensor], layout: Layout) -> Tensor:
+def parameters_of(update: Tensor | Mapping[str, Tensor], layout: Layout, where: str) -> Tensor:
     """A change of a model as one vector of its parameters; buffers are left away."""
     if isinstance(update, Tensor):
         if update.shape != (layout.parameters,):
             raise ConfigError(
-                f"customise: the update has shape {tuple(update.shape)}, the model has {layout.parameters}"
+                f"{where}: the update has shape {tuple(update.shape)}, the model has {layout.parameters}"
                 " parameters"
             )
         return update.detach().cpu()
     slots = [slot for slot in layout.slots if not slot.buffer]
     missing = [slot.name for slot in slots if slot.name not in update]
     if missing:
-        raise ConfigError(f"customise: the update has no '{missing[0]}'")
+        raise ConfigError(f"{where}: the update has no '{missing[0]}'")
     strange = [name for name in update if name not in {slot.name for slot in layout.slots}]
     if strange:
         raise ConfigError(
-            f"customise: the model has no '{strange[0]}'{suggest(strange[0], [slot.name for slot in slots])}"
+            f"{where}: the model has no '{strange[0]}'{suggest(strange[0], [slot.name for slot in slots])}"
         )
     for slot in slots:
         if tuple(update[slot.name].shape) != slot.shape:
             raise ConfigError(
-                f"customise: '{slot.name}' has shape {tuple(update[slot.name].shape)}, the model's is"
+                f"{where}: '{slot.name}' has shape {tuple(update[slot.name].shape)}, the model's is"
                 f" {slot.shape}"
             )
     return torch.cat([update[slot.name].detach().cpu().reshape(-1) for slot in slots])

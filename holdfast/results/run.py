@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.registry import plugin_options
+from holdfast.core.errors import ConfigError, NoSuchResult, RunError
+from holdfast.core.registry import parts, plugin_options
 from holdfast.core.screening import screen
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import Exchange, Schema, State, Uplink
 from holdfast.engine.client_stack import Job, perform_personal
 from holdfast.engine.run_context import RunContext
 from holdfast.engine.simulator import Call, Simulator
@@ -26,8 +26,9 @@ from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import config_of, read_manifest, run_folders
 from holdfast.local.client import Received
 from holdfast.local.plan import Plan
+from holdfast.methods.base import Method
 from holdfast.results.late_join import parameters_of
-from holdfast.results.tables import table_of, tables_of
+from holdfast.results.tables import DeclaredTables, table_of, tables_of
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.damage import using_committed
 from holdfast.storage.store import Store
@@ -92,13 +93,25 @@ class Run:
     @property
     def tables(self) -> dict[str, str]:
         """What was recorded of the clients in every round: names for `table`, each with what it is."""
-        return tables_of(self.store, self.round)
+        return tables_of(self.store, self.round, self.declared_tables)
+
+    @cached_property
+    def declared_tables(self) -> DeclaredTables:
+        """What parts declare of the tables that they record."""
+        return DeclaredTables(name_of(self.manifest["config"]["method"]))
 
     def table(self, name: str) -> pd.DataFrame:
         """One of `tables` over all rounds: round, client, whether it is malicious, value; of a matrix also
         `other`, the column's client."""
         with using_committed(self.path, self.round):
-            return table_of(self.store, self.round, name, self.manifest["malicious"], str(self.path))
+            return table_of(
+                self.store,
+                self.round,
+                name,
+                self.manifest["malicious"],
+                str(self.path),
+                self.declared_tables,
+            )
 
     def malicious(self, round: int | None = None) -> list[int]:
         """Who attacked; where the set is redrawn, in a round, by default the last."""
@@ -211,48 +224,57 @@ class Run:
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
 
-    def reference(self) -> nn.Module:
-        """The model from which a late joiner trains its request: `customise` wants the difference that this
-        makes."""
-        state, wire = self.pooled(), self._experiment.run_context.wire()
-        return self._experiment.network.load(wire.unpack(state["previous"], self._experiment.initial))
+    # ---- results that only some methods have, as the method declares them (methods.base.FinishedRun)
 
-    def customise(self, update: Tensor | Mapping[str, Tensor]) -> nn.Module:
-        """The model of a client that joins now, from the pools of the last cohort. `update` is what training
-        from `reference()` changed: a vector of all parameters, or tensors by name."""
-        experiment, state, (round, _) = self._experiment, self.pooled(), self._head()
-        run_context, newcomer = experiment.run_context, torch.tensor([experiment.federation.clients])
-        vector = parameters_of(update, experiment.network.layout).to(experiment.network.dtype)[None]
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not any(name in method.results for method in _methods()):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        own = self.config.parts().method
+        if name not in own.results:
+            have = " and ".join(method.name for method in _methods() if name in method.results)
+            what = next(m.results[name].__doc__ or "" for m in _methods() if name in m.results).partition(
+                "."
+            )[0]
+            raise NoSuchResult(f"{self.path}: {own.name} has no result '{name}' ({what}); {have} has it")
+        return partial(own.results[name], self)
 
-        def reply(asked: Exchange) -> Uplink:
+    def server_state(self) -> State:
+        """The server's state, and the experiment as it was after the last committed round."""
+        round, saved = self._head()
+        with using_committed(self.path, round):
+            return self._restored(round, saved)
+
+    def module(self, model: Tensor) -> nn.Module:
+        """A model as it travels, as a module."""
+        experiment = self._experiment
+        return experiment.network.load(experiment.run_context.wire().unpack(model, experiment.initial))
+
+    def parameters_of(self, change: Tensor | Mapping[str, Tensor], where: str) -> Tensor:
+        """A change of a model as one vector of its parameters."""
+        network = self._experiment.network
+        return parameters_of(change, network.layout, where).to(network.dtype)
+
+    def newcomer(self) -> int:
+        """The number that a client would get that joins now: the one after the last."""
+        return self._experiment.federation.clients
+
+    def delivered(self, client: int, reply: Callable[[Schema], Mapping[str, Tensor]], where: str) -> Exchange:
+        """What the server would send this client now; `reply` makes its answer to what it is asked first."""
+        (round, saved), ids, run_context = self._head(), torch.tensor([client]), self._experiment.run_context
+
+        def answer(asked: Exchange) -> Uplink:
             schema = run_context.rule.schema(asked.task, run_context.wire())
-            up = screen(
-                Uplink(
-                    newcomer, {name: vector if name == "update" else vector.new_zeros(1) for name in schema}
-                ),
-                schema,
-            )
+            up = screen(Uplink(ids, reply(schema)), schema)
             if not len(up):
-                raise ConfigError(f"customise: {next(iter(up.refused.values()))}")
+                raise ConfigError(f"{where}: {next(iter(up.refused.values()))}")
             return up
 
         with using_committed(self.path, round):
-            sent = self._delivered(round, state, newcomer, reply)
-            return experiment.network.load(
-                run_context.wire().unpack(sent.bank[sent.pick[0, 0]], experiment.initial)
-            ).eval()
+            return self._delivered(round, self._restored(round, saved), ids, answer)
 
-    def pooled(self) -> State:
-        """The server's state, which must hold the pools that a late joiner's model is made of."""
-        round, saved = self._head()
-        with using_committed(self.path, round):
-            state = self._restored(round, saved)
-        if "pool/ids" not in state:
-            raise ConfigError(
-                f"{self.path}: {self._experiment.method.name} keeps no pools to customise a model from; "
-                "a run of fedcap with customise = true does"
-            )
-        return state
+
+def _methods() -> list[type[Method]]:
+    return [cls for cls in parts("method").values() if issubclass(cls, Method)]
 
 
 def _clients_of(arrays: State, of: str) -> pd.DataFrame:

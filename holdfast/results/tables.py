@@ -1,10 +1,11 @@
 """What a run recorded of its clients in every round, as data frames over all rounds: `run.tables` and
 `run.table(name)`.
 
-A round's arrays say nothing of what their rows are; that is known here, and nowhere else."""
+A round's arrays do not say what their rows are: the parts that record them declare it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,71 +17,76 @@ from torch import Tensor
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.progress import progress
+from holdfast.core.recorded_table import COMMON, RecordedTable
+from holdfast.core.registry import parts
 from holdfast.storage.store import Store
 
 _TABLES, _SCORES = "verdict/tables/", "verdict/scores/"
 
 
+class DeclaredTables:
+    """The tables that registered parts declare, found by the names under which a run records them. Where two
+    methods use the same name, the run's own method counts."""
+
+    def __init__(self, method: str | None = None):
+        methods = parts("method")
+        first = [methods.pop(method)] if method in methods else []
+        self._plain = dict(COMMON)
+        for part in (*first, *methods.values()):
+            for name, table in part.tables.items():
+                self._plain.setdefault(name, table)
+        ids = {"ids": RecordedTable("clients that the detector judged", kind="ids")}
+        self._of_detectors = {name: {**part.tables, **ids} for name, part in parts("detector").items()}
+
+    def find(self, name: str) -> RecordedTable | None:
+        """The declaration of a table; `committee-2/votes` is one of the second committee's."""
+        if name in self._plain:
+            return self._plain[name]
+        detector, _, table = name.removeprefix("scores/").rpartition("/")
+        return self._tables_of(detector).get(table)
+
+    def kind(self, name: str) -> str:
+        found = self.find(name)
+        return found.kind if found else "clients"
+
+    def share(self, name: str) -> bool:
+        """Whether values are shares of one."""
+        found = self.find(name)
+        return found is not None and found.share
+
+    def about(self, name: str) -> str:
+        """What a table is, in words."""
+        found = self.find(name)
+        return found and found.about or _of_score(name) or "recorded by the method or a detector"
+
+    def title(self, name: str) -> str:
+        """The title of its picture."""
+        found = self.find(name)
+        return found and found.title or name.removeprefix("scores/")
+
+    def titled(self) -> list[str]:
+        """The names of the tables that have titles of their own, common ones first."""
+        return [name for name, table in self._plain.items() if table.title]
+
+    def place(self, name: str) -> tuple[int, int, int]:
+        """Where it comes in a list of tables: those of methods with `norms/sent` beside `norms`, those of
+        detectors, the others."""
+        order = list(self._plain)
+        if name in order:
+            first = name.partition("/")[0]
+            return 0, order.index(first if first in order else name), order.index(name)
+        own = self._tables_of(name.rpartition("/")[0])
+        table = name.rpartition("/")[2]
+        return (1, list(own).index(table), 0) if table in own else (2, 0, 0)
+
+    def _tables_of(self, detector: str) -> Mapping[str, RecordedTable]:
+        """By its name in the verdict: the second of a kind is "norm-2"."""
+        return self._of_detectors.get(detector) or self._of_detectors.get(re.sub(r"-\d+$", "", detector), {})
+
+
 @dataclass(frozen=True)
-class Known:
-    """A table with a meaning of its own. Names of axes are arrays that hold ids, after `verdict/tables/`;
-    `{}` is the part of the name that varies, since a second detector of a kind has a name of its own."""
-
-    about: str
-    rows: str = ""
-    columns: str = ""
-    kind: str = "clients"
-    """clients: a number each; pairs: a number for two; classes: a client's peer for each class; members: ids;
-    number: one for all."""
-
-
-KNOWN = {
-    "norms": Known("length of each client's update, calibrated where the method calibrates"),
-    "norms/sent": Known("length of each client's update as it was sent, before it was calibrated"),
-    "weights": Known("weight that the aggregation rule gave each client"),
-    "fim": Known("trace of the Fisher information (t-FIM) that each client reported"),
-    "alpha": Known("weight of each client by its t-FIM, before the aggregation rule"),
-    "customisation": Known(
-        "how much of each pooled model each client was given", "cohort", "customisation/pool", "pairs"
-    ),
-    "attention": Known(
-        "how much of each other client's last model each client was given", "", "attended", "pairs"
-    ),
-    "matches": Known("whose model each client was given for a class (-2: nobody was found)", kind="classes"),
-    "{}/accuracy": Known("the committee's score of each client's model", "{}/ids"),
-    "{}/admitted": Known("1 where the committee let a client's model pass", "{}/ids"),
-    "{}/votes": Known("what each member (client) scored each model (other)", "{}/members", "{}/ids", "pairs"),
-    "{}/total": Known("contribution of each client so far, by which members are elected", "{}/clients"),
-    "{}/members": Known("who sat on the committee", kind="members"),
-    "{}/threshold": Known("the score that a model had to reach", kind="number"),
-    "{}/next_threshold": Known("the score that a model will have to reach in the next round", kind="number"),
-}
-SHARES = (
-    "weights",
-    "alpha",
-    "customisation",
-    "attention",
-    "accuracy",
-    "admitted",
-    "votes",
-    "threshold",
-    "next_threshold",
-    "error",
-)
-"""Last parts of the names of tables whose values are shares of one: shown in per cent."""
-MIXED = ("customisation", "attention")
-"""Matrices that say of whose models each client's own one was mixed: rows and columns are clients."""
-_AXES = (
-    "customisation/pool",
-    "attended",
-    "{}/ids",
-    "{}/clients",
-)  # ids of rows or columns: no tables of their own
-
-
-@dataclass(frozen=True)
-class Told:
-    """One round's table, and whose its rows and columns are; none where nobody can say."""
+class RoundTable:
+    """One round's table, and whose its rows and columns are; None where that is not known."""
 
     values: np.ndarray
     kind: str
@@ -88,36 +94,24 @@ class Told:
     columns: np.ndarray | None = None
 
 
-def told_in(arrays: Mapping[str, Tensor]) -> dict[str, Told]:
+def tables_in(arrays: Mapping[str, Tensor], declared: DeclaredTables) -> dict[str, RoundTable]:
     """All tables of one round, by name. Over many rounds a matrix for every two clients would fill the
     memory: so read, round by round, only what is needed of them stays."""
-    return {name: _told(name, values, arrays) for name, values in _named(arrays).items()}
+    return {name: _table(name, values, arrays, declared) for name, values in _named(arrays, declared).items()}
 
 
-def about(name: str) -> str:
-    """What a table is, in words."""
-    known = _known(name)
-    return known.about if known else _of_score(name) or "recorded by the method or a detector"
-
-
-def tables_of(store: Store, last: int) -> dict[str, str]:
+def tables_of(store: Store, last: int, declared: DeclaredTables) -> dict[str, str]:
     """Name and meaning of each table that any of the rounds has."""
     found: dict[str, str] = {}
     for _, arrays in _rounds(store, last):
-        for name in _named(arrays):
+        for name in _named(arrays, declared):
             if name not in found:
-                found[name] = about(name)
-    order = list(KNOWN)
-    found = dict(
-        sorted(
-            found.items(),
-            key=lambda item: next((i for i, p in enumerate(order) if _fits(item[0], p)), len(order)),
-        )
-    )
-    parts = store.parts(last)
-    if any(part.get("banned") or part.get("rejected") for part in parts):
+                found[name] = declared.about(name)
+    found = dict(sorted(found.items(), key=lambda item: declared.place(item[0])))
+    rounds = store.parts(last)
+    if any(part.get("banned") or part.get("rejected") for part in rounds):
         found["turned-away"] = "who was banned for good or rejected for a round, and why"
-    if parts:
+    if rounds:
         found |= {
             "seconds": "where the time of each round went",
             "bytes": "what clients sent (up) and received (down) in each round",
@@ -126,42 +120,47 @@ def tables_of(store: Store, last: int) -> dict[str, str]:
 
 
 def table_of(
-    store: Store, last: int, name: str, malicious: Mapping[str, Any] | list[int], where: str
+    store: Store,
+    last: int,
+    name: str,
+    malicious: Mapping[str, Any] | list[int],
+    where: str,
+    declared: DeclaredTables,
 ) -> pd.DataFrame:
     """One table over all rounds; `malicious` as the manifest has it."""
     if name in _OF_PARTS:
         return _OF_PARTS[name](store, last, malicious)
     frames = []
     for round, arrays in _rounds(store, last):
-        values = _named(arrays).get(name)
+        values = _named(arrays, declared).get(name)
         if values is None:
             continue
-        frame = _frame(_told(name, values, arrays))
+        frame = _frame(_table(name, values, arrays, declared))
         frame.insert(0, "round", round)
         if "client" in frame:
             frame.insert(2, "malicious", frame["client"].isin(attackers(malicious, arrays)))
         frames.append(frame)
     if not frames:
-        there = ", ".join(tables_of(store, last)) or "none: no round was played"
+        there = ", ".join(tables_of(store, last, declared)) or "none: no round has run"
         raise ConfigError(f"{where} has no table '{name}'; it has {there}")
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def _told(name: str, values: Tensor, arrays: Mapping[str, Tensor]) -> Told:
-    known = _known(name) or Known("")
-    varies = name.rsplit("/", 1)[0]
+def _table(name: str, values: Tensor, arrays: Mapping[str, Tensor], declared: DeclaredTables) -> RoundTable:
+    known = declared.find(name) or RecordedTable("")
+    under = "".join(name.rpartition("/")[:2])
     kind = known.kind if values.ndim else "number"
     values = values.double() if values.is_floating_point() or values.dtype == torch.bool else values
     if kind == "members":
-        return Told(values.numpy(), kind, values.numpy())
-    rows = _ids(arrays, known.rows.replace("{}", varies), len(values) if values.ndim else 1)
-    if kind == "number" or rows is None:  # a number for everybody, or rows that nobody can name
-        return Told(values.flatten().numpy(), "number")
+        return RoundTable(values.numpy(), kind, values.numpy())
+    rows = _ids(arrays, known.rows, under, len(values) if values.ndim else 1)
+    if kind == "number" or rows is None:  # one for the round, or rows whose ids are not known
+        return RoundTable(values.flatten().numpy(), "number")
     if values.ndim == 1:
-        return Told(values.numpy(), "clients", rows)
+        return RoundTable(values.numpy(), "clients", rows)
     flat = values.flatten(1)
-    columns = _ids(arrays, known.columns.replace("{}", varies), flat.shape[1]) if known.columns else None
-    return Told(
+    columns = _ids(arrays, known.columns, under, flat.shape[1]) if known.columns else None
+    return RoundTable(
         flat.numpy(),
         "classes" if kind == "classes" else "pairs",
         rows,
@@ -169,54 +168,41 @@ def _told(name: str, values: Tensor, arrays: Mapping[str, Tensor]) -> Told:
     )
 
 
-def _frame(told: Told) -> pd.DataFrame:
-    values, rows, across = told.values, told.rows, told.columns
-    if told.kind == "members":
+def _frame(table: RoundTable) -> pd.DataFrame:
+    values, rows, across = table.values, table.rows, table.columns
+    if table.kind == "members":
         return pd.DataFrame({"client": rows})
     if rows is None:
         return pd.DataFrame({"value": values})
     if across is None:
         return pd.DataFrame({"client": rows, "value": values}).dropna(ignore_index=True)
-    word = "class" if told.kind == "classes" else "other"
+    word = "class" if table.kind == "classes" else "other"
     frame = pd.DataFrame(
         {"client": rows.repeat(len(across)), word: np.tile(across, len(rows)), "value": values.flatten()}
     )
-    frame = frame[frame["value"] != -1] if told.kind == "classes" else frame  # what was not wanted
+    frame = frame[frame["value"] != -1] if table.kind == "classes" else frame  # what was not wanted
     return frame.dropna().reset_index(drop=True)
 
 
-def _ids(arrays: Mapping[str, Tensor], axis: str, length: int) -> np.ndarray | None:
-    """Whose the rows are: those of the named array, else those the server had a verdict on."""
-    for name in (axis, _TABLES + axis, "verdict/ids"):
+def _ids(arrays: Mapping[str, Tensor], axis: str, under: str, length: int) -> np.ndarray | None:
+    """Whose the rows are: those of the named array, which lies beside a detector's table, else those on which
+    the server had a verdict."""
+    for name in (f"{_TABLES}{under}{axis}", axis, _TABLES + axis, "verdict/ids"):
         if name in arrays and len(arrays[name]) == length:
             return arrays[name].numpy()
     return None
 
 
-def _named(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named(arrays: Mapping[str, Tensor], declared: DeclaredTables) -> dict[str, Tensor]:
     """A round's tables by the names that users see."""
     out = {name.removeprefix(_TABLES): value for name, value in arrays.items() if name.startswith(_TABLES)}
-    out = {name: value for name, value in out.items() if not any(_fits(name, axis) for axis in _AXES)}
+    out = {name: value for name, value in out.items() if declared.kind(name) != "ids"}
     out |= {
         f"scores/{name.removeprefix(_SCORES)}": value
         for name, value in arrays.items()
         if name.startswith(_SCORES)
     }
     return out | ({"weights": arrays["verdict/weights"]} if "verdict/weights" in arrays else {})
-
-
-def _known(name: str) -> Known | None:
-    return next((known for pattern, known in KNOWN.items() if _fits(name, pattern)), None)
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """`committee/members` and `committee-2/members` fit `{}/members`."""
-    return (
-        name == pattern
-        or pattern.startswith("{}")
-        and name.startswith("committee")
-        and name.rsplit("/", 1)[-1] == pattern[3:]
-    )
 
 
 def _of_score(name: str) -> str:
@@ -238,9 +224,9 @@ def _rounds(store: Store, last: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
             advance(1)
 
 
-def attackers(told: Mapping[str, Any] | list[int], arrays: Mapping[str, Tensor]) -> list[int]:
-    """Of one round, where they are drawn anew for each."""
-    return told if isinstance(told, list) else arrays.get("malicious", torch.zeros(0)).tolist()
+def attackers(malicious: Mapping[str, Any] | list[int], arrays: Mapping[str, Tensor]) -> list[int]:
+    """The attackers of a round; `malicious` as the manifest has it, which says so where they are redrawn."""
+    return malicious if isinstance(malicious, list) else arrays.get("malicious", torch.zeros(0)).tolist()
 
 
 def _turned_away(store: Store, last: int, malicious: Mapping[str, Any] | list[int]) -> pd.DataFrame:

@@ -131,11 +131,19 @@ def test_an_empty_pool_gives_the_global_model(simulate: Callable[..., Run]) -> N
     torch.testing.assert_close(flat(run, module), run.vector(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", {"name": "fedcap", "customise": False}])
-def test_methods_without_pools_say_so(method: Any, simulate: Callable[..., Run]) -> None:
-    run = simulate(method=method)
-    with pytest.raises(ConfigError, match="keeps no pools to customise a model from"):
+def test_a_run_without_pools_says_what_to_set(simulate: Callable[..., Run]) -> None:
+    run = simulate(method={"name": "fedcap", "customise": False})
+    with pytest.raises(ConfigError, match="keeps no pools to customise a model from; set customise = true"):
         run.customise(torch.ones(3))
+
+
+def test_a_run_of_another_method_names_the_method_that_has_the_result(simulate: Callable[..., Run]) -> None:
+    run = simulate(method="fedavg")
+    with pytest.raises(
+        ConfigError, match=r"fedavg has no result 'customise' \(Return the model of .*\); fedcap has it"
+    ):
+        run.customise(torch.ones(3))
+    assert not hasattr(run, "reference") and not hasattr(run, "referenec")
 
 
 # ---- the command
@@ -275,4 +283,4 @@ def test_refusals(options: list[str], fragments: list[str], run: Run, cli: Calla
 
 
 def test_a_method_without_pools_is_refused(plain: Run, cli: Callable[..., Answer]) -> None:
-    refused(cli("customise", plain.path, "--client", 0), "fedavg keeps no pools to customise a model from")
+    refused(cli("customise", plain.path, "--client", 0), "fedavg has no result 'pooled'")
