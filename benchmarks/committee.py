@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.api import SweptCell
+from holdfast.api import SweepCell
 
 ATTACKS: dict[str, Any] = {
     "nobody attacks": {"name": "none"},
@@ -66,11 +66,11 @@ def config(rounds: int, seeds: int) -> dict[str, Any]:
     }
 
 
-def mean(cells: list[SweptCell], figure: str) -> float:
+def mean(cells: list[SweepCell], figure: str) -> float:
     return statistics.fmean(cell.final[figure] for cell in cells if cell.final)
 
 
-def entry(cells: list[SweptCell]) -> str:
+def entry(cells: list[SweepCell]) -> str:
     return f"{100 * mean(cells, 'accuracy'):.1f} ({100 * mean(cells, 'accuracy/global'):.1f})"
 
 

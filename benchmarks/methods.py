@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 
 import holdfast
-from holdfast.api import SweptCell, fresh_folder
+from holdfast.api import SweepCell, fresh_folder
 from holdfast.cli.progress import Follow
 from holdfast.core.progress import progress
 from holdfast.experiment.config import assign, read_config
@@ -65,7 +65,7 @@ def main() -> None:
             Console().print(to_rich(found))
 
 
-def run_case(config: dict[str, Any], out: Path) -> dict[tuple[str, str], SweptCell]:
+def run_case(config: dict[str, Any], out: Path) -> dict[tuple[str, str], SweepCell]:
     """All methods under all attacks, together."""
     started = time.perf_counter()
     with Follow(Console(stderr=True)) as follow:
@@ -96,7 +96,7 @@ def alone(config: dict[str, Any], name: str, out: Path) -> list[float]:
 
 
 def table(
-    names: list[str], cells: dict[tuple[str, str], SweptCell], seconds: dict[str, float], rounds: int
+    names: list[str], cells: dict[tuple[str, str], SweepCell], seconds: dict[str, float], rounds: int
 ) -> Table:
     """The most accurate without an attack first."""
     titles, rows = ["method"], []
@@ -120,7 +120,7 @@ def table(
     return Table(tuple(titles), tuple(rows))
 
 
-def _accuracy(cell: SweptCell) -> Entry:
+def _accuracy(cell: SweepCell) -> Entry:
     """Mean over the benign clients, in brackets over the tenth served worst, per cent."""
     final = cell.final
     if final is None or final["accuracy"] is None:

@@ -1,5 +1,5 @@
-"""Holdfast from Python: the same fields as in a config file, as keyword arguments; objects may stand where
-names do."""
+"""Holdfast from Python: keyword arguments are the sections of a config file. An object can take the place of
+a part's name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.tracking.following import chosen as named
 from holdfast.tuning.tune import Tuned, Tuning
 
 Given = Mapping[str, Any] | str | Path
-"""A config as tables, or the path of its TOML file."""
+"""A config as nested dicts, or the path of its TOML file."""
 
 
 def run(
@@ -36,8 +36,8 @@ def run(
     track: Sequence[str | Make] = (),
     **sections: Any,
 ) -> Run:
-    """Play one experiment and return it. `out` is its directory; by default a new one under runs/. `track`
-    names trackers to be told of its rounds too ("tensorboard", "mlflow", "wandb"), or holds a class of yours
+    """Run one experiment and return it. `out` is its directory; by default a new one under runs/. `track`
+    names trackers that log its rounds ("tensorboard", "mlflow", "wandb"), or holds your own class
     (holdfast.tracking.Tracker). Sections beside a config change only the keys that they name, as --set
     does."""
     chosen = (
@@ -56,24 +56,24 @@ def sweep(
     retry: bool = False,
     watch: Watch | None = None,
     track: Sequence[str | Make] = (),
-) -> list[SweptCell]:
-    """Play all cells of a sweep together, or one shard of them; the same call starts, continues or completes
-    what is in `out`.
+) -> list[SweepCell]:
+    """Run all cells of a sweep together, or one shard of them. The same call continues a sweep that was
+    stopped.
 
-    `config` has a table "sweep" whose lists expand to a grid. All cells of the grid are given back, with how
-    each stands; a cell that fails raises nothing here, and is tried again only with `retry`."""
+    `config` has a table "sweep" whose lists expand to a grid. Returns all cells of the grid with their
+    status. A cell that fails raises no exception; it runs again only with `retry`."""
     cells = configs(as_table(config))
     with tracked(track, watch) as watching:
         statuses = run_sweep(
             cells, Path(out) if out is not None else fresh_folder(), watching, shard=shard, retry=retry
         )
-    return [_swept_cell(run_status, chosen) for run_status, (_, chosen) in zip(statuses, cells, strict=True)]
+    return [_sweep_cell(run_status, chosen) for run_status, (_, chosen) in zip(statuses, cells, strict=True)]
 
 
 @dataclass(frozen=True)
-class SweptCell:
-    """One cell of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), in which
-    round, why, and its run where it has begun."""
+class SweepCell:
+    """One experiment of a sweep: its status (finished, diverged, failed, running elsewhere, other shard), the
+    last round, the reason of a failure, and its run if it has begun."""
 
     label: str
     status: str
@@ -83,12 +83,13 @@ class SweptCell:
 
     @property
     def final(self) -> dict[str, Any] | None:
+        """The final metrics; None if the cell has not ended."""
         return self.run.final if self.run is not None and self.status in ("finished", "diverged") else None
 
 
-def _swept_cell(run_status: RunStatus, config: Config) -> SweptCell:
+def _sweep_cell(run_status: RunStatus, config: Config) -> SweepCell:
     run = Run(run_status.path, config) if (run_status.path / "manifest.json").exists() else None
-    return SweptCell(
+    return SweepCell(
         run_status.label, run_status.shared or run_status.status, run_status.round, run_status.reason, run
     )
 
@@ -102,9 +103,9 @@ def tune(
     watch: Watch | None = None,
     track: Sequence[str | Make] = (),
 ) -> Tuned:
-    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen by
-    the clients' validation data, then reported on test data under other seeds. The same call starts,
-    continues or completes what is in `out`. Trackers are told of the report's runs, not of the trials."""
+    """Compare methods fairly: `budget` trials for every line of the table that `config` asks for, chosen on
+    the clients' validation data, then reported on test data with other seeds. The same call continues a
+    comparison that was stopped. Trackers log the runs of the report, not the trials."""
     named(track)
     tuning = Tuning(as_table(config), budget, Path(out) if out is not None else fresh_folder(), under_attack)
     choices = tuning.try_all(watch, retry=retry)
@@ -119,8 +120,8 @@ def plan(
     watch: Watch | None = None,
     **sections: Any,
 ) -> Forecast:
-    """What `run` or, where there is a table "sweep", `sweep` would take with this config: seconds, memory,
-    bytes on disk. Found by playing a few short rounds beside `out`; nothing is left behind."""
+    """Forecast what `run` (or `sweep`, if the config has a table "sweep") would cost: seconds, memory, bytes
+    on disk. Runs a few short rounds beside `out` and leaves no files behind."""
     if isinstance(config, Config):
         cells = [("", _sole(config, sections))]
     else:
@@ -136,7 +137,7 @@ def _sole(config: Config, sections: Mapping[str, Any]) -> Config:
 
 def _one(table: Mapping[str, Any]) -> Config:
     if table.get("sweep"):
-        raise ConfigError('the config has a section "sweep", so it is a sweep; holdfast.sweep plays it')
+        raise ConfigError('the config has a section "sweep", so it is a sweep; use holdfast.sweep')
     return make_config({name: given for name, given in table.items() if name not in ("sweep", "tune")})
 
 
@@ -147,8 +148,8 @@ def resume(
     device: str | None = None,
     track: Sequence[str | Make] = (),
 ) -> Run | list[Run]:
-    """Continue a run that was stopped, or all runs of a sweep. Where the config holds objects (a module, a
-    loss), pass it again; a sweep of objects is continued by `sweep`."""
+    """Continue a run that was stopped, or all runs of a sweep. If the config holds objects (a module, a
+    loss), pass it again; to continue a sweep of objects, call `sweep` again."""
     chosen = config if isinstance(config, Config) or config is None else make_config(as_table(config))
     with tracked(track, watch) as watching:
         results = resume_runs(Path(path), watching, device, config=chosen)
@@ -157,7 +158,7 @@ def resume(
 
 
 def fresh_folder(base: str | Path = "runs") -> Path:
-    """runs/20261115-093012, or with -2, -3 ... when that exists."""
+    """Return a new path such as runs/20261115-093012, with -2, -3 ... if that exists."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for attempt in itertools.count(1):
         path = Path(base) / (stamp if attempt == 1 else f"{stamp}-{attempt}")

@@ -1,4 +1,4 @@
-"""`python -m holdfast.cli`: the same as the command `holdfast`."""
+"""`python -m holdfast.cli` is the same as the command `holdfast`."""
 
 from holdfast.cli import main
 

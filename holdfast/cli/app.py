@@ -1,8 +1,9 @@
-"""What all commands share: the Typer app, consoles, options, one-line errors."""
+"""Parts that all commands share: the Typer app, consoles, options, one-line errors."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.utils import get_params_from_function
 
 from holdfast.core.errors import in_print
 from holdfast.core.version import __version__
@@ -23,15 +25,17 @@ app = typer.Typer(
     epilog="Start with `holdfast demo`, then `holdfast run`, then `holdfast show config`.",
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=False,  # Click does so itself
+    suggest_commands=False,  # Click does it already
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="Python file that registers parts of yours; repeatable."),
+    typer.Option("--plugin", metavar="FILE", help="Python file that registers your own parts; repeatable."),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -39,32 +43,39 @@ Changes = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one setting, for example train.lr=0.05; repeatable."
     ),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...", show_default=False)]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Device to train on: cpu, cuda, cuda:1 ...", show_default=False)
+]
 PlanName = Annotated[
     str | None,
     typer.Option(
         "--plan",
-        help="How clients are trained: auto (measures), loop, vmap; on cuda captured-... or compiled-...",
+        help="How clients are stepped: auto (the fastest, by timing), loop or vmap; on cuda also"
+        " captured-loop, captured-vmap, compiled-loop, compiled-vmap.",
     ),
 ]
 PrecisionName = Annotated[
-    str | None, typer.Option("--precision", help="Of matrix products on cuda: fp32, tf32 (default) or bf16.")
+    str | None,
+    typer.Option("--precision", help="Precision of matrix products on cuda: fp32, tf32 (default) or bf16."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", help="Processes that train side by side on a CPU; default: measured."),
+    typer.Option(
+        "--workers", help="Number of CPU processes that train in parallel; default: the fastest, by timing."
+    ),
 ]
 Memory = Annotated[
-    str | None, typer.Option("--memory", help="Bound on a stack of training clients, for example 2GB.")
+    str | None,
+    typer.Option("--memory", help="Memory limit for clients that train together, for example 2GB."),
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of Parquet datasets.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with Parquet datasets.")]
 Retry = Annotated[
-    bool, typer.Option("--retry", help="Try the cells that failed again, from their last committed round.")
+    bool, typer.Option("--retry", help="Run failed cells again, from their last committed round.")
 ]
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", metavar="NAME", help="Tell a tracker too: tensorboard, mlflow or wandb; repeatable."
+        "--track", metavar="NAME", help="Also log to a tracker: tensorboard, mlflow or wandb; repeatable."
     ),
 ]
 Opened = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
@@ -86,24 +97,25 @@ def root(
 
 
 def complain(text: str) -> int:
-    """One line on stderr; the exit code that goes with it."""
+    """Print one error line on stderr and return its exit code, 2."""
     print("error: " + " ".join(in_print(text).split()), file=sys.stderr)
     return 2
 
 
-def cell(said: str) -> Text:
-    """The same for Rich's tables, which read a bare string as markup: one from outside could plant links, or
-    end in a traceback."""
-    return Text(in_print(said))
+def plain_text(text: str) -> Text:
+    """Make printable text for Rich, which reads a bare string as markup: text from a file could contain
+    links, or markup that cannot be parsed."""
+    return Text(in_print(text))
 
 
-def print_line(console: Console, said: str) -> None:
-    """The same for a whole line."""
-    console.print(cell(said), soft_wrap=True)
+def print_line(console: Console, text: str) -> None:
+    """Print one line of plain text."""
+    console.print(plain_text(text), soft_wrap=True)
 
 
 def to_stdout() -> Console:
-    """Tables; wide enough when nobody is looking, so that a pipe gets whole lines."""
+    """Return a console for tables; 160 columns wide where stdout is not a terminal, so a pipe gets whole
+    lines."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
     return Console(width=wide, highlight=False, emoji=False)
 
@@ -120,8 +132,7 @@ def print_json(content: Any) -> None:
 
 @contextlib.contextmanager
 def only_json(wanted: bool) -> Iterator[None]:
-    """While a command works, what a plug-in or a library prints goes to stderr, if stdout is promised to
-    JSON."""
+    """Send what a plug-in or a library prints to stderr, if stdout is reserved for JSON."""
     with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
         yield
 
@@ -131,6 +142,41 @@ def load_plugins(files: list[Path] | None) -> None:
 
     for file in files or []:
         load_plugin(file)
+
+
+def reflow(text: str) -> str:
+    """Join the lines of each paragraph of a docstring, so that the terminal wraps them. Indented lines and
+    blocks that begin with \\b keep their line breaks."""
+    joined: list[str] = []
+    verbatim = False
+    for line in inspect.cleandoc(text).splitlines():
+        verbatim = line == "\b" or (verbatim and line != "")
+        continues = bool(joined) and joined[-1] != "" and not joined[-1].startswith(" ")
+        if continues and line and not verbatim and not line.startswith((" ", "* ")):
+            joined[-1] += f" {line}"
+        else:
+            joined.append(line)
+    return "\n".join(joined)
+
+
+def reflow_help(of: typer.Typer) -> None:
+    """Reflow the help of all commands, which is their docstring; Typer keeps line breaks inside
+    paragraphs."""
+    for command in of.registered_commands:
+        command.help = reflow(command.help or getattr(command.callback, "__doc__", None) or "")
+    for group in of.registered_groups:
+        if group.typer_instance is not None:
+            reflow_help(group.typer_instance)
+
+
+def restore_argument_help(command: Any) -> None:
+    """Set the help of arguments, which Typer 0.20 loses under Click 8.5, of a command and its subcommands."""
+    for subcommand in getattr(command, "commands", {}).values():
+        restore_argument_help(subcommand)
+    declared = get_params_from_function(command.callback) if command.callback is not None else {}
+    for param in command.params:
+        if param.param_type_name == "argument" and param.help is None:
+            param.help = declared[param.name].default.help
 
 
 def open_page(page: Path) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast bench`."""
+"""`holdfast bench` times training on this machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ def bench(
     work: Annotated[
         list[str] | None,
         typer.Option(
-            "--work", metavar="NAME", help="Only this work, for example digits-mlp-100; repeatable."
+            "--work", metavar="NAME", help="Time only this workload, for example digits-mlp-100; repeatable."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of PyTorch.")] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda; each has works of its own.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Use fewer repetitions.")] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Number of PyTorch threads.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda; each has its own workloads.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Time a plain PyTorch client loop against Holdfast's plans, interleaved on the same work.
+    """Measure how much faster Holdfast trains on this machine than a plain PyTorch loop over clients.
+
+    Both train the same clients, in turns. Each row of the table is one plan: a way to step a stack of
+    clients.
 
     \b
     Examples:
       holdfast bench --work digits-mlp-100
       holdfast bench --device cuda --json
+
     """
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`holdfast compare`: runs side by side, and whether their differences are more than luck."""
+"""`holdfast compare` puts runs side by side and tests their differences."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ if TYPE_CHECKING:
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run, sweep or folder of runs.", show_default=False)
+    ],
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="The final figure that is compared and tested.")
+        str, typer.Option("--metric", metavar="NAME", help="Final metric to compare and test.")
     ] = "accuracy",
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="LABEL", help="Compare and test with this line only; default: all pairs."
+            "--against", metavar="LABEL", help="Test only against this line of the table; default: all pairs."
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write a self-contained page as well (.html)."),
+        typer.Option("--out", metavar="FILE", help="Also write a self-contained page (.html)."),
     ] = None,
     plugin: Plugins = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put runs, sweeps or folders of runs side by side: what differs, final figures, paired tests.
+    """Compare runs: their settings, their final metrics, and paired tests over seeds.
 
-    Runs that differ by their seed only are one line. Two lines under the same seeds are tested as pairs, from
-    three seeds on: a t-test and Wilcoxon's signed-rank test, corrected by Holm for their number.
+    Runs that differ only by their seed are one line of the table. Two lines with at least three common seeds
+    are tested as pairs: a t-test and Wilcoxon's signed-rank test, with Holm's correction for multiple tests.
 
     \b
     Examples:
@@ -60,7 +62,7 @@ def compare(
     if markdown and as_json:
         raise ConfigError("give --markdown or --json, not both")
     if out is not None and (out.suffix.lower() != ".html" or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out: {out} must end in .html and lie in a folder that is there")
+        raise ConfigError(f"--out: {out} must end in .html and its folder must exist")
     if opened and out is None:
         raise ConfigError("--open: name the page with --out FILE.html")
     with only_json(as_json):

@@ -1,4 +1,4 @@
-"""`holdfast customise`: a model for a client that joins after training."""
+"""`holdfast customise` makes a model for a client that joins after training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @app.command()
 def customise(
-    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a finished fedcap run.", show_default=False)
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="PATH", help="The joiner's data: a folder of Parquet files, or a config (TOML)."
+            "--data",
+            metavar="PATH",
+            help="Data of the new client: a folder of Parquet files, or a config (TOML).",
         ),
     ] = None,
     client: Annotated[
@@ -31,30 +35,33 @@ def customise(
         typer.Option(
             "--client",
             metavar="ID",
-            help="A client of the run, such as a held-out one; or of the config in --data.",
+            help="Number of a client of the run, for example a held-out one; with a config in --data, of that"
+            " config.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The safetensors file; default: customised-NAME.safetensors in RUN."),
+        typer.Option("--out", help="File to write; default: customised-NAME.safetensors in RUN."),
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model for a client that joins after training, from the pools that a run of fedcap ends with.
+    """Make a model for a client that joins after training (fedcap only).
 
-    The joiner trains a request on its data, as the run's clients train; the server's answer is written. A
-    folder is read by the run's own source; of a config, the section \\[data] and the seed count. Nothing of
-    the run changes.
+    The new client trains an update on its data, as the clients of the run do. The server's answer is mixed
+    from the models that the run saved, and is written as a safetensors file. A folder is read by the data
+    source of the run; of a config, only the section \\[data] and the seed are used. The run itself does not
+    change.
 
     \b
     Examples:
       holdfast customise runs/mine --client 17
       holdfast customise runs/mine --data ~/photographs --out my-model.safetensors
 
+
     """
     if data is None and client is None:
-        raise ConfigError("--data: name the joiner's data, or a client of the run with --client")
+        raise ConfigError("give the data of the new client with --data, or a client of the run with --client")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out: there is no folder {out.parent}")
     if out is not None and out.is_dir():
@@ -63,13 +70,13 @@ def customise(
         )
     with (
         only_json(as_json),
-        _stages("reading the run", "training the request", "writing the model") as next_stage,
+        _stages("reading the run", "training the update", "writing the model") as next_stage,
     ):
         from holdfast.results.run import Run
 
         load_plugins(plugin)
         run = Run(folder)
-        run.pooled()  # a method without pools is refused before any data is read
+        run.pooled()  # refuse a method without pools before any data is read
         next_stage()
         joined = _joined(run, data, client)
         next_stage()
@@ -89,7 +96,7 @@ def customise(
     print(file)
     if joined.accuracy is not None:
         print(
-            f"accuracy {joined.accuracy:.3f} on {joined.tested} test samples of its own; the global model"
+            f"accuracy {joined.accuracy:.3f} on its own {joined.tested} test samples; the global model has"
             f" {joined.of_global:.3f}"
         )
 
@@ -105,8 +112,8 @@ def _joined(run: Run, data: Path | None, client: int | None) -> Joined:
     if path.is_dir():
         if client is not None:
             raise ConfigError(
-                "--client: all of a folder is the joiner's; leave one of --data and --client out, or give a"
-                " config"
+                "--client: a folder in --data belongs to one client; leave out --client, or give a config in"
+                " --data"
             )
         return join(run, from_folder(run, path))
     return join(run, from_config(run, path, client))
@@ -123,7 +130,7 @@ def _write(run: Run, joined: Joined, file: Path) -> None:
 
 @contextmanager
 def _stages(*titles: str) -> Iterator:
-    """A bar with the name of what is being done, on a terminal."""
+    """Show a progress bar with the name of each stage, on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = to_stderr()

@@ -1,4 +1,4 @@
-"""`holdfast data`: who holds what, before anything is trained."""
+"""`holdfast data` shows which client holds which samples, before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast.cli.app import (
     Opened,
     Plugins,
     app,
-    cell,
     only_json,
     open_page,
+    plain_text,
     print_json,
     to_stderr,
     to_stdout,
@@ -37,36 +37,43 @@ class SamplePart(StrEnum):
 
 @app.command("data")
 def show_data(
-    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML file of a run or a sweep; default: the default settings.", show_default=False
+        ),
+    ] = None,
     changes: Changes = None,
-    part: Annotated[
-        SamplePart, typer.Option("--part", help="Which of a client's samples are counted.")
-    ] = SamplePart.train,
+    part: Annotated[SamplePart, typer.Option("--part", help="Samples to count.")] = SamplePart.train,
     cell: Annotated[
         int,
-        typer.Option("--cell", metavar="N", help="Which cell of a sweep, counted from 0 as its folder is."),
+        typer.Option("--cell", metavar="N", help="Cell of a sweep, counted from 0."),
     ] = 0,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw the heat map as a picture.")
+        Path | None, typer.Option("--png", metavar="FILE", help="Also write the heat map as an image.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the heat map.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with the heat map.")
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Print all clients, however many.")] = False,
+    all_clients: Annotated[
+        bool, typer.Option("--all", help="Print all clients, also if there are many.")
+    ] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the data of a config is dealt: the client x class table as a heat map.
+    """Show how a config divides its data among clients: samples per client and class, as a heat map.
 
-    CONFIG is that of `holdfast run`; of a sweep, one cell is shown. Nothing is trained and no run is written.
+    CONFIG is a config of `holdfast run` or `holdfast sweep`; of a sweep, one cell is shown. The command
+    trains nothing and writes no run.
 
     \b
     Examples:
       holdfast data config.toml
       holdfast data --set data.partition.name=dirichlet --html data.html --open
       holdfast data sweep.toml --cell 3 --part test --json
+
     """
     if opened and html is None:
         raise ConfigError("--open: name the page with --html FILE")
@@ -78,14 +85,14 @@ def show_data(
 
         cells = read_cells(config, changes or [], {"data.dir": absolute(data_dir)}, plugin)
         if not 0 <= cell < len(cells):
-            raise ConfigError(f"--cell: there are cells 0 to {len(cells) - 1}, got {cell}")
+            raise ConfigError(f"--cell {cell}: the sweep has cells 0 to {len(cells) - 1}")
         console, chosen = to_stderr(), cells[cell][1]
         with console.status(f"reading {chosen.data.name}") if console.is_terminal else nullcontext():
             holdings = Holdings.of(chosen, part.value, _among(cells, cell))
         _write(holdings, png, html)
     if as_json:
         return print_json(holdings.plain())
-    _print(holdings, everybody)
+    _print(holdings, all_clients)
     for file in (png, html):
         if file is not None:
             print(file)
@@ -94,7 +101,7 @@ def show_data(
 
 
 def _among(cells: list[tuple[str, Config]], cell: int) -> str:
-    """Which cell of a sweep is shown, and how many are dealt differently."""
+    """Say which cell of a sweep is shown, and how many different partitions the sweep has."""
     if not is_grid(cells):
         return ""
     different = {str((config.seed, config.plain()["data"])) for _, config in cells}
@@ -113,7 +120,7 @@ def _write(holdings: Holdings, png: Path | None, html: Path | None) -> None:
         write_data_page(holdings, html)
 
 
-def _print(holdings: Holdings, everybody: bool) -> None:
+def _print(holdings: Holdings, all_clients: bool) -> None:
     from rich.table import Table
 
     from holdfast.report.terminal_heat_map import heat_lines
@@ -123,8 +130,8 @@ def _print(holdings: Holdings, everybody: bool) -> None:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for word, text in holdings.described():
-        facts.add_row(word, cell(text))
+        facts.add_row(word, plain_text(text))
     console.print(facts)
     console.print()
-    for line in heat_lines(holdings, console.width, everybody):
+    for line in heat_lines(holdings, console.width, all_clients):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)

@@ -1,4 +1,4 @@
-"""`holdfast demo`."""
+"""`holdfast demo` runs the demonstration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def demo(
     ] = None,
     opened: Opened = False,
 ) -> None:
-    """A federation in half a minute: three methods on unlike clients, a table and a page.
+    """Run a demonstration in half a minute: four methods, with and without attackers, as a table and a page.
+
+    It needs no files: the data is 1,797 handwritten digits that come with Holdfast.
 
     \b
     Example:
@@ -34,6 +36,6 @@ def demo(
         page = job.run_demo(folder, follow.watch())
     table, words = job.summary(folder, to_stdout().width)
     to_stdout().print(table)
-    print(f"\n{words}\n\npage   {page}\nruns   {folder}\nagain  holdfast run {job.CONFIG} --out runs/again")
+    print(f"\n{words}\n\npage   {page}\nruns   {folder}\nrerun  holdfast run {job.CONFIG} --out runs/again")
     if opened:
         open_page(page)

@@ -1,4 +1,4 @@
-"""`holdfast diagnose`: what a run recorded of its clients, as numbers and pictures."""
+"""`holdfast diagnose` shows what a run recorded about its clients, as numbers and pictures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.cli.app import (
     Opened,
     Plugins,
     app,
-    cell,
     load_plugins,
     only_json,
     open_page,
+    plain_text,
     print_json,
     to_stdout,
 )
@@ -30,42 +30,49 @@ _ENDINGS = (".csv", ".png", ".html")
 
 @app.command()
 def diagnose(
-    folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    what: Annotated[str | None, typer.Argument(metavar="[WHAT]", show_default=False)] = None,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.", show_default=False)],
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[WHAT]", help="Table to show; without it, list them.", show_default=False),
+    ] = None,
     out: Annotated[
         list[Path] | None,
         typer.Option(
             "--out",
             metavar="FILE",
-            help="All numbers (.csv), a picture (.png) or a page (.html); repeatable.",
+            help="Write all numbers (.csv), a picture (.png) or a page (.html); repeatable.",
         ),
     ] = None,
     round: Annotated[
-        int | None, typer.Option("--round", metavar="N", help="Of a matrix: which round; default: the last.")
+        int | None, typer.Option("--round", metavar="N", help="Round to show of a matrix; default: the last.")
     ] = None,
     beside: Annotated[
-        list[Path] | None, typer.Option("--beside", metavar="RUN", help="grad-cam: further runs to compare.")
+        list[Path] | None,
+        typer.Option("--beside", metavar="RUN", help="grad-cam: another run to compare with; repeatable."),
     ] = None,
     image: Annotated[
         list[int] | None,
-        typer.Option("--image", metavar="N", help="grad-cam: test images by place; default: 0 1 2."),
+        typer.Option(
+            "--image", metavar="N", help="grad-cam: number of a test image; repeatable; default: 0 1 2."
+        ),
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="grad-cam: without the attack's trigger.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="grad-cam: leave out the trigger of the attack.")
+    ] = False,
     share: Annotated[
-        float, typer.Option("--share", help="top-fim: part of the parameters that is replaced.")
+        float, typer.Option("--share", help="top-fim: share of the parameters to replace.")
     ] = 0.05,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="rank-change: play only so many rounds again.")
+        int | None, typer.Option("--rounds", metavar="N", help="rank-change: repeat only the first N rounds.")
     ] = None,
     plugin: Plugins = None,
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run recorded of its clients in every round: norms, weights, scores, matches and what else
-    its method has.
+    """Show what a run recorded about its clients: norms, weights, scores and tables of its method.
 
-    Without WHAT, list what there is. Numbers of benign and malicious clients stand apart; of a matrix, one
-    round is shown.
+    Without WHAT, the command lists the tables of the run. Benign and malicious clients are shown separately.
+    Of a matrix, one round is shown.
 
     \b
     Examples:
@@ -73,6 +80,7 @@ def diagnose(
       holdfast diagnose runs/mine norms --out norms.png
       holdfast diagnose runs/mine customisation --round 5 --out map.html
       holdfast diagnose runs/a grad-cam --beside runs/b --out looks.png
+
 
     """
     files = out or []
@@ -85,7 +93,9 @@ def diagnose(
     if opened and not pages:
         raise ConfigError("--open: name the page with --out FILE.html")
     if what is None and files:
-        raise ConfigError("WHAT: say what to write; `holdfast diagnose RUN` lists what there is")
+        raise ConfigError(
+            "WHAT is missing: name the table to write; `holdfast diagnose RUN` lists the tables"
+        )
     with only_json(as_json):
         from holdfast.results.run import Run
 
@@ -133,7 +143,7 @@ def _found(
         runs = {path.resolve().name: Run(path) for path in folders}
         if len(runs) < len(folders):
             raise ConfigError(
-                "--beside: runs are told apart by the names of their folders, and two are the same"
+                "--beside: two runs have the same folder name, which is their label; rename one of them"
             )
         return computed.grad_cam(runs, images, False if clean else None)
     if what not in (there := run.tables):
@@ -153,12 +163,12 @@ def _list(run: Run, as_json: bool) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, about in there.items():
-        table.add_row(cell(name), cell(about))
+        table.add_row(plain_text(name), plain_text(about))
     console = to_stdout()
     console.print(table)
     first = next(iter(there))
     console.print(
-        f"\ndrawn by   holdfast diagnose {run.path} {first} --out {first}.png", markup=False, soft_wrap=True
+        f"\ndraw one   holdfast diagnose {run.path} {first} --out {first}.png", markup=False, soft_wrap=True
     )
 
 
@@ -172,7 +182,7 @@ def _print(found: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, column in enumerate(found.short.columns):
         numeric = found.short[column].dtype.kind in "if"
-        table.add_column(cell(str(column)), justify="right" if numeric else "left", no_wrap=not place)
+        table.add_column(plain_text(str(column)), justify="right" if numeric else "left", no_wrap=not place)
     for row in found.short.itertuples(index=False):
-        table.add_row(*(cell(number(value)) for value in row))
+        table.add_row(*(plain_text(number(value)) for value in row))
     console.print(table)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.app import AsJson, Plugins, app, cell, print_json, print_line, to_stderr, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, plain_text, print_json, print_line, to_stderr, to_stdout
 from holdfast.cli.runs import diverged
 from holdfast.core.errors import ConfigError, in_print, suggest
 
@@ -312,7 +312,7 @@ def clients(folder: Folder, as_json: AsJson = False) -> None:
             name, justify="left" if name in ("state", "key", "why") else "right", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(cell(_words(value)) for value in row.values()))
+        table.add_row(*(plain_text(_words(value)) for value in row.values()))
     to_stdout().print(table)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast report --live`: follow a job in the browser."""
+"""`holdfast report --live` follows a job in the browser."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.core.errors import ConfigError
 
 Live = Annotated[
     bool,
-    typer.Option("--live", help="Follow a running job in the browser, on this machine only, until Ctrl-C."),
+    typer.Option("--live", help="Follow a running job in the browser, from this machine only, until Ctrl-C."),
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", metavar="N", min=0, max=65535, help="With --live: the port; default: a free one."),
+    typer.Option("--port", metavar="N", min=0, max=65535, help="Port for --live; default: a free one."),
 ]
 
 
 def follow(folder: Path, port: int | None, opened: bool) -> None:
-    """Serve until Ctrl-C."""
+    """Serve the page until Ctrl-C."""
     import webbrowser
 
     from holdfast.report.live import Server
@@ -30,12 +30,12 @@ def follow(folder: Path, port: int | None, opened: bool) -> None:
     server = Server(
         folder,
         port or 0,
-        lambda words: console.print(f"{words}; the page stays until Ctrl-C", markup=False, style="dim"),
+        lambda words: console.print(f"{words}; press Ctrl-C to close the page", markup=False, style="dim"),
     )
     with server:
         print(server.url, flush=True)
         console.print(
-            f"{folder}: {server.viewed.state().words}; only for this machine, ends with Ctrl-C",
+            f"{folder}: {server.viewed.state().words}; visible on this machine only; press Ctrl-C to close",
             markup=False,
             style="dim",
         )
@@ -44,11 +44,11 @@ def follow(folder: Path, port: int | None, opened: bool) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            console.print("stopped; the job itself is left alone", markup=False, style="dim")
+            console.print("page closed; the job continues", markup=False, style="dim")
 
 
 def check(live: bool, port: int | None, out: Path | None, markdown: bool) -> None:
     if port is not None and not live:
-        raise ConfigError("--port: only with --live")
+        raise ConfigError("--port works only with --live")
     if live and (out is not None or markdown):
-        raise ConfigError("--live: shows a page and writes none; leave out --out and --markdown")
+        raise ConfigError("--live writes no file; leave out --out and --markdown")

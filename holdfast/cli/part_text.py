@@ -1,4 +1,4 @@
-"""What `holdfast show` prints about a part or about the config, as plain data."""
+"""Collect what `holdfast show` prints about a part or about the config, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.registry import find, is_section, settings_of
 from holdfast.core.toml import to_toml
 
-# Where a part of each kind stands in a config file.
+# The place of each kind of part in a config file.
 _PLACES: dict[str, Any] = {
     "method": lambda part: {"method": part},
     "model": lambda part: {"model": part},
@@ -24,7 +24,7 @@ _PLACES: dict[str, Any] = {
 
 
 def _assumed(aggregator: str) -> dict[str, Any]:
-    """A rule that leaves out f has to be told one; this is a share that all of them can bear."""
+    """Return an f for rules that need one; all rules work with this share of attackers."""
     from holdfast.aggregators.base import Aggregator
 
     rule: Any = find("aggregator", aggregator).model_construct()
@@ -32,12 +32,12 @@ def _assumed(aggregator: str) -> dict[str, Any]:
 
 
 def _root(aggregator: str) -> dict[str, Any]:
-    """A rule that compares with the server's own data works only where there is some."""
+    """Return samples for the server, for rules that compare with its own data."""
     return {"data": {"root": 100}} if "root" in getattr(find("aggregator", aggregator), "needs", ()) else {}
 
 
 def example(card: dict[str, Any]) -> str:
-    """The part in a config file, with its settings spelt out."""
+    """Return an example config file with the part and all its settings."""
     part = {
         "name": card["name"],
         **{s["name"]: s["default"] for s in card["settings"] if s["default"] is not None},
@@ -46,7 +46,7 @@ def example(card: dict[str, Any]) -> str:
 
 
 def fields_of() -> dict[str, list[dict[str, Any]]]:
-    """Every section of a config with its settings; those outside any section stand under an empty name."""
+    """Return every section of a config with its settings; top-level settings are under an empty name."""
     from holdfast.experiment.config import Config
 
     nested = {

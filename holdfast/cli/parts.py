@@ -1,4 +1,4 @@
-"""`holdfast list` and `show`: what can be chosen by name, and what it can be set to."""
+"""`holdfast list` and `holdfast show` describe the parts that a config can name, and their settings."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.app import AsJson, Plugins, app, load_plugins, only_json, print_json, to_stdout
+from holdfast.cli.app import AsJson, Plugins, app, load_plugins, only_json, print_json, reflow, to_stdout
 from holdfast.core.errors import ConfigError, suggest
 
 
 @app.command("list")
 def list_parts(
-    kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="Kind of part; without it, all kinds.", show_default=False)
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """What there is of a kind: name, summary, paper.
+    """List the parts of a kind: name, summary and paper.
 
-    KIND is method, aggregator, wrapper, detector, attack, partition, source, model or loss; without it, all
-    kinds are counted.
+    KIND is method, aggregator, wrapper, detector, attack, partition, source, model or loss. Without it, the
+    command counts the parts of every kind.
 
     \b
     Examples:
@@ -54,7 +56,7 @@ def list_parts(
     if as_json:
         return print_json(found)
     if not found:
-        return print(f"no {singular} is registered yet; a plug-in can add one (--plugin FILE)")
+        return print(f"no {singular} is registered; a plug-in can add one (--plugin FILE)")
     _print_rows(
         ("name", "summary", "paper"), [(card["name"], card["summary"], card["paper"]) for card in found]
     )
@@ -62,13 +64,14 @@ def list_parts(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument()],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of a part, or `config` for all settings of a config file."),
+    ],
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a part is for, its settings with defaults, its paper, an example.
-
-    NAME is a part's, or `config` for every setting of a config file.
+    """Describe a part: what it does, its settings with their defaults, its paper, an example config.
 
     \b
     Examples:
@@ -86,7 +89,7 @@ def show(
     found = [describe(known[kind][name]) for kind in KINDS if name in known[kind]]
     if not found:
         names = {"config", *(n for parts_of_kind in known.values() for n in parts_of_kind)}
-        raise ConfigError(f"nothing is called '{name}'{suggest(name, names)}")
+        raise ConfigError(f"no part is called '{name}'{suggest(name, names)}")
     for card in found:
         card["example"] = example(card)
     if as_json:
@@ -99,8 +102,8 @@ def _print_card(card: dict[str, Any]) -> None:
     console = to_stdout()
     console.print(Text.assemble((card["name"], "bold"), f"  {card['kind']}  ", (card["module"], "dim")))
     console.print()
-    for line in card["text"].splitlines():
-        console.print(line.strip(), markup=False)
+    for paragraph in reflow(card["text"]).splitlines():
+        console.print(paragraph, markup=False)
     if card["paper"]:
         console.print(f"\nPaper: {card['paper']}", markup=False)
     console.print("\n[bold]Settings[/bold]" if card["settings"] else "\nNo settings.")
@@ -123,7 +126,7 @@ def _show_config(as_json: bool) -> None:
         return print_json(sections)
     console = to_stdout()
     console.print(
-        "Every setting of a config file, with its default; the same keys work behind --set and in Python.\n",
+        "Every setting of a config file, with its default; the same keys work with --set and in Python.\n",
         markup=False,
     )
     for section, fields in sections.items():
@@ -132,17 +135,18 @@ def _show_config(as_json: bool) -> None:
         console.print()
     console.print("[sweep]", style="bold", markup=False)
     console.print(
-        'Lists make a grid of experiments, played together: "method.name" = ["fedavg", "ditto"], seed = [0,'
+        'Lists make a grid of experiments that run together: "method.name" = ["fedavg", "ditto"], seed = [0,'
         " 1, 2].",
         markup=False,
     )
     console.print(
-        "[[sweep.override]] with tables `when` and `set` changes settings of some of them.\n", markup=False
+        "[[sweep.override]] with the tables `when` and `set` changes settings of some of them.\n",
+        markup=False,
     )
     console.print("[tune]", style="bold", markup=False)
     console.print(
-        'What `holdfast tune` tries: "train.lr" = [0.01, 0.1] of every method, under [tune.ditto] lam ='
-        " [0.1, 1].",
+        'Values that `holdfast tune` tries: "train.lr" = [0.01, 0.1] for every method; lam = [0.1, 1] under'
+        " [tune.ditto] for one.",
         markup=False,
     )
 

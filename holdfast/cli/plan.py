@@ -1,4 +1,4 @@
-"""`holdfast plan`: what a run or a sweep will take, before it is played."""
+"""`holdfast plan` forecasts the cost of a run or a sweep."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.cli.app import (
     PrecisionName,
     Workers,
     app,
-    cell,
     only_json,
+    plain_text,
     print_json,
     to_stderr,
     to_stdout,
@@ -40,14 +40,22 @@ _SILENT = 2.0  # seconds
 
 @app.command()
 def plan(
-    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML file of a run or a sweep; default: the default settings.", show_default=False
+        ),
+    ] = None,
     changes: Changes = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where the run would be written; a few rounds are tried beside it."),
+        typer.Option(
+            "--out", help="Directory that the run would have; the short rounds are written beside it."
+        ),
     ] = None,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Only one of N parts of a sweep, 1/N to N/N.")
+        str,
+        typer.Option("--shard", metavar="I/N", help="Forecast only one of N parts of a sweep: 1/N to N/N."),
     ] = "1/1",
     device: Device = None,
     way: PlanName = None,
@@ -58,11 +66,11 @@ def plan(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run or a sweep will take: cells, seconds, memory, bytes on disk.
+    """Forecast what a run or a sweep will cost: time, memory, bytes on disk.
 
     CONFIG and the options are those of `holdfast run` and `holdfast sweep`.
 
-    A few rounds are played with short local trainings, so it takes seconds; nothing is left behind.
+    The command runs a few short rounds to measure, so it takes seconds. It leaves no files behind.
 
     \b
     Examples:
@@ -83,7 +91,7 @@ def plan(
                     cells, out or new_folder(), follow.watch(), [str(p) for p in plugin or []], part
                 )
         except KeyboardInterrupt:
-            to_stderr().print("interrupted; nothing was left behind")
+            to_stderr().print("interrupted; no files were left behind")
             raise typer.Exit(130) from None
     if as_json:
         return print_json(found.plain())
@@ -94,7 +102,7 @@ def plan(
 
 
 class _Follow:
-    """On a terminal one line that changes; elsewhere a line now and then, once it takes long."""
+    """Shows progress: on a terminal one line that changes; elsewhere a line every few seconds."""
 
     def __init__(self) -> None:
         self.console = to_stderr()
@@ -108,7 +116,7 @@ class _Follow:
 
     def say(self, line: str) -> None:
         if self.status is not None:
-            self.status.update(cell(line))
+            self.status.update(plain_text(line))
         elif time.monotonic() - self.said > _SILENT:
             self.said = time.monotonic()
             self.console.print(line, markup=False, style="dim")
@@ -126,19 +134,19 @@ class _Follow:
 
 
 def _groups(found: Forecast) -> Table:
-    """One line for each group of cells that are trained as one computation: models of a round, how many of
-    them take a step together, processes x threads."""
+    """Make a table with one line for each group of cells that train as one computation: models of a round,
+    how many of them take a step together, processes x threads."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("group", overflow="fold")
-    for title in ("cells", "models", "stack", "plan", "processes", "client steps", "us a step"):
+    for title in ("cells", "models", "stack", "plan", "processes", "client steps", "us/step"):
         table.add_column(title, justify="left" if title in ("plan", "processes") else "right", no_wrap=True)
     for group in found.groups:
         name = group.cells[0] if len(group.cells) == 1 else f"{group.cells[0]} ... {group.cells[-1]}"
         micro = "-" if group.microseconds is None else f"{group.microseconds:,.0f}"
         table.add_row(
-            cell(name),
+            plain_text(name),
             str(len(group.cells)),
             f"{group.rows:,}",
             f"{group.stack:,}",
@@ -171,7 +179,7 @@ def _totals(found: Forecast) -> Table:
         duration(seconds.total),
         ", ".join(f"{name} {duration(value)}" for name, value in spent.items()),
     )
-    table.add_row("memory", amount(found.memory.host), "at its peak, with all that is imported")
+    table.add_row("memory", amount(found.memory.host), "at its peak, libraries included")
     if found.memory.device is not None:
         table.add_row("GPU memory", amount(found.memory.device), "at its peak")
     rows = f"rounds {amount(disk.rounds)}, private rows {amount(disk.private)}, the rest {amount(disk.once)}"
@@ -180,7 +188,7 @@ def _totals(found: Forecast) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """'3.2 s', '4 min 10 s', '2 h 5 min'."""
+    """Write seconds as '3.2 s', '4 min 10 s' or '2 h 5 min'."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -188,7 +196,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(size: float) -> str:
-    """Bytes in the units of engine.memory."""
+    """Write a number of bytes in the units of engine.memory."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"

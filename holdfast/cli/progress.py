@@ -1,4 +1,4 @@
-"""Live progress on stderr: bars on a terminal, a few plain lines elsewhere."""
+"""Shows progress on stderr: bars on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BARS = 12  # a sweep of more cells than this has one bar for all
 
 
 class Follow:
-    """Follows experiments as they are played. Use as a context manager and hand `watch` to the session."""
+    """Follows running experiments. Use it as a context manager and pass `watch()` to the session."""
 
     def __init__(self, console: Console, unit: str = "rounds", figure: str = "accuracy"):
         self.console, self.unit, self.metric = console, unit, figure
@@ -58,7 +58,8 @@ class Follow:
         self.console.print(line, markup=False, style="dim")
 
     def planned(self, experiments: list[Experiment]) -> None:
-        """Called once for each group of experiments that are played together, one group after the other."""
+        """Add bars; called once for each group of experiments that run together, one group after the
+        other."""
         self.total += sum(e.rounds for e in experiments)
         if len(experiments) <= MOST_BARS:
             for experiment in experiments:
@@ -74,7 +75,8 @@ class Follow:
         self.progress.start()
 
     def moved(self, experiment: Experiment) -> None:
-        """Called after every exchange; only a newly committed round is news."""
+        """Update the bar of an experiment; called after every exchange. Only a newly committed round changes
+        it."""
         committed = min(experiment.committed, experiment.rounds)
         before = self.done.get(id(experiment), 0)
         if committed <= before:
@@ -109,7 +111,7 @@ class Follow:
         return self._span(list(seen))
 
     def _line(self) -> None:
-        """Without a terminal: one line for every tenth of the work."""
+        """Print one line for every tenth of the work, where there is no terminal."""
         done = sum(self.done.values())
         tenth = 10 * done // max(self.total, 1)
         if tenth > self.tenth:

@@ -1,4 +1,4 @@
-"""`holdfast reproduce`: a paper's tables and figures, played again."""
+"""`holdfast reproduce` repeats tables and figures of papers."""
 
 from __future__ import annotations
 
@@ -41,33 +41,42 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="fedcap, fedas, c-pfl, fedcom or fedcpa.", show_default=False)
+        str | None, typer.Argument(help="Paper: fedcap, fedas, c-pfl, fedcom or fedcpa.", show_default=False)
     ] = None,
     what: Annotated[
         str | None,
-        typer.Argument(help="A table or figure: table-1, I, fig-7. Default: all.", show_default=False),
+        typer.Argument(
+            help="Table or figure: table-1, I, fig-7; default: all of the paper.", show_default=False
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", help="Seeds of every cell, from 0 on; default: what the study says."),
+        typer.Option("--seeds", help="Number of seeds, counted from 0; default: that of the scale."),
     ] = None,
     scale: Annotated[
         str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's setting).")
     ] = "quick",
     variant: Annotated[
-        str, typer.Option("--variant", help="card (what the papers say), authors (their code) or both.")
+        str,
+        typer.Option(
+            "--variant", help="Follow the text (paper), the released code (authors), or run both (both)."
+        ),
     ] = "card",
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="AXIS=LABEL,...", help="Part of the table; repeatable."),
+        typer.Option("--only", metavar="AXIS=LABEL,...", help="Run only a part of the table; repeatable."),
     ] = None,
     stand_ins: Annotated[
-        bool, typer.Option("--stand-ins", help="Other data for what cannot be had, also at full scale.")
+        bool,
+        typer.Option(
+            "--stand-ins", help="Replace datasets that cannot be downloaded by others, also at full scale."
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Directory; default: reproductions/PAPER/TABLE-SCALE.")
+        Path | None,
+        typer.Option("--out", help="Directory to write; default: reproductions/PAPER/TABLE-SCALE."),
     ] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would be played, and stop.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="List the experiments and stop.")] = False,
     retry: Retry = False,
     changes: Changes = None,
     device: Device = None,
@@ -81,20 +90,21 @@ def reproduce(
     opened: Opened = False,
     as_json: AsJson = False,
 ) -> int:
-    """Play a paper's table or figure again and hold it against what is printed.
+    """Reproduce a table or figure of a paper and compare it with the published numbers.
 
-    Without PAPER: what there is. The page says whether the paper's claims hold, shows our figures beside the
-    printed ones, and what was done differently. All cells of a table are one batched computation, except
-    where seconds are the result.
+    Without PAPER, the command lists all tables and figures. The page says whether the claims of the paper
+    hold, shows our numbers beside the published ones, and lists what was done differently. All cells of a
+    table run as one batched computation, except where time is the result.
 
-    The same command goes on where it was stopped.
+    The same command continues a reproduction that was stopped.
 
     \b
     Examples:
       holdfast reproduce
       holdfast reproduce fedcap table-1 --scale quick --open
-      holdfast reproduce fedcap I --scale full --seeds 3 --only dataset=CIFAR-10 --device cuda
+      holdfast reproduce fedcap I --scale full --seeds 3 --only dataset=CIFAR-10
       holdfast reproduce fedcom --scale smoke
+
 
     """
     if paper is None:
@@ -106,7 +116,7 @@ def reproduce(
         from holdfast.tracking import chosen
 
         load_plugins(plugin)
-        chosen(track or [])  # what is missing is said before anything is played
+        chosen(track or [])  # report a missing tracker before anything runs
         settings = dict(parse_changes(changes or [])) | _given(
             engine_options(device, plan, precision, memory, workers, data_dir)
         )
@@ -152,7 +162,7 @@ def _run(
         try:
             outcome = run_study(study, wanted, folder, watch, plugins, retry)
         except KeyboardInterrupt:
-            console.print("interrupted; the same command goes on", markup=False)
+            console.print("interrupted; the same command continues it", markup=False)
             raise typer.Exit(130) from None
     write_reproduction(outcome)
     return outcome
@@ -164,7 +174,7 @@ def _experiments(grid: Grid) -> str:
 
 
 def _index(outcomes: list[Outcome]) -> Path | None:
-    """A page that leads to all of them, where there are several."""
+    """Write a page with links to all of them, where there are several."""
     from holdfast.reproduction.page import write_index
 
     return write_index(outcomes, outcomes[0].path.parent) if len(outcomes) > 1 else None
@@ -179,7 +189,7 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
     console = to_stdout()
     for outcome in outcomes if not as_json else []:
         console.print()
-        beside = " (printed)" if outcome.study.printed else ""
+        beside = " (published)" if outcome.study.printed else ""
         console.print(
             to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}")
         )
@@ -241,8 +251,8 @@ def _list(as_json: bool) -> int:
     console = to_stdout()
     console.print(table)
     console.print(
-        "\nThe numbers are experiments. `holdfast reproduce fedcap table-1` plays one, `... fedcap` all of a"
-        " paper."
+        "\nThe numbers count experiments at scale quick and full. `holdfast reproduce fedcap table-1` runs"
+        " one table, `holdfast reproduce fedcap` all of the paper."
     )
     return 0
 

@@ -1,4 +1,4 @@
-"""`holdfast run`, `resume` and `report`."""
+"""`holdfast run`, `holdfast resume` and `holdfast report`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ if TYPE_CHECKING:
     from holdfast.report.table import Table
 
 DIVERGED = 3
-"""The exit code of a single run that diverged. In a sweep that is a finding: the table says it, and the exit
-code is 0."""
+"""The exit code of a single run that diverged. In a sweep, divergence is a result: the table shows it, and
+the exit code is 0."""
 
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the default settings.", show_default=False)
+    ] = None,
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory of the run; default: a new one under runs/.")
@@ -63,13 +65,13 @@ def run(
     track: Track = None,
     as_json: AsJson = False,
 ) -> int:
-    """Play an experiment.
+    """Run one experiment.
 
-    CONFIG is a TOML file; without one, the defaults are played. With a section \\[sweep] this is the same as
-    `holdfast sweep`.
+    With a section \\[sweep] in CONFIG this is the same as `holdfast sweep`. `holdfast show config` lists all
+    settings.
 
-    The exit code is 3 if the run diverged: nothing that the benign clients sent in some round, or their loss,
-    was finite.
+    The exit code is 3 if the run diverged: in some round no benign client sent a finite update or had a
+    finite loss.
 
     \b
     Examples:
@@ -77,6 +79,7 @@ def run(
       holdfast run --set method.name=ditto --set train.rounds=20
       holdfast run config.toml --out runs/first --json
       holdfast run config.toml --track tensorboard
+
 
     """
     with only_json(as_json):
@@ -106,24 +109,27 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the run or sweep.", show_default=False)
+    ],
     device: Device = None,
     retry: Retry = False,
     plugin: Plugins = None,
     track: Track = None,
     as_json: AsJson = False,
 ) -> int:
-    """Continue a run or a sweep in DIR that was stopped.
+    """Continue a run or a sweep that was stopped.
 
-    The result is bit by bit that of one that was not. Plug-ins of the run are named again: no code is loaded
-    that is not asked for.
+    The result is the same, bit for bit, as without the stop. Name the plug-ins of the run again: Holdfast
+    loads no code that you did not name.
 
-    Of a sweep, all cells of all shards are continued, and begun, that no other process has.
+    Of a sweep, the command runs all unfinished cells of all shards that no other process is running.
 
     \b
     Examples:
       holdfast resume runs/20261115-093012
       holdfast resume runs/mine --plugin mine.py
+
 
     """
     with only_json(as_json):
@@ -153,34 +159,44 @@ def resume(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A run, a sweep, a folder of runs, a reproduction or a federation.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The HTML file; default: report.html in DIR. Of --tables: their file."),
+        typer.Option(
+            "--out", help="File to write; default: report.html in DIR. With --tables, the file of the tables."
+        ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown instead of writing a page.")
     ] = False,
     tables: Annotated[
         str | None,
-        typer.Option("--tables", metavar="FORMAT", help="Only the tables: md, latex (booktabs) or csv."),
+        typer.Option(
+            "--tables", metavar="FORMAT", help="Write only the tables: md, latex (booktabs) or csv."
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="FOLDER", help="Only the charts, each a file in FOLDER."),
+        typer.Option("--figures", metavar="FOLDER", help="Write only the charts, each as a file in FOLDER."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="Of --figures: svg, or png (drawn by Chromium).")
+        str, typer.Option("--format", help="Format of --figures: svg, or png (needs Chromium).")
     ] = "svg",
     live: Live = False,
     port: Port = None,
     plugin: Plugins = None,
     opened: Opened = False,
 ) -> None:
-    """Write one self-contained HTML page about the runs in DIR: a run, a sweep, a folder of runs, a
-    reproduction or a federation.
+    """Write one self-contained HTML page about a run or many runs.
 
-    More than 12 runs get a page each too, in a folder beside it.
+    With more than 12 runs, each run also gets its own page, in a folder beside the first page.
 
     \b
     Examples:
@@ -205,7 +221,7 @@ def report(
     if live:
         if tables is not None or figures is not None:
             raise ConfigError(
-                "--live: a page that is followed has no --tables and no --figures; leave one of them out"
+                "--live writes no tables and no figures; leave out --tables and --figures, or --live"
             )
         return follow_live(folder, port, opened)
     if is_reproduction(folder):
@@ -234,7 +250,7 @@ def report(
 def _report_reproduction(
     folder: Path, tables: str | None, figures: Path | None, form: str, out: Path | None, opened: bool
 ) -> None:
-    """The page of a paper's table that was played again; its tables stand beside it already."""
+    """Write the page of a reproduction; its tables are files beside it already."""
     from holdfast.report.figure_files import write_figures
     from holdfast.reproduction.outcome import read_outcome
     from holdfast.reproduction.page import write_reproduction
@@ -246,7 +262,7 @@ def _report_reproduction(
         return
     written = page.parent / f"table.{({'latex': 'tex'}).get(tables, tables)}" if tables is not None else page
     if not written.exists():
-        raise ConfigError(f"--tables {tables}: one of md, latex, csv")
+        raise ConfigError(f"--tables {tables}: choose md, latex or csv")
     if out is not None:
         write_atomically(out, written.read_bytes())
     print(out or (written.read_text() if tables is not None else page))
@@ -257,7 +273,7 @@ def _report_reproduction(
 def read_cells(
     config: Path | None, changes: list[str], options: dict[str, Any], plugins: list[Path] | None
 ) -> list[tuple[str, Config]]:
-    """(label, config) of every experiment that the file, --set and the other options ask for; all of it
+    """Return (label, config) of every experiment that the file, --set and the other options ask for,
     checked."""
     from holdfast.experiment.config import assign, read_config
     from holdfast.sweeps.grid import configs
@@ -271,7 +287,7 @@ def read_cells(
 
 
 def is_grid(cells: list[tuple[str, Config]]) -> bool:
-    """A cell of a grid has a label, be it the only one; a config without [sweep] has none."""
+    """Whether the config has a section [sweep]: then each cell has a label, also if there is only one."""
     return len(cells) > 1 or cells[0][0] != ""
 
 
@@ -283,18 +299,18 @@ def engine_options(
     workers: int | None,
     data_dir: Path | None,
 ) -> dict[str, Any]:
-    """Options that stand for settings; what was not given is None."""
+    """Return the settings that options set; None where an option was not given."""
     engine = {"device": device, "plan": plan, "precision": precision, "memory": memory, "workers": workers}
     return {f"engine.{name}": value for name, value in engine.items()} | {"data.dir": absolute(data_dir)}
 
 
 def absolute(data_dir: Path | None) -> str | None:
-    """As it is written into a run, which may be resumed from another folder. The shell expands no ~ in
-    --data-dir=~/sets."""
+    """Return the folder as an absolute path, since a run may be resumed from another folder. The shell does
+    not expand the ~ in --data-dir=~/sets."""
     if data_dir is None:
         return None
     folder = expand(data_dir, "--data-dir").absolute()
-    if not folder.is_dir():  # or the data would be taken from the next place that has it
+    if not folder.is_dir():  # otherwise the data would be taken from the cache or the Hub
         raise ConfigError(f"--data-dir: there is no folder {folder}")
     return str(folder)
 
@@ -307,8 +323,7 @@ def new_folder() -> Path:
 
 @contextmanager
 def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]:
-    """Ctrl-C between two rounds or inside one: the last committed round stays, and the user is told how to go
-    on."""
+    """On Ctrl-C, say how to continue; the last committed round stays."""
     try:
         yield
     except KeyboardInterrupt:
@@ -319,14 +334,14 @@ def resumable(folder: Path, plugins: list[Path] | None = None) -> Iterator[None]
         kept = (
             f"`{again}` continues it"
             if run_folders(folder) or is_sweep(folder)
-            else "it had not begun, and nothing was kept"
+            else "no round was finished, so nothing was saved"
         )
         to_stderr().print(f"interrupted; {kept}", markup=False)
         raise typer.Exit(130) from None
 
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Path] | None) -> int:
-    """The result of a run in the form that was asked for."""
+    """Print the result of a run, as a table or as JSON."""
     from holdfast.report.read_runs import one_each
     from holdfast.report.read_runs import read_cells as read_runs
     from holdfast.report.table import tabulate
@@ -339,19 +354,18 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool, plugins: list[Pa
 
 
 def diverged(folder: Path) -> int:
-    """The exit code of a run that has come to its end: a script is not to take a model that diverged for a
-    good one."""
+    """Return the exit code of a finished run: a script must not take a diverged model for a good one."""
     from holdfast.storage.status import run_status
 
-    stands = run_status(folder, "")
-    if stands.status != "diverged":
+    found = run_status(folder, "")
+    if found.status != "diverged":
         return 0
-    to_stderr().print(f"{stands.words}; therefore the exit code is {DIVERGED}", markup=False, soft_wrap=True)
+    to_stderr().print(f"{found.words}; therefore the exit code is {DIVERGED}", markup=False, soft_wrap=True)
     return DIVERGED
 
 
 def summarise(folder: Path, tables: list[Table], plugins: list[Path] | None) -> None:
-    """The tables of a run or a sweep, where it is, and what one would do next."""
+    """Print the tables of a run or a sweep, its directory, and the commands to look at it."""
     from holdfast.core.registry import plugin_options
     from holdfast.report.table import narrowed, to_rich
 

@@ -1,4 +1,4 @@
-"""`holdfast sweep`: a grid of experiments played as one computation."""
+"""`holdfast sweep` runs a grid of experiments as one computation."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def sweep(
-    config: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file with a section \\[sweep].", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory of the sweep; default: a new one under runs/.")
     ] = None,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Play one of N parts of the sweep, 1/N to N/N.")
+        str, typer.Option("--shard", metavar="I/N", help="Run only one of N parts of the sweep: 1/N to N/N.")
     ] = "1/1",
     retry: Retry = False,
     changes: Changes = None,
@@ -54,24 +56,21 @@ def sweep(
     track: Track = None,
     as_json: AsJson = False,
 ) -> int:
-    """Play all cells of a sweep together; start, continue or complete it.
+    """Run a grid of experiments together; the same command continues a sweep that was stopped.
 
-    CONFIG has a section \\[sweep]: its lists expand to a grid. The same command goes on, bit by bit, where a
-    sweep was stopped.
+    The lists in the section \\[sweep] of CONFIG expand to a grid. Each combination is one experiment, a cell.
 
-    A finished cell is not played again. A cell that fails is reported and leaves the others alone; the exit
-    code is then 1. A cell that diverges is a result, which the table marks; the exit code stays 0.
+    A finished cell does not run again. A cell that fails does not stop the others; the exit code is then 1. A
+    cell that diverges is a result: the table marks it, and the exit code stays 0.
 
-    With --shard, processes or machines that see the same --out share the cells; all are given the same
-    CONFIG.
-
-    In a Slurm job: #SBATCH --array=1-4 and the third example.
+    With --shard, several processes or machines share the cells. Give all of them the same CONFIG and the same
+    --out, in a folder that all can see. In a Slurm job, use #SBATCH --array=1-4 and the third example.
 
     \b
     Examples:
       holdfast sweep sweep.toml --out runs/table
       holdfast sweep sweep.toml --out runs/table --shard 2/4
-      holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
+      holdfast sweep sweep.toml --out runs/table --shard $SLURM_ARRAY_TASK_ID/4
       holdfast sweep sweep.toml --out runs/table --retry
 
     """
@@ -80,14 +79,14 @@ def sweep(
 
         part = read_shard(shard)
         if out is None and part[1] > 1:
-            raise ConfigError("--shard: name the directory that all shards share with --out")
+            raise ConfigError("--shard: give the directory that all shards share with --out")
         cells = read_cells(
             config, changes or [], engine_options(device, plan, precision, memory, workers, data_dir), plugin
         )
         if not is_grid(cells):
             raise ConfigError(
-                "sweep: there is no [sweep] section with a list, so nothing to expand; `holdfast run` plays"
-                " one experiment"
+                "sweep: the config has no [sweep] section with a list; add one, or use `holdfast run` for one"
+                " experiment"
             )
         folder = out or fresh_folder()
         statuses = run_sweep(cells, folder, plugin, part, retry, track)
@@ -95,7 +94,7 @@ def sweep(
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """'2/4' as numbers."""
+    """Read '2/4' as two numbers."""
     number, _, of = text.partition("/")
     if not (number.strip().isdecimal() and of.strip().isdecimal()) or not 1 <= int(number) <= int(of):
         raise ConfigError(f"--shard {text}: write I/N with I from 1 to N, for example 2/4")
@@ -122,7 +121,7 @@ def run_sweep(
 
 
 def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins: list[Path] | None) -> int:
-    """How every cell stands, in the form that was asked for; 1 where one of this process's cells failed."""
+    """Print the status of every cell, as tables or as JSON; return 1 if a cell of this process failed."""
     from holdfast.experiment.manifest import run_folders
     from holdfast.report.equal_runs import without_effect
     from holdfast.report.read_runs import Line, by_setting, one_each
@@ -141,10 +140,12 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
     if any(line.seeds > 1 for line in over_seeds) and len(over_seeds) > 1:
         tables.append(tabulate(over_seeds))
     summarise(folder, tables, plugins)
-    for said in without_effect(runs):
-        to_stderr().print(said, markup=False)
+    for warning in without_effect(runs):
+        to_stderr().print(warning, markup=False)
     if lost := [run_status for run_status in statuses if run_status.mine and run_status.status == "diverged"]:
-        to_stderr().print(f"{len(lost)} diverged, the first in {lost[0].path}", markup=False, soft_wrap=True)
+        to_stderr().print(
+            f"cells diverged: {len(lost)}, the first in {lost[0].path}", markup=False, soft_wrap=True
+        )
     if failed:
         say_failed(failed)
     return 1 if failed else 0
@@ -153,7 +154,9 @@ def finish_sweep(folder: Path, statuses: list[RunStatus], as_json: bool, plugins
 def say_failed(failed: list[RunStatus]) -> None:
     from holdfast.storage.status import TRACEBACK
 
-    again = "--retry tries them again from their last committed round"
+    again = "--retry runs them again from their last committed round"
     to_stderr().print(
-        f"{len(failed)} failed, see {failed[0].path / TRACEBACK}; {again}", markup=False, soft_wrap=True
+        f"cells failed: {len(failed)}; see {failed[0].path / TRACEBACK}; {again}",
+        markup=False,
+        soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`holdfast tune`: equally many trials for every method, then a table of test figures."""
+"""`holdfast tune` gives every method the same number of trials, then reports on test data."""
 
 from __future__ import annotations
 
@@ -38,16 +38,20 @@ if TYPE_CHECKING:
 
 @app.command()
 def tune(
-    config: Annotated[Path, typer.Argument(show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(help="TOML file of one experiment or a sweep.", show_default=False)
+    ],
     budget: Annotated[
-        int, typer.Option("--budget", metavar="N", help="Trials of every method.", show_default=False)
+        int,
+        typer.Option("--budget", metavar="N", help="Number of trials for every method.", show_default=False),
     ],
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Directory of the comparison; default: a new one under runs/."),
     ] = None,
     under_attack: Annotated[
-        bool, typer.Option("--under-attack", help="Tune against each attack apart, not without any.")
+        bool,
+        typer.Option("--under-attack", help="Tune under each attack separately, instead of without attack."),
     ] = False,
     retry: Retry = False,
     changes: Changes = None,
@@ -61,25 +65,26 @@ def tune(
     track: Track = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare methods fairly: N trials each, chosen by validation data, reported on test data.
+    """Compare methods fairly: N trials each, chosen on validation data, reported on test data.
 
-    CONFIG is one experiment or a sweep over methods, attacks, seeds and settings. Every line of its table has
-    N trials, drawn from the ranges of the method (`holdfast show ditto`) and of the learning rate. A section
-    \\[tune] names other ranges; where it leaves fewer combinations, all of them are tried. Trials are played
-    on a seed of their own and without an attack, unless --under-attack.
+    CONFIG is one experiment or a sweep over methods, attacks, seeds and settings. Every line of its table
+    gets N trials, drawn from the ranges of the method (`holdfast show ditto`) and of the learning rate. A
+    section \\[tune] sets other ranges; if it allows fewer combinations, all of them are tried. Trials use
+    their own seed and no attack, unless --under-attack is given.
 
-    data.split.validation must be above 0: what is chosen is chosen by the benign clients' validation data,
-    never by test data. The choice is then played under the seeds of the sweep (default: three) and its
-    attacks; --track tells of these runs, not of the trials.
+    data.split.validation must be above 0: settings are chosen on the validation data of benign clients, never
+    on test data. The chosen settings then run with the seeds of the sweep (default: three) and its attacks.
+    --track logs these runs, not the trials.
 
-    The same command goes on where it was stopped. Files: trials.csv, tuned.toml (a sweep that repeats the
-    report), report/.
+    The same command continues a comparison that was stopped. It writes trials.csv, tuned.toml (a sweep that
+    repeats the report) and report/.
 
     \b
     Examples:
       holdfast tune sweep.toml --budget 8 --out runs/fair
       holdfast tune sweep.toml --budget 8 --under-attack --device cuda
       holdfast tune config.toml --budget 4 --set data.split.train=0.65 --set data.split.validation=0.1
+
 
     """
     with only_json(as_json):
@@ -88,7 +93,7 @@ def tune(
         from holdfast.tuning.tune import Tuning
 
         load_plugins(plugin)
-        chosen(track or [])  # what is missing is said before the trials
+        chosen(track or [])  # report a missing tracker before the trials
         table = read_config(config, changes or [])
         for key, value in engine_options(device, plan, precision, memory, workers, data_dir).items():
             if value is not None:
@@ -98,11 +103,11 @@ def tune(
         with _continued(folder):
             with Follow(
                 to_stderr(), figure="validation/accuracy"
-            ) as follow:  # nobody looks at a trial's test figures
+            ) as follow:  # test data stays unseen during trials
                 follow.say(f"{len(tuning.cells)} trials, at most {budget} for each line of the table")
                 choices = tuning.try_all(follow.watch(), plugins, retry)
             with Follow(to_stderr()) as follow, tracked(track or [], follow.watch()) as watch:
-                follow.say(f"the report, on seeds {', '.join(map(str, tuning.search.seeds))}")
+                follow.say(f"running the report with seeds {', '.join(map(str, tuning.search.seeds))}")
                 tuned = tuning.report(choices, watch, plugins, retry)
     return _finish(tuned, as_json)
 
@@ -119,7 +124,7 @@ def _finish(tuned: Tuned, as_json: bool) -> int:
     console.print(to_rich(tuned.table()))
     console.print(f"\n{tuned.words()}\n", markup=False, soft_wrap=True)
     console.print(f"trials      {tuned.path / 'trials.csv'}", markup=False, soft_wrap=True)
-    console.print(f"this again  holdfast sweep {tuned.path / 'tuned.toml'}", markup=False, soft_wrap=True)
+    console.print(f"repeat      holdfast sweep {tuned.path / 'tuned.toml'}", markup=False, soft_wrap=True)
     console.print(f"page        holdfast report {tuned.path / 'report'}", markup=False, soft_wrap=True)
     if failed:
         say_failed(failed)
@@ -128,7 +133,7 @@ def _finish(tuned: Tuned, as_json: bool) -> int:
 
 @contextmanager
 def _continued(folder: Path) -> Iterator[None]:
-    """Ctrl-C: what was committed stays, and the user is told how to go on."""
+    """On Ctrl-C, say how to continue; committed rounds stay."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
-"""The demonstration: `local`, `fedavg`, `ditto` and `fedcap` on unlike clients, all honest and with liars
-among them, played as one sweep; demo.toml holds its settings."""
+"""The demonstration: `local`, `fedavg`, `ditto` and `fedcap` on heterogeneous clients, with and without
+attackers, as one sweep; demo.toml holds its settings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from holdfast.sweeps.grid import configs
 from holdfast.sweeps.session import start
 
 CONFIG = files("holdfast.demo") / "demo.toml"
-TITLE = "Holdfast demo: who falls under attack, and who holds"
+TITLE = "Holdfast demo: which methods withstand an attack"
 
 INTRODUCTION = """\
-20 clients hold handwritten digits, each mostly of a few classes. Four ways to train them, with and without six of them sending twenty
-times the opposite of what the others learned, three seeds each, all 24 runs at once:
-  local    every client alone
-  fedavg   one model for all
+20 clients hold handwritten digits, each mostly of a few classes. Four methods train them, with and without an
+attack: six of the clients send twenty times the opposite of what the others learned. With three seeds each,
+all 24 runs train together:
+  local    every client trains alone
+  fedavg   one model for all clients
   ditto    a model for each client, pulled towards a shared one
-  fedcap   a model for each client, made of those of clients like it; whoever is too far off is banned"""  # noqa: E501
+  fedcap   a model for each client, mixed from those of similar clients; a client that is too far off is banned"""
 
 
 def cells() -> list[tuple[str, Config]]:
@@ -35,12 +36,12 @@ def cells() -> list[tuple[str, Config]]:
 
 
 def run_demo(folder: Path, watch: Watch) -> Path:
-    """Run everything and write the page; gives its path."""
+    """Run all experiments, write the page and return its path."""
     start(cells(), folder, watch)
     return write_page(folder, title=TITLE, alone=True)
 
 
 def summary(folder: Path, width: int) -> tuple[Table, str]:
-    """The table, and what it says in words."""
+    """Return the table, and what it says in words."""
     lines = by_setting(read_cells(folder))
     return to_rich(narrowed(tabulate(lines), width)), " ".join(verdict(lines))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.app import reflow
 from holdfast.cli.part_text import example
 from holdfast.cli.progress import Follow
 from holdfast.core import registry
@@ -294,7 +295,7 @@ def test_ctrl_c_before_the_first_commit_keeps_nothing(
 
     monkeypatch.setattr(Follow, moment, stop)
     answer = cli("run", *SMALL, "--out", tmp_path / "a")
-    assert answer.code == 130 and "nothing was kept" in answer.err
+    assert answer.code == 130 and "nothing was saved" in answer.err
     assert not (tmp_path / "a").exists()
 
 
@@ -466,7 +467,10 @@ def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch:
 def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.sweeps.session.start", divmod)
     answer = cli("run")
-    assert answer.code == 1 and "TypeError: divmod" in answer.err and "please report" in answer.err
+    assert answer.code == 1 and "Traceback" in answer.err
+    last = answer.err.strip().splitlines()[-1]
+    assert last.startswith("error: internal error in holdfast/cli/runs.py, line ") and "please report" in last
+    assert "TypeError: divmod" in last
 
 
 PLUGIN = """
@@ -551,7 +555,6 @@ def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(
 
 WITHOUT_FLOWER = """
 import sys
-from holdfast.cli import main
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -607,10 +610,52 @@ def test_federations_without_flower_are_one_line(tmp_path: Path) -> None:
 def test_help_is_quick_and_has_examples(cli: Callable[..., Answer]) -> None:
     quick = "import sys, holdfast.cli; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", quick], env=HERE).returncode == 0
-    for command in ("run", "sweep", "resume", "report", "list", "show", "demo", "bench"):
+    listed = {line.split()[1] for line in cli("--help").out.splitlines() if line.startswith("│ ")}
+    commands = {name for name in listed if name.isalpha()} - {"federation"}
+    assert {"run", "sweep", "resume", "report", "list", "show", "demo", "bench", "plan", "tune"} <= commands
+    for command in sorted(commands):
         answer = cli(command, "--help")
         assert answer.code == 0 and "Example" in answer.out and f"holdfast {command}" in answer.out
     assert cli("--version").out.startswith("holdfast ")
+
+
+def test_help_explains_arguments_and_wraps_paragraphs(
+    cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.rstrip() for line in cli("resume", "--help").out.splitlines()]
+    assert any("DIR  Directory of the run or sweep. [required]" in line for line in lines)
+    start = next(i for i, line in enumerate(lines) if "bit for bit" in line)
+    assert len(lines[start]) > 70 and lines[start + 1].endswith(".")  # one paragraph, wrapped once
+
+
+def test_reflow_joins_paragraphs_and_keeps_indented_blocks() -> None:
+    text = """One paragraph
+    over two lines.
+
+        kept  as
+        it    is
+
+    * an item
+    * another
+
+    \b
+    Examples:
+      holdfast run
+    """
+    assert reflow(text).splitlines() == [
+        "One paragraph over two lines.",
+        "",
+        "    kept  as",
+        "    it    is",
+        "",
+        "* an item",
+        "* another",
+        "",
+        "\b",
+        "Examples:",
+        "  holdfast run",
+    ]
 
 
 def test_list(cli: Callable[..., Answer]) -> None:

@@ -85,7 +85,7 @@ def test_the_digest_is_the_one_in_a_runs_manifest(cli: Callable[..., Answer], tm
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--cell", "1"], "--cell: there are cells 0 to 0, got 1"),
+        (["--cell", "1"], "--cell 1: the sweep has cells 0 to 0"),
         (["--open"], "--open: name the page with --html FILE"),
         (["--png", "no/a.png"], "--png: there is no folder no"),
         (["--part", "root"], "--part"),

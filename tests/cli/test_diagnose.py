@@ -54,9 +54,9 @@ def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_
         ("norms", "--out", "norms.pdf"): "--out: norms.pdf must end in .csv, .png or .html",
         ("norms", "--out", tmp_path / "nowhere" / "a.png"): "--out: there is no folder",
         ("norms", "--open"): "--open: name the page with --out FILE.html",
-        ("--out", tmp_path / "a.png"): "WHAT: say what to write",
+        ("--out", tmp_path / "a.png"): "WHAT is missing: name the table to write",
         ("grad-cam",): "needs a network with a convolution",
-        ("grad-cam", "--beside", run.path): "--beside: runs are told apart by the names of their folders",
+        ("grad-cam", "--beside", run.path): "--beside: two runs have the same folder name",
         ("rank-change",): "train.rounds: importance ranks change from the second round on",
         ("top-fim", "--share", "2"): "share is a part of the parameters",
     }.items():

@@ -129,7 +129,7 @@ def test_a_diverging_cell_is_no_error_but_is_seen(holdfast: Callable[..., Answer
     answer = holdfast("sweep", grid, "--out", "s", "--set", "sweep.train.lr=[0.1, 1e300]")
     assert answer.code == 0 and answer.out.count("diverged in round 1: ") == 4 and "2 diverged" in answer.out
     assert answer.err.count("diverged in round 1") == 4 and answer.err.strip().splitlines()[-1].startswith(
-        "4 diverged, the first in"
+        "cells diverged: 4, the first in"
     )
     text = render(read_cells(Path("s")))
     assert "4 of the runs diverged" in text and "2 diverged" in text

@@ -248,7 +248,7 @@ def test_the_command_ends_with_ctrl_c(single: Path) -> None:
         url = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
         assert "finished" in process.stderr.readline()
-        assert "the page stays until Ctrl-C" in process.stderr.readline()  # so it serves by now
+        assert "press Ctrl-C to close the page" in process.stderr.readline()  # so it serves by now
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=300)
     finally:

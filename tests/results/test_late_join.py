@@ -180,7 +180,7 @@ def test_a_config_describes_the_joiner(run: Run, cli: Callable[..., Answer], tmp
     assert (
         answer.code == 0
         and answer.out.startswith(f"{tmp_path / 'm.safetensors'}\naccuracy 0.")
-        and "on 10 test samples" in answer.out
+        and "on its own 10 test samples" in answer.out
     )
     names = [
         cli("customise", run.path, "--data", "new.toml", "--client", c).out.splitlines()[0] for c in (0, 1)
@@ -216,7 +216,7 @@ def test_a_folder_is_read_by_the_runs_source(cli: Callable[..., Answer], tmp_pat
     )
     refused(
         cli("customise", run.path, "--data", tmp_path / "mine", "--client", 1),
-        "--client: all of a folder is the joiner's",
+        "--client: a folder in --data belongs to one client",
     )
 
 
@@ -270,7 +270,7 @@ def test_a_table_fits_only_its_own_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "fragments"),
     [
-        ([], ["--data: name the joiner's data, or a client of the run with --client"]),
+        ([], ["give the data of the new client with --data, or a client of the run with --client"]),
         (["--client", "9"], ["there are clients 0 to 6, got 9"]),
         (["--data", "nowhere.toml"], ["config file not found: nowhere.toml"]),
         (["--data", "."], ["the run's data 'digits' is not read from files"]),
