@@ -27,7 +27,7 @@ all 24 runs train together:
   local    every client trains alone
   fedavg   one model for all clients
   ditto    a model for each client, pulled towards a shared one
-  fedcap   a model for each client, mixed from those of similar clients; a client that is too far off is banned"""
+  fedcap   a model for each client, mixed from similar clients; distant clients are banned"""
 
 
 def cells() -> list[tuple[str, Config]]:

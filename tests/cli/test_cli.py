@@ -555,6 +555,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(
 
 WITHOUT_FLOWER = """
 import sys
+from holdfast.cli import main
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
