@@ -114,7 +114,7 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
     assert [cell.label for cell in holdfast.sweep(file, out=tmp_path / "sweep")] == ["seed=0", "seed=1"]
     with pytest.raises(ConfigError, match="tune chooses by validation data"):
         holdfast.tune(str(file), 1, out=tmp_path / "tuned")
-    with pytest.raises(ConfigError, match="a sweep; holdfast.sweep plays it"):
+    with pytest.raises(ConfigError, match="a sweep; use holdfast.sweep"):
         holdfast.run(file)
 
 
