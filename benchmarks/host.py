@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.engine import lockstep, simulator
+from holdfast.engine import client_stack, lockstep, simulator
 from holdfast.experiment import runner
 from holdfast.experiment.config import Config, make_config
 from holdfast.local import client as local_client
@@ -37,7 +37,7 @@ RULES = ("mean", "multi-krum", "median", "rfa", "trimmed-mean", "clustered", "fl
 ATTACKS = ("sign-flip", "replacement", "lie", "min-max", "min-sum", "ipm")
 PARTS = {
     "private rows read": (simulator, "private_rows"),
-    "stacks put together": (simulator.Simulator, "local"),
+    "stacks put together": (client_stack.ClientStack, "local"),
     "what clients send, read and dealt out": (simulator, "each"),
     "servers": (lockstep, "each"),
     "committed": (lockstep, "commit_all"),

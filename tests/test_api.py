@@ -16,6 +16,7 @@ from torch import nn
 import holdfast
 from holdfast.api import fresh_folder
 from holdfast.core.errors import ConfigError, RunError
+from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.simulator import Simulator
 from holdfast.methods.ditto import Ditto
 from holdfast.report.rerun_config import as_text
@@ -318,9 +319,11 @@ def test_two_cells_with_one_module_are_fused(tmp_path: Path, monkeypatch: pytest
     from holdfast.sweeps.session import start
 
     sizes = []
-    work = Simulator.work
+    perform = ClientStack.perform
     monkeypatch.setattr(
-        Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest)
+        ClientStack,
+        "perform",
+        lambda self, calls, *rest: sizes.append(len(calls)) or perform(self, calls, *rest),
     )
     model = holdfast.Model(Net, head="fc")
     start([("a", config(model=model)), ("b", config(model=model, seed=1))], tmp_path / "sweep")

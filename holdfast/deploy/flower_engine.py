@@ -26,9 +26,9 @@ from holdfast.deploy.deadlines import Deadlines
 from holdfast.deploy.envelope import Subject
 from holdfast.deploy.messaging import Letter, Mail, Post
 from holdfast.deploy.node import declared_in, expected, fingerprint
-from holdfast.engine.client_stack import EVALUATE, schema_of
+from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.run_context import RunContext
-from holdfast.engine.simulator import Call, Simulator, nobody
+from holdfast.engine.simulator import Call, Simulator, empty_uplink
 from holdfast.experiment.config import Config
 from holdfast.local.losses import CrossEntropy
 
@@ -153,7 +153,7 @@ class Fleet:
         in_order = [
             rows[c] for c in sorted(rows) if self.door.admits(c)
         ]  # somebody may have been banned while we waited
-        up = _screened(_joined([nobody(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
+        up = _screened(_joined([empty_uplink(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
         if exchange.task == EVALUATE:
             endless = _endless(up)
             up, missing = _without(up, endless), missing | endless

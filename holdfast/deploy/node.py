@@ -18,12 +18,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from holdfast.core.device import to_device
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import read_whole, remove_left_over
 from holdfast.core.types import Exchange, State
@@ -32,12 +32,12 @@ from holdfast.data.node_data import holding
 from holdfast.data.samples import Samples
 from holdfast.data.sources.declared import Declared
 from holdfast.deploy.privacy import Guard
-from holdfast.engine.client_stack import EVALUATE, Job, perform_personal, schema_of
-from holdfast.engine.simulator import Call, Simulator
+from holdfast.engine.client_stack import ClientStack
+from holdfast.engine.client_task import EVALUATE, schema_of, sends_global_first
+from holdfast.engine.run_context import Call
 from holdfast.experiment.config import Config, make_config, read_config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import digest_of, plugins_of
-from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.storage.store import read_tensors, write_atomically, write_tensors
 
@@ -169,8 +169,8 @@ class Node:
         version = self.run_context.round, exchange.step
         before = self._before(version, committed, attempt)
         stored = {} if before is None else read_tensors(self._file(before))
-        simulator = Simulator({self.run_context.plan_key: Plan("loop")}, self.device)
-        state, fields = simulator.work(
+        clients = ClientStack({self.run_context.plan_key: Plan("loop")}, self.device)
+        state, fields = clients.perform(
             [Call(self.run_context, exchange)], torch.tensor([before is not None]), stored
         )
         self._attempts(attempt)  # another may have begun meanwhile
@@ -178,31 +178,19 @@ class Node:
         if state:
             write_tensors(self._file(version), {name: value.cpu() for name, value in state.items()})
         if exchange.task == EVALUATE and not exchange.discard_state:
-            self._keep_model(simulator, exchange, before is not None, stored)
+            self._keep_model(clients, exchange, before is not None, stored)
         return fields if self.guard is None else self.guard.protect(fields, schema, exchange.task)
 
-    def _keep_model(self, simulator: Simulator, exchange: Exchange, known: bool, stored: State) -> None:
+    def _keep_model(self, clients: ClientStack, exchange: Exchange, known: bool, stored: State) -> None:
         """What this client would use from now on, by the module's own names: the personal model is nowhere
         else."""
-        local = simulator.local([Call(self.run_context, exchange)])
-        both = {"global", "customised"} <= set(
-            self.run_context.method.models
-        )  # then the global model is sent too, in front
-        received = Received(
-            to_device(exchange.bank, self.device), exchange.pick[:, 1:] if both else exchange.pick, local.wire
+        run_context = self.run_context
+        if sends_global_first(run_context.rule):
+            exchange = replace(exchange, pick=exchange.pick[:, 1:])
+        deployed = clients.models(
+            Call(run_context, exchange), run_context.method.deploys, torch.tensor([known]), stored
         )
-        extra, stored = (
-            {name: to_device(value, self.device) for name, value in table.items()}
-            for table in (exchange.extra, stored)
-        )
-        job = Job(EVALUATE, received, extra, torch.tensor([known]), stored, None, self.run_context.measure)
-        personal = self.run_context.method.deploys == "personal"
-        vector = (
-            perform_personal(self.run_context.rule, local, job)[0]
-            if personal
-            else received.into(local.initial)[0]
-        )
-        module = self.run_context.rule.unwrapped(self.run_context.network.load(vector.cpu()))
+        module = run_context.rule.unwrapped(run_context.network.load(deployed[0].cpu()))
         write_tensors(
             self.folder / "model.safetensors",
             {name: value.contiguous() for name, value in module.state_dict().items()},

@@ -28,7 +28,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import is_number, is_whole, lock, read_json, unlock, write_json
 from holdfast.core.registry import setting
 from holdfast.core.types import UNDEFINED, Field, Schema
-from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.client_task import EVALUATE
 from holdfast.experiment.config import Section
 
 _ALPHAS = [

@@ -1,245 +1,181 @@
-"""One task on a stack of clients: the same few lines in the simulator (n clients) and on a real client (n =
-1)."""
+"""A stack of clients that performs a task: all clients of a simulated round, or the one client of a Flower
+node (a stack of one).
+
+A call is one experiment's request to some of its clients. The clients of all calls are stacked: their data,
+models and numbers become tensors with one row per client, and the client half of the first call's method
+works on all rows (engine/client_task.py says what it does)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import RunError
-from holdfast.core.flat import Wire
-from holdfast.core.types import SCORE, Exchange, Field, Schema, State
-from holdfast.data.client_rows import Padded, either
-from holdfast.engine.run_context import Measure
-from holdfast.evaluation.evaluate import score
-from holdfast.evaluation.scores import UNDEFINED, Score
-from holdfast.local.client import Local, Received, rows_of, stack_states
-from holdfast.local.per_client import plain, rows_of_number
-from holdfast.methods.base import ClientRule
+from holdfast.core.device import deterministic_math, to_device
+from holdfast.core.keys import Key
+from holdfast.core.types import Exchange, State
+from holdfast.data.federation import Padded
+from holdfast.engine.client_task import EVALUATE, Task, perform, personal_models
+from holdfast.engine.host_threads import joined
+from holdfast.engine.run_context import Call, join
+from holdfast.local.client import Local, Received
+from holdfast.local.fit import Recipe
+from holdfast.local.per_client import Settings, handed
+from holdfast.local.plan import Plan
+from holdfast.local.programs import forget
 
-EVALUATE = "evaluate"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a stack of clients is asked to do. `stored` is the private state of the clients in `known`, row
-    after row."""
-
-    task: str
-    received: Received
-    extra: Mapping[str, Tensor]
-    known: Tensor
-    stored: State
-    test: Padded | None = None
-    measure: Measure | None = None
-    triggered: Padded | None = None
+TaskResult = tuple[State | None, Mapping[str, Tensor]]
+"""New private rows of a stack (None: nothing changes), and the fields to send."""
 
 
-def perform(rule: ClientRule, local: Local, job: Job) -> tuple[State | None, Mapping[str, Tensor]]:
-    """Run a task. Returns the new private rows (None: nothing changes) and the fields to send."""
-    state = _state(rule, local, job)
-    if job.task == EVALUATE:
-        return None, _measure(rule, local, state, job)
-    if job.task == SCORE:
-        return None, {"score": _scored(rule, local, state, job.received)}
-    if job.task not in rule.tasks:
-        raise RunError(
-            f"{rule.method.name} has no client task '{job.task}'; it has {', '.join(sorted(rule.tasks))}"
-        )
-    state, fields = getattr(rule, job.task)(local, state, job.received, job.extra)
-    return None if state is None else _plain(state), _plain(fields)
+@dataclass
+class ClientStack:
+    """Performs tasks on stacks of clients. It reads and writes no file: the caller reads and keeps private
+    rows."""
 
+    plans: Mapping[str, Plan]
+    """How stacks are trained, by the experiments' plan keys."""
+    device: torch.device = torch.device("cpu")
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a client half gave: a setting among it is an ordinary tensor from here on."""
-    return {name: plain(value) for name, value in tensors.items()}
+    def perform(self, calls: list[Call], known: Tensor, stored: State) -> TaskResult:
+        """Perform the calls' task on all of their clients. `known` says which clients have private rows, and
+        `stored` holds those rows."""
+        first, exchange = calls[0].run_context, calls[0].exchange
+        local = self.local(calls)
+        task = self._task(calls, local, known, stored)
+        with deterministic_math(self.device, local.plan.precision):
+            try:
+                state, fields = perform(first.rule, local, task)
+            except torch.OutOfMemoryError:
+                forget()  # programs of other networks may hold what is missing; nothing was changed yet
+                state, fields = perform(first.rule, local, task)
+        return None if exchange.discard_state else state, fields
 
+    def models(self, call: Call, kind: str, known: Tensor, stored: State) -> Tensor:
+        """[n, size]: the models that these clients use now, given what they are sent: their personal ones, or
+        those they were sent."""
+        local = self.local([call])
+        received = self._received([call], local)
+        if kind != "personal":
+            return received.into(local.initial)
+        extra, rows = self._on_device(call.exchange.extra), self._on_device(stored)
+        task = Task(call.exchange.task, received, extra, known, rows, measure=call.run_context.measure)
+        return personal_models(call.run_context.rule, local, task)
 
-def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure) -> Schema:
-    task = exchange.task
-    if task == SCORE:
-        return {"score": Field("score", (exchange.pick.shape[1],), low=UNDEFINED, high=1)}
-    if task != EVALUATE:
-        return rule.schema(task, wire)
-    splits = ["test", *(["validation"] if measure.validation else [])]
-    count, loss = Field("count", low=0, dtype=torch.float64), Field("score", dtype=torch.float64)
-    asked = Field("score", low=UNDEFINED, high=1, dtype=torch.float64)
-    fields = {f"{split}/total": count for split in splits}
-    for split in splits:
-        for model in measure.models:
-            fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
-            fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
-    if measure.trigger:
-        fields |= {
-            f"triggered/{name}": count
-            for name in ("total", *(f"{model}/correct" for model in measure.models))
+    def local(self, calls: list[Call]) -> Local:
+        """The joint world of the calls' clients. Every number becomes one value per client."""
+        first, sizes = calls[0].run_context, [len(call.exchange.to) for call in calls]
+        contexts = [call.run_context for call in calls]
+        keys = [client_key(c.run_context.key, c.run_context.round, c.exchange).bits for c in calls]
+        rows = [context.method.row_settings() for context in contexts]
+        settings = {
+            name: _spread(sizes, [row[name] for row in rows]).to(first.network.dtype) for name in rows[0]
         }
-    return fields
-
-
-def _state(rule: ClientRule, local: Local, job: Job) -> State:
-    """Stored rows where there are any, fresh ones for clients seen for the first time."""
-    if bool(job.known.all()):
-        return job.stored
-    fresh = _plain(rule.init(pick(local, ~job.known)))
-    if not bool(job.known.any()):
-        return fresh
-    if fresh.keys() != job.stored.keys():
-        raise RunError(
-            f"{rule.method.name}: init gives the private state {sorted(fresh)}, but training left"
-            f" {sorted(job.stored)}"
+        selected = [
+            call.exchange.extra.get("selected", torch.ones(n, dtype=torch.bool))
+            for call, n in zip(calls, sizes, strict=True)
+        ]
+        facts = {
+            name: torch.cat([call.run_context.fact(name, call.exchange.to) for call in calls])
+            for name in sorted(first.rule.knows)
+        }
+        return Local(
+            network=first.network,
+            wire=first.wire(),
+            ids=torch.cat([call.exchange.to for call in calls]),
+            key=Key(torch.cat(keys)),
+            samples=first.federation.samples.on(self.device),
+            data=joined_table([c.run_context.data(c.exchange.to) for c in calls], self.device),
+            validation=joined_table([c.run_context.validation(c.exchange.to) for c in calls], self.device),
+            initial=self._initial([context.initial for context in contexts], sizes),
+            recipe=_recipe(calls, sizes),
+            plan=self.plans[first.plan_key],
+            settings=Settings(**handed("settings", settings, self._to_device)),
+            selected=torch.cat(selected),
+            round=first.round,
+            facts=self._on_device(facts),
         )
-    order = torch.argsort(torch.cat([job.known.nonzero().flatten(), (~job.known).nonzero().flatten()]))
-    return rows_of(stack_states([job.stored, fresh]), order)
 
-
-def _measure(rule: ClientRule, local: Local, state: State, job: Job) -> Mapping[str, Tensor]:
-    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a
-    copy; writes nothing."""
-    measure, received = job.measure, job.received
-    assert measure is not None and job.test is not None
-    shared = received
-    if {"global", "customised"} <= set(
-        rule.method.models
-    ):  # then the global model is sent too, in front of the client's own
-        received = replace(received, pick=received.pick[:, 1:])
-    data = {"test": job.test, **({"validation": local.validation} if measure.validation else {})}
-    out: dict[str, Tensor] = {}
-    for model in measure.models:
-        if model == "personal":
-            bank, which = (
-                _personal(rule, local, state, replace(job, received=received)),
-                torch.arange(local.n),
-            )
-        else:
-            bank, which = _sent(local, shared if model == "global" else received)
-        aux = _plain(rule.aux(local, state, received))
-        for split, table in data.items():
-            common = split == "test" and measure.test == "global"
-            result = _tested(rule, local, bank, which, table, aux, common, measure.metrics)
-            out[f"{split}/{model}/correct"] = result.correct.double()
-            out[f"{split}/{model}/loss"] = result.loss
-            out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
-            out[f"{split}/total"] = result.total.double()
-        if job.triggered is not None:
-            result = _tested(rule, local, bank, which, job.triggered, aux, measure.test == "global")
-            out |= {
-                f"triggered/{model}/correct": result.correct.double(),
-                "triggered/total": result.total.double(),
-            }
-    return out
-
-
-def _tested(
-    rule: ClientRule,
-    local: Local,
-    bank: Tensor,
-    which: Tensor,
-    table: Padded,
-    aux: Mapping[str, Tensor],
-    common: bool,
-    metrics: Collection[str] = (),
-) -> Score:
-    """How every client's model fares. Where all are tested on the same samples, a model that several were
-    sent is tested once."""
-    if not common or aux:
-        return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
-    models, of = which.unique(return_inverse=True)
-    first = torch.full_like(models, len(which)).scatter_reduce_(
-        0, of, torch.arange(len(which), device=of.device), "amin"
-    )
-    theirs = Padded(*(part[first.to(part.device)] for part in (table.rows, table.labels, table.count)))
-    return score(
-        local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics
-    ).of(of)
-
-
-def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:
-    """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its
-    training samples where it has no others); undefined for one that it was not sent, or where it has no
-    samples at all."""
-    data = (
-        local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
-    )
-    out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
-    for j in range(
-        received.pick.shape[1]
-    ):  # one model per client at a time: a committee may be sent a whole cohort
-        one = replace(received, pick=received.pick[:, j : j + 1])
-        found = score(
-            local.network,
-            rule.predict,
-            rule.committee_model(local, state, one),
-            torch.arange(local.n),
-            local.samples,
-            data,
-            local.plan,
-            rule.aux(local, state, one),
+    def _task(self, calls: list[Call], local: Local, known: Tensor, stored: State) -> Task:
+        """The request itself, with the test samples where it is an evaluation."""
+        first, name = calls[0].run_context, calls[0].exchange.task
+        extra = {
+            key: self._to_device(torch.cat([call.exchange.extra[key] for call in calls]))
+            for key in calls[0].exchange.extra
+        }
+        test = triggered = None
+        if name == EVALUATE:
+            test = joined_table([c.run_context.test(c.exchange.to) for c in calls], self.device)
+        if name == EVALUATE and first.measure.trigger:
+            triggered = joined_table([c.run_context.triggered(c.exchange.to) for c in calls], self.device)
+        return Task(
+            name,
+            self._received(calls, local),
+            extra,
+            known,
+            self._on_device(stored),
+            test,
+            first.measure,
+            triggered,
         )
-        known = one.has & (found.total > 0)
-        out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
-    return out
+
+    def _received(self, calls: list[Call], local: Local) -> Received:
+        """The banks of all calls end to end, and each client's place in them."""
+        banks, picks, start = [], [], 0
+        for call in calls:
+            ex = call.exchange
+            banks.append(ex.bank)
+            picks.append(torch.where(ex.pick >= 0, ex.pick + start, ex.pick))
+            start += ex.bank.shape[0]
+        widest = max(pick.shape[1] for pick in picks)
+        picks = [torch.nn.functional.pad(pick, (0, widest - pick.shape[1]), value=-1) for pick in picks]
+        return Received(joined(banks, self.device), torch.cat(picks), local.wire)
+
+    def _initial(self, models: list[Tensor], sizes: list[int]) -> Tensor:
+        """Each client's first model. Every experiment's travels once, and is repeated where it is needed."""
+        there = {key: self._to_device(model) for key, model in {id(model): model for model in models}.items()}
+        parts = [there[id(model)].expand(n, -1) for model, n in zip(models, sizes, strict=True)]
+        # a single view stays a view: one model for a thousand clients is not copied a thousand times
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._to_device(value) for name, value in tensors.items()}
+
+    def _to_device(self, value: Tensor) -> Tensor:
+        return to_device(value, self.device)
 
 
-def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:
-    """The models that were sent, and which of them each client got. Where only a part travels, or nothing,
-    the start model fills in."""
-    if local.wire.whole and bool(received.has.all()):
-        return received.bank, received.pick[:, 0]
-    return received.into(local.initial), torch.arange(local.n)
+def joined_table(parts: list[Padded], device: torch.device) -> Padded:
+    """Padded tables of several groups of clients as one, on a device."""
+    whole = join(parts)
+    return Padded(to_device(whole.rows, device), to_device(whole.labels, device), whole.count)
 
 
-def perform_personal(rule: ClientRule, local: Local, job: Job) -> Tensor:
-    """The personal models themselves, for export."""
-    return _personal(rule, local, _state(rule, local, job), job)
+def client_key(key: Key, round: int, exchange: Exchange) -> Key:
+    """One key per client: the same in a fused cohort, in a run alone, and on the client's own machine."""
+    return key.fold("client", round, exchange.step).fold(exchange.to)
 
 
-def _personal(rule: ClientRule, local: Local, state: State, job: Job) -> Tensor:
-    """The personal models, with the chosen treatment of clients outside the cohort, and in it. One that never
-    trained has only what it is sent."""
-    measure, received = job.measure, job.received
-    assert measure is not None
-    outside = ~local.selected
-    if measure.unselected == "finetune" and bool(outside.any()):
-        part = pick(local, outside)
-        tuned = rule.finetune(part, rows_of(state, outside), replace(received, pick=received.pick[outside]))
-        order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
-        state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
-        return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
-    kept = job.known if measure.selected == "keep_own" else outside & job.known
-    held = replace(
-        received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick)
+def _recipe(calls: list[Call], sizes: list[int]) -> Recipe:
+    """The first call's recipe with every number as one value per client."""
+    contexts = [call.run_context for call in calls]
+    first = contexts[0].recipe
+    steps = None
+    if first.steps is not None:
+        steps = _spread(sizes, [float(context.recipe.steps or 0) for context in contexts]).long()
+    numbers: dict[str, Any] = dict(
+        lr=_spread(sizes, [context.lr() for context in contexts]),
+        epochs=_spread(sizes, [float(context.recipe.epochs) for context in contexts]).long(),
+        steps=steps,
+        momentum=_spread(sizes, [float(context.recipe.momentum) for context in contexts]),
+        weight_decay=_spread(sizes, [float(context.recipe.weight_decay) for context in contexts]),
     )
-    own = rule.personal(local, state, held)
-    taken = outside & received.has if measure.unselected == "deliver" else outside & received.has & ~job.known
-    if not state or not bool(taken.any()):
-        return own
-    return torch.where(taken.to(own.device)[:, None], rule.handed(local, own, received), own)
+    return replace(first, **handed("recipe", numbers))
 
 
-def pick(local: Local, rows: Tensor) -> Local:
-    """The same world for fewer clients; `rows` is a mask."""
-    data, validation = (
-        Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation)
-    )
-    settings = type(local.settings)(**{k: rows_of_number(v, rows) for k, v in vars(local.settings).items()})
-    numbers: dict[str, Any] = {
-        k: rows_of_number(v, rows) for k, v in vars(local.recipe).items() if isinstance(v, Tensor)
-    }
-    recipe = replace(local.recipe, **numbers)
-    return replace(
-        local,
-        ids=local.ids[rows],
-        key=local.key[rows],
-        initial=local.initial[rows],
-        settings=settings,
-        recipe=recipe,
-        selected=local.selected[rows],
-        data=data,
-        validation=validation,
-        facts=rows_of(dict(local.facts), rows),
-    )
+def _spread(sizes: list[int], values: list[float]) -> Tensor:
+    """One value per call as one value per client."""
+    return torch.cat([torch.full((n,), v, dtype=torch.float64) for n, v in zip(sizes, values, strict=True)])

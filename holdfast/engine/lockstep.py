@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import StoreError
 from holdfast.core.types import Exchange, Uplink
-from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.host_threads import each
-from holdfast.engine.run_context import RunContext
-from holdfast.engine.simulator import Call
+from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import WorkerLost
 from holdfast.local.per_client import TrainedApart
 from holdfast.storage.store import PreparedRound, commit_all

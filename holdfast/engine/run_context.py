@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.attacks.adversary import Adversary
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
-from holdfast.core.types import ROOT
+from holdfast.core.types import ROOT, Exchange
 from holdfast.data.federation import ClientRows, Federation, Padded
 from holdfast.local.fit import Recipe
 from holdfast.local.function_identity import identity
@@ -112,6 +112,14 @@ class RunContext:
             identity(r.loss),
             r.steps is None,
         )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One experiment's request to some of its clients."""
+
+    run_context: RunContext
+    exchange: Exchange
 
 
 def take(table: ClientRows, ids: Tensor, root: ClientRows | None) -> Padded:

@@ -4,27 +4,17 @@ for."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sized
+from collections.abc import Callable, Generator, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from holdfast.core.types import Exchange, State
-from holdfast.engine.run_context import RunContext
+from holdfast.core.types import State
+from holdfast.engine.client_stack import TaskResult
+from holdfast.engine.run_context import Call, RunContext
 from holdfast.engine.workers import Pool
-
-Done = tuple[State | None, Mapping[str, Tensor]]
-"""New private rows of a stack (None: nothing changes), and the fields to send."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One cell's request."""
-
-    run_context: RunContext
-    exchange: Exchange
 
 
 class KeepsState(Exception):
@@ -36,13 +26,13 @@ class WorkerDispatch:
     """A pool that knows some cells as they were when it was forked. Only `round` and the private rows of a
     cell change in a run, so these are sent; a cell that the workers have never seen has them forked again."""
 
-    work: Callable[[list[Call], Tensor, State], Done]
+    perform: Callable[[list[Call], Tensor, State], TaskResult]
     private_rows: Callable[[list[Call]], tuple[Tensor, State]]
     cells: list[RunContext] = field(default_factory=list)
     pool: Pool | None = None
     unfit: bool = False
 
-    def carry_out(self, stacks: list[list[Call]], workers: int) -> Generator[Done, None, None]:
+    def carry_out(self, stacks: list[list[Call]], workers: int) -> Generator[TaskResult, None, None]:
         """The outcome of each stack, in order, or of the first few where workers turn out to be of no use:
         the rest is the caller's."""
         if self.unfit:
@@ -82,7 +72,7 @@ class WorkerDispatch:
             (place[id(part.run_context)], part.run_context.round, part.exchange) for part in stack
         ], *self.private_rows(stack)
 
-    def _perform(self, message: Any) -> Done:
+    def _perform(self, message: Any) -> TaskResult:
         """In a worker."""
         parts, known, stored = message
         stack = []
@@ -91,7 +81,7 @@ class WorkerDispatch:
             stack.append(Call(self.cells[place], exchange))
         first = stack[0].run_context
         before = [(thing, _memory(thing)) for thing in (first.rule, first.recipe.loss)]
-        done = self.work(stack, known, stored)
+        done = self.perform(stack, known, stored)
         for thing, memory in before:
             for name in _changed(memory, _memory(thing)):
                 owner = getattr(thing, "__qualname__", type(thing).__qualname__)

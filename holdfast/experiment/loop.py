@@ -18,7 +18,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, SCORE, Exchange, State, Uplink, Verdict
 from holdfast.data.federation import Samples, build_federation, load_samples
-from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.run_context import Measure, RunContext
 from holdfast.evaluation import detection, metrics
 from holdfast.experiment.config import Config, Parts, check_cohort

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.engine.simulator import Simulator
+from holdfast.engine.client_stack import joined_table
 from holdfast.engine.workers import Pool, can_fork, usable_cores
 from holdfast.experiment.config import parse_memory
 from holdfast.experiment.loop import Experiment
@@ -131,7 +131,7 @@ def _forecasts(experiments: list[Experiment], device: torch.device, workers: int
     for name, members in alike.items():
         first = members[0]
         engine, run_context, groups = first.config.engine, first.run_context, _groups(members)
-        data = Simulator({}, device).table([run_context.data(first.participation.clients)])
+        data = joined_table([run_context.data(first.participation.clients)], device)
         tried = partial(
             choose,
             engine.plan,

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from holdfast.core.peak_memory import peak
 from holdfast.core.types import Uplink
-from holdfast.engine.client_stack import EVALUATE
+from holdfast.engine.client_stack import ClientStack
+from holdfast.engine.client_task import EVALUATE
+from holdfast.engine.run_context import Call
 from holdfast.engine.simulator import Simulator
-from holdfast.engine.worker_dispatch import Call
 from holdfast.local.client import Local
 from holdfast.local.fit import Fitted, Recipe
 from holdfast.local.plan import REPLAYED, Plan
@@ -113,6 +114,19 @@ class ShortLocal(Local):
 
 
 @dataclass
+class ShortClientStack(ClientStack):
+    """A stack of clients whose trainings are cut to a share of their steps, which depends on the round."""
+
+    share: Callable[[int], float] = lambda round: 1.0
+    note: Callable[[TrainingWork], None] = lambda work: None
+
+    def local(self, calls: list[Call]) -> Local:
+        local = super().local(calls)
+        given: Mapping[str, Any] = {item.name: getattr(local, item.name) for item in fields(Local)}
+        return ShortLocal(**given, share=self.share(local.round), note=self.note)
+
+
+@dataclass
 class ShortRoundEngine(Simulator):
     shares: tuple[float, float] = (1.0, 1.0)
     """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of
@@ -126,6 +140,11 @@ class ShortRoundEngine(Simulator):
         default_factory=lambda: multiprocessing.Array("d", len(fields(TrainingWork)))
     )  # workers write into it too
 
+    def __post_init__(self) -> None:
+        self.clients = ShortClientStack(
+            self.plans, self.device, lambda round: self.shares[round % 2], self._note
+        )
+
     def exchange(self, calls: Sequence[Call]) -> list[Uplink]:
         round = calls[0].run_context.round
         if round not in self.began:
@@ -133,21 +152,16 @@ class ShortRoundEngine(Simulator):
             self.new_round(round)
         return super().exchange(calls)
 
-    def local(self, parts: list[Call]) -> Local:
-        local = super().local(parts)
-        given: Mapping[str, Any] = {item.name: getattr(local, item.name) for item in fields(Local)}
-        return ShortLocal(**given, share=self.shares[local.round % 2], note=self._note)
-
     def close(self) -> None:
         if self._dispatch is not None and self._dispatch.pool is not None:
             self.workers_peak = sum(peak(pid) for pid in self._dispatch.pool.pids)
         super().close()
 
-    def _fused(self, calls: list[Call]) -> list[Uplink]:
+    def _answer_group(self, calls: list[Call]) -> list[Uplink]:
         self._noted[:] = [0.0] * len(self._noted)
         run_context, exchange = calls[0].run_context, calls[0].exchange
         began = time.perf_counter()
-        answers = super()._fused(calls)
+        answers = super()._answer_group(calls)
         evaluation = exchange.task == EVALUATE or exchange.discard_state
         seconds = time.perf_counter() - began
         self.timed.append(

@@ -17,14 +17,13 @@ from holdfast.core.errors import ConfigError, NoSuchResult, RunError
 from holdfast.core.registry import parts, plugin_options
 from holdfast.core.screening import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
-from holdfast.engine.client_stack import Job, perform_personal
-from holdfast.engine.run_context import RunContext
-from holdfast.engine.simulator import Call, Simulator
+from holdfast.engine.client_stack import ClientStack
+from holdfast.engine.run_context import Call, RunContext
+from holdfast.engine.simulator import Simulator
 from holdfast.evaluation.scores import METRICS
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import config_of, read_manifest, run_folders
-from holdfast.local.client import Received
 from holdfast.local.plan import Plan
 from holdfast.methods.base import Method
 from holdfast.results.late_join import parameters_of
@@ -185,23 +184,18 @@ class Run:
         """Ask the server half what the client would receive now, and the client half what it would make of
         it: as in the evaluation."""
         experiment, ids = self._experiment, torch.tensor([client])
-        simulator = Simulator({run_context.plan_key: Plan(**self.manifest["plan"])})
+        plans = {run_context.plan_key: Plan(**self.manifest["plan"])}
+        simulator = Simulator(plans)
         sent = self._delivered(
             round, state, ids, lambda asked: simulator.exchange([Call(run_context, asked)])[0]
         )
-        told = {"selected": torch.isin(ids, self.store.arrays(round).get("took_part", ids[:0]))}
-        call = Call(
-            run_context, Exchange("deliver", ids, sent.bank, sent.pick, told, experiment.meter.next_step())
+        selected = torch.isin(ids, self.store.arrays(round).get("took_part", ids[:0]))
+        exchange = Exchange(
+            "deliver", ids, sent.bank, sent.pick, {"selected": selected}, experiment.meter.next_step()
         )
-        local = simulator.local([call])
-        received = Received(sent.bank, sent.pick, local.wire)
-        if kind == "customised":
-            return received.into(local.initial)[0]
         known = run_context.rows.present(ids)
         stored = run_context.rows.read(ids[known]) if bool(known.any()) else {}
-        return perform_personal(
-            run_context.rule, local, Job("deliver", received, {}, known, stored, None, run_context.measure)
-        )[0]
+        return ClientStack(plans).models(Call(run_context, exchange), kind, known, stored)[0]
 
     def _delivered(
         self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]

@@ -30,7 +30,7 @@ from holdfast.deploy.client_app import app  # noqa: E402
 from holdfast.deploy.flower_engine import Fleet, _screened  # noqa: E402
 from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.engine.simulator import Call, Simulator, nobody  # noqa: E402
+from holdfast.engine.simulator import Call, Simulator, empty_uplink  # noqa: E402
 from holdfast.experiment.config import make_config, read_config  # noqa: E402
 from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
@@ -504,7 +504,7 @@ def test_counts_of_several_things_are_whole_too_and_nobody_is_no_problem() -> No
     )
     found = _screened(up, schema, {1: "silent"}, "train", None)
     assert found.ids.tolist() == [4] and found.refused == {1: "silent", 7: "held is no whole number"}
-    assert len(_screened(nobody(schema, torch.float32), schema, {}, "train", None)) == 0
+    assert len(_screened(empty_uplink(schema, torch.float32), schema, {}, "train", None)) == 0
 
 
 def test_a_loss_of_ones_own_may_be_below_zero(tmp_path: Path, forget: None) -> None:

@@ -12,10 +12,11 @@ import torch
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, broadcast
 from holdfast.data.federation import ClientRows, Padded
-from holdfast.engine import simulator
+from holdfast.engine import client_stack
+from holdfast.engine.client_stack import ClientStack, client_key
 from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.run_context import join, take
-from holdfast.engine.simulator import Call, Simulator, client_key
+from holdfast.engine.simulator import Call, Simulator
 from holdfast.experiment.loop import Experiment, shared_samples
 from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
@@ -27,9 +28,9 @@ from tests.helpers import RAGGED, assert_same, everything, run_all, tiny
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """(task, experiments, clients) of every stack that was worked on."""
     seen: list[tuple[str, int, int]] = []
-    work = Simulator.work
+    perform = ClientStack.perform
 
-    def watched(self: Simulator, parts: list[Call], *rest: Any) -> Any:
+    def watched(self: ClientStack, parts: list[Call], *rest: Any) -> Any:
         seen.append(
             (
                 parts[0].exchange.task,
@@ -37,9 +38,9 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
                 sum(len(p.exchange.to) for p in parts),
             )
         )
-        return work(self, parts, *rest)
+        return perform(self, parts, *rest)
 
-    monkeypatch.setattr(Simulator, "work", watched)
+    monkeypatch.setattr(ClientStack, "perform", watched)
     return seen
 
 
@@ -111,7 +112,7 @@ def test_chunks_hold_no_more_rows_than_the_plan_says(
     for experiment in experiments:
         experiment.store.open()
     plans = {experiments[0].run_context.plan_key: Plan("vmap", rows=4)}
-    drive(Simulator(plans), [RunDriver(e.run_context, e.run()) for e in experiments])
+    drive(Simulator(plans), [RunDriver(e.run_context, e.steps()) for e in experiments])
     trained = [clients for task, _, clients in stacks if task == "train"]
     assert trained == [2] * 10  # each client trains two models
     assert (
@@ -171,14 +172,14 @@ def test_joined_tables_are_as_wide_as_the_widest() -> None:
 def test_banks_and_picks_of_several_experiments(tmp_path: Path) -> None:
     """Picks of the second bank are shifted behind the first; a narrower pick is filled with 'none'."""
     experiment = Experiment(tiny(), tmp_path / "x")
-    simulator = Simulator({experiment.run_context.plan_key: Plan("vmap")})
+    clients = ClientStack({experiment.run_context.plan_key: Plan("vmap")})
     d = experiment.network.layout.size
     first = broadcast("train", torch.zeros(d), torch.tensor([0, 1]))
     second = Exchange(
         "train", torch.tensor([1, 4]), torch.ones(3, d), torch.tensor([[2, 0, -1], [1, -1, -1]])
     )
     calls = [Call(experiment.run_context, first), Call(experiment.run_context, second)]
-    received = simulator._received(calls, simulator.local(calls))
+    received = clients._received(calls, clients.local(calls))
     assert received.bank.shape == (4, d)
     assert received.pick.tolist() == [[0, -1, -1], [0, -1, -1], [3, 1, -1], [2, -1, -1]]
     assert received.has.tolist() == [True] * 4 and received.model[:, 0].tolist() == [0, 0, 1, 1]
@@ -192,9 +193,9 @@ def test_numbers_become_one_per_client(tmp_path: Path) -> None:
     experiments = [Experiment(c, tmp_path / str(i)) for i, c in enumerate(configs)]
     for experiment in experiments:
         experiment.run_context.round = 3
-    simulator = Simulator({experiments[0].run_context.plan_key: Plan("vmap")})
+    clients = ClientStack({experiments[0].run_context.plan_key: Plan("vmap")})
     model = experiments[0].initial
-    local = simulator.local(
+    local = clients.local(
         [
             Call(e.run_context, broadcast("train", model, torch.tensor(ids)))
             for e, ids in zip(experiments, ([0, 3], [1]), strict=True)
@@ -274,8 +275,8 @@ def test_out_of_memory_once_is_no_failure(
             raise torch.OutOfMemoryError("none left")
         return honest(*args)
 
-    honest = simulator.perform
-    monkeypatch.setattr(simulator, "perform", short)
-    monkeypatch.setattr(simulator, "forget", lambda: forgotten.append(True))
+    honest = client_stack.perform
+    monkeypatch.setattr(client_stack, "perform", short)
+    monkeypatch.setattr(client_stack, "forget", lambda: forgotten.append(True))
     assert_same(everything(simulate(method="ditto")), whole, 0)
     assert forgotten and all(a is b for a, b in zip(tried[0], tried[1], strict=True))

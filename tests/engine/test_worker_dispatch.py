@@ -18,7 +18,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.registry import register
 from holdfast.core.types import Exchange
 from holdfast.engine import simulator
-from holdfast.engine.simulator import picked_only
+from holdfast.engine.simulator import without_unused_models
 from holdfast.engine.workers import Pool
 from holdfast.experiment import manifest, planner
 from holdfast.experiment.config import make_config
@@ -300,12 +300,12 @@ def test_a_worker_is_sent_the_models_its_clients_get() -> None:
     asked = Exchange(
         "train", torch.tensor([1, 4]), torch.arange(10.0).view(5, 2), torch.tensor([[4, -1], [1, 4]])
     )
-    small = picked_only(asked)
+    small = without_unused_models(asked)
     assert len(small.bank) == 3
     for before, after in zip(asked.pick.flatten().tolist(), small.pick.flatten().tolist(), strict=True):
         assert before == after == -1 or torch.equal(asked.bank[before], small.bank[after])
     same = Exchange("train", torch.tensor([1]), torch.zeros(1, 2), torch.zeros(1, 1, dtype=torch.int64))
-    assert picked_only(same) is same
+    assert without_unused_models(same) is same
 
 
 @pytest.fixture

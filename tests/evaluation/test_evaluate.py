@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.keys import Key
-from holdfast.engine import client_stack as engine_client
+from holdfast.engine import client_task
 from holdfast.evaluation import evaluate, scores
 from holdfast.evaluation.evaluate import score
 from holdfast.local.plan import Plan
@@ -207,7 +207,7 @@ def test_a_model_that_all_share_is_tested_once_where_all_have_the_same_test_set(
         tested.append(len(args[5].count))
         return score(*args, **options)
 
-    monkeypatch.setattr(engine_client, "score", counted)
+    monkeypatch.setattr(client_task, "score", counted)
     attack = {"name": "backdoor", "clients": [1], "size": 2}
     run = simulate(attack=attack, data={"pool": "train"}, evaluate={"test": "global"}, engine={"plan": plan})
     assert tested == [1, 1] * 2  # the test set and its triggered copy, in two rounds

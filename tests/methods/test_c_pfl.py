@@ -25,7 +25,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
 from holdfast.core.types import SCORE, UNDEFINED, Exchange, State, Uplink, Verdict
-from holdfast.engine.simulator import client_key
+from holdfast.engine.client_stack import client_key
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
 from holdfast.local.losses import Batch

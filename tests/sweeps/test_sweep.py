@@ -18,6 +18,7 @@ import holdfast
 from holdfast.core.errors import ConfigError, DataError, RunError
 from holdfast.core.files import read_json, write_if_absent
 from holdfast.core.registry import register
+from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment import loop as experiment_module
 from holdfast.experiment import planner
@@ -116,10 +117,12 @@ def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: py
     }
     tables = [given for _, given in expand(grid)]
     sizes: list[int] = []
-    work = Simulator.work
+    perform = ClientStack.perform
     with monkeypatch.context() as patch:
         patch.setattr(
-            Simulator, "work", lambda self, parts, *rest: sizes.append(len(parts)) or work(self, parts, *rest)
+            ClientStack,
+            "perform",
+            lambda self, calls, *rest: sizes.append(len(calls)) or perform(self, calls, *rest),
         )
         together = run_all(tables, tmp_path / "together")
     assert len(together) == 12 and set(sizes) == {12}, "all were one computation"

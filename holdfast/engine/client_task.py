@@ -1,0 +1,250 @@
+"""What one task does: training, evaluation or scoring of a stack of clients whose world is already put
+together (engine/client_stack.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import RunError
+from holdfast.core.flat import Wire
+from holdfast.core.types import SCORE, Exchange, Field, Schema, State
+from holdfast.data.client_rows import Padded, either
+from holdfast.engine.run_context import Measure
+from holdfast.evaluation.evaluate import score
+from holdfast.evaluation.scores import UNDEFINED, Score
+from holdfast.local.client import Local, Received, rows_of, stack_states
+from holdfast.local.per_client import plain, rows_of_number
+from holdfast.methods.base import ClientRule
+
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a stack of clients is asked to do. `stored` is the private state of the clients in `known`, row
+    after row."""
+
+    name: str
+    received: Received
+    extra: Mapping[str, Tensor]
+    known: Tensor
+    stored: State
+    test: Padded | None = None
+    measure: Measure | None = None
+    triggered: Padded | None = None
+
+
+def perform(rule: ClientRule, local: Local, task: Task) -> tuple[State | None, Mapping[str, Tensor]]:
+    """Perform a task. Returns the new private rows (None: nothing changes) and the fields to send."""
+    state = _state(rule, local, task)
+    if task.name == EVALUATE:
+        return None, _measure(rule, local, state, task)
+    if task.name == SCORE:
+        return None, {"score": _scored(rule, local, state, task.received)}
+    if task.name not in rule.tasks:
+        raise RunError(
+            f"{rule.method.name} has no client task '{task.name}'; it has {', '.join(sorted(rule.tasks))}"
+        )
+    state, fields = getattr(rule, task.name)(local, state, task.received, task.extra)
+    return None if state is None else _plain(state), _plain(fields)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a client half gave: a setting among it is an ordinary tensor from here on."""
+    return {name: plain(value) for name, value in tensors.items()}
+
+
+def schema_of(rule: ClientRule, exchange: Exchange, wire: Wire, measure: Measure) -> Schema:
+    task = exchange.task
+    if task == SCORE:
+        return {"score": Field("score", (exchange.pick.shape[1],), low=UNDEFINED, high=1)}
+    if task != EVALUATE:
+        return rule.schema(task, wire)
+    splits = ["test", *(["validation"] if measure.validation else [])]
+    count, loss = Field("count", low=0, dtype=torch.float64), Field("score", dtype=torch.float64)
+    asked = Field("score", low=UNDEFINED, high=1, dtype=torch.float64)
+    fields = {f"{split}/total": count for split in splits}
+    for split in splits:
+        for model in measure.models:
+            fields |= {f"{split}/{model}/correct": count, f"{split}/{model}/loss": loss}
+            fields |= {f"{split}/{model}/{metric}": asked for metric in measure.metrics}
+    if measure.trigger:
+        fields |= {
+            f"triggered/{name}": count
+            for name in ("total", *(f"{model}/correct" for model in measure.models))
+        }
+    return fields
+
+
+def _state(rule: ClientRule, local: Local, task: Task) -> State:
+    """Stored rows where there are any, fresh ones for clients seen for the first time."""
+    if bool(task.known.all()):
+        return task.stored
+    fresh = _plain(rule.init(pick(local, ~task.known)))
+    if not bool(task.known.any()):
+        return fresh
+    if fresh.keys() != task.stored.keys():
+        raise RunError(
+            f"{rule.method.name}: init gives the private state {sorted(fresh)}, but training left"
+            f" {sorted(task.stored)}"
+        )
+    order = torch.argsort(torch.cat([task.known.nonzero().flatten(), (~task.known).nonzero().flatten()]))
+    return rows_of(stack_states([task.stored, fresh]), order)
+
+
+def _measure(rule: ClientRule, local: Local, state: State, task: Task) -> Mapping[str, Tensor]:
+    """Right answers, losses and what else was asked for, of each of the client's models. Trains at most a
+    copy; writes nothing."""
+    measure, received = task.measure, task.received
+    assert measure is not None and task.test is not None
+    shared = received
+    if sends_global_first(rule):
+        received = replace(received, pick=received.pick[:, 1:])
+    data = {"test": task.test, **({"validation": local.validation} if measure.validation else {})}
+    out: dict[str, Tensor] = {}
+    for model in measure.models:
+        if model == "personal":
+            bank, which = (
+                _personal(rule, local, state, replace(task, received=received)),
+                torch.arange(local.n),
+            )
+        else:
+            bank, which = _sent(local, shared if model == "global" else received)
+        aux = _plain(rule.aux(local, state, received))
+        for split, table in data.items():
+            common = split == "test" and measure.test == "global"
+            result = _tested(rule, local, bank, which, table, aux, common, measure.metrics)
+            out[f"{split}/{model}/correct"] = result.correct.double()
+            out[f"{split}/{model}/loss"] = result.loss
+            out |= {f"{split}/{model}/{metric}": value for metric, value in result.more.items()}
+            out[f"{split}/total"] = result.total.double()
+        if task.triggered is not None:
+            result = _tested(rule, local, bank, which, task.triggered, aux, measure.test == "global")
+            out |= {
+                f"triggered/{model}/correct": result.correct.double(),
+                "triggered/total": result.total.double(),
+            }
+    return out
+
+
+def _tested(
+    rule: ClientRule,
+    local: Local,
+    bank: Tensor,
+    which: Tensor,
+    table: Padded,
+    aux: Mapping[str, Tensor],
+    common: bool,
+    metrics: Collection[str] = (),
+) -> Score:
+    """How every client's model fares. Where all are tested on the same samples, a model that several were
+    sent is tested once."""
+    if not common or aux:
+        return score(local.network, rule.predict, bank, which, local.samples, table, local.plan, aux, metrics)
+    models, of = which.unique(return_inverse=True)
+    first = torch.full_like(models, len(which)).scatter_reduce_(
+        0, of, torch.arange(len(which), device=of.device), "amin"
+    )
+    theirs = Padded(*(part[first.to(part.device)] for part in (table.rows, table.labels, table.count)))
+    return score(
+        local.network, rule.predict, bank, models, local.samples, theirs, local.plan, aux, metrics
+    ).of(of)
+
+
+def _scored(rule: ClientRule, local: Local, state: State, received: Received) -> Tensor:
+    """[n, models]: the accuracy of each model that a client was sent, on its own validation samples (its
+    training samples where it has no others); undefined for one that it was not sent, or where it has no
+    samples at all."""
+    data = (
+        local.validation if bool((local.validation.count > 0).all()) else either(local.validation, local.data)
+    )
+    out = torch.full(received.pick.shape, UNDEFINED, dtype=local.network.dtype)
+    for j in range(
+        received.pick.shape[1]
+    ):  # one model per client at a time: a committee may be sent a whole cohort
+        one = replace(received, pick=received.pick[:, j : j + 1])
+        found = score(
+            local.network,
+            rule.predict,
+            rule.committee_model(local, state, one),
+            torch.arange(local.n),
+            local.samples,
+            data,
+            local.plan,
+            rule.aux(local, state, one),
+        )
+        known = one.has & (found.total > 0)
+        out[known, j] = (found.correct[known].double() / found.total[known]).to(out.dtype)
+    return out
+
+
+def _sent(local: Local, received: Received) -> tuple[Tensor, Tensor]:
+    """The models that were sent, and which of them each client got. Where only a part travels, or nothing,
+    the start model fills in."""
+    if local.wire.whole and bool(received.has.all()):
+        return received.bank, received.pick[:, 0]
+    return received.into(local.initial), torch.arange(local.n)
+
+
+def sends_global_first(rule: ClientRule) -> bool:
+    """Whether clients are sent the global model for evaluation too, in front of their own."""
+    return {"global", "customised"} <= set(rule.method.models)
+
+
+def personal_models(rule: ClientRule, local: Local, task: Task) -> Tensor:
+    """The personal models themselves, one row for each client."""
+    return _personal(rule, local, _state(rule, local, task), task)
+
+
+def _personal(rule: ClientRule, local: Local, state: State, task: Task) -> Tensor:
+    """The personal models, with the chosen treatment of clients outside the cohort, and in it. One that never
+    trained has only what it is sent."""
+    measure, received = task.measure, task.received
+    assert measure is not None
+    outside = ~local.selected
+    if measure.unselected == "finetune" and bool(outside.any()):
+        part = pick(local, outside)
+        tuned = rule.finetune(part, rows_of(state, outside), replace(received, pick=received.pick[outside]))
+        order = torch.argsort(torch.cat([local.selected.nonzero().flatten(), outside.nonzero().flatten()]))
+        state = rows_of(stack_states([rows_of(state, local.selected), tuned]), order)
+        return rule.personal(replace(local, selected=torch.ones_like(local.selected)), state, received)
+    kept = task.known if measure.selected == "keep_own" else outside & task.known
+    held = replace(
+        received, pick=torch.where(kept[:, None], torch.full_like(received.pick, -1), received.pick)
+    )
+    own = rule.personal(local, state, held)
+    taken = (
+        outside & received.has if measure.unselected == "deliver" else outside & received.has & ~task.known
+    )
+    if not state or not bool(taken.any()):
+        return own
+    return torch.where(taken.to(own.device)[:, None], rule.handed(local, own, received), own)
+
+
+def pick(local: Local, rows: Tensor) -> Local:
+    """The same world for fewer clients; `rows` is a mask."""
+    data, validation = (
+        Padded(p.rows[rows], p.labels[rows], p.count[rows]) for p in (local.data, local.validation)
+    )
+    settings = type(local.settings)(**{k: rows_of_number(v, rows) for k, v in vars(local.settings).items()})
+    numbers: dict[str, Any] = {
+        k: rows_of_number(v, rows) for k, v in vars(local.recipe).items() if isinstance(v, Tensor)
+    }
+    recipe = replace(local.recipe, **numbers)
+    return replace(
+        local,
+        ids=local.ids[rows],
+        key=local.key[rows],
+        initial=local.initial[rows],
+        settings=settings,
+        recipe=recipe,
+        selected=local.selected[rows],
+        data=data,
+        validation=validation,
+        facts=rows_of(dict(local.facts), rows),
+    )
