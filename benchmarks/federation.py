@@ -23,7 +23,7 @@ from pathlib import Path
 
 from holdfast.deploy.processes import Processes, free_port
 from holdfast.deploy.project import init
-from holdfast.deploy.up import Up
+from holdfast.deploy.up import RunningFederation
 from holdfast.results.run import Run
 
 EXPERIMENT = """
@@ -60,7 +60,9 @@ def measure(folder: Path, model: str, nodes: int, rounds: int, timeout: float) -
         kept = [line for line in settings.read_text().splitlines() if not line.startswith("function")]
         settings.write_text("\n".join([*kept, 'function = "load.py:load"']) + "\n")
     began = time.monotonic()
-    up = Up(project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True))
+    up = RunningFederation(
+        project, lambda line: print(f"  {time.monotonic() - began:6.0f} s  {line}", flush=True)
+    )
     with Memory(up.processes) as memory, up:
         started = time.monotonic() - began
         up.run(timeout)

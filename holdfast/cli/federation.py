@@ -161,17 +161,17 @@ def _run(project: Project, server_only: bool, timeout: float | None, as_json: bo
 
 def _bring_up(project: Project, server_only: bool, timeout: float | None, say: Callable[[str], None]) -> None:
     from holdfast.deploy.enrolment import Enrolment
-    from holdfast.deploy.up import Up
+    from holdfast.deploy.up import RunningFederation
 
     project.check_experiment()
-    console, many = to_stderr(), len(Enrolment.of(project.ledger().entries).welcome)
+    console, many = to_stderr(), len(Enrolment.of(project.ledger().entries).admitted)
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # a service manager's way to say Ctrl-C: also then nothing is left behind
     say(f"starting {project.settings.name}; logs are in {project.logs}")
     try:
         spinning = console.status("starting") if console.is_terminal else nullcontext()
-        with spinning as spinner, Up(project, say, nodes=not server_only) as running:
+        with spinning as spinner, RunningFederation(project, say, nodes=not server_only) as running:
             if spinner is not None:
                 spinner.update("playing")
             settings = project.settings

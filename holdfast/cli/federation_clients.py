@@ -179,7 +179,7 @@ def leave(folder: Folder, client: Client) -> None:
     who = Enrolment.of(ledger.entries)
     if client in who.banned:
         raise ConfigError(f"client {client} is banned ({who.banned[client]}): it is asked nothing anyway")
-    if client not in who.welcome:
+    if client not in who.admitted:
         raise ConfigError(f"client {client} is not in the federation")
     ledger.append("leave", client)
     ledger.sign()

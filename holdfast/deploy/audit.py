@@ -1,9 +1,9 @@
-"""Every decision of a run, written into the federation's ledger; and the ledger's bans, brought into the run.
+"""Writes every decision of a run into the federation's ledger, and brings the ledger's bans into the run.
 
-A round is told once it is committed, with the SHA-256 of its state file. A server that was killed in between
-tells it when it starts again, so that no round is missing and none is told twice. In the other direction the
-run's head file names the ledger as of each commit, so that run and ledger prove each other (ledger_check.py);
-after every exchange that has added entries, the head of the ledger is signed."""
+A round is recorded once it is committed, with the SHA-256 of its state file. A server that was killed in
+between records it when it starts again, so every round is recorded exactly once. In the other direction the
+run's head file names the ledger as of each commit, so run and ledger prove each other (ledger_check.py).
+After every exchange that has added entries, the head of the ledger is signed."""
 
 from __future__ import annotations
 
@@ -19,44 +19,47 @@ from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.experiment.loop import Experiment
 from holdfast.storage.store import Store
 
-_MOST = 64  # numbers of a table that are written out; larger ones are in the run directory
+_MOST = 64  # numbers of a table that are written into the ledger; larger tables are in the run directory
 
 
-class Chronicle:
+class Audit:
+    """The link between one run and the ledger. Without a ledger it does nothing."""
+
     def __init__(self, ledger: Ledger | None, out: Path):
         self.ledger, self.store = ledger, Store(out)
-        self.run, self.told = "", 0
+        self.run, self.recorded = "", 0
 
     def begin(self, experiments: list[Experiment]) -> None:
-        """Before the first exchange: what the last server left untold, and who the operator has pardoned or
-        banned since."""
+        """Before the first exchange: record what the last server did not, and apply the operator's bans and
+        pardons since."""
         if self.ledger is None:
             return
         LedgerCheck(self.ledger.path, self.store.path).require()
-        committed, self.run = self._committed(), experiments[0].label  # which a ledger may have several of
-        self.told = self.ledger.told(self.run)
+        committed, self.run = self._committed(), experiments[0].label  # a ledger may have several runs
+        self.recorded = self.ledger.last_round(self.run)
         self.ledger.append("resume" if committed else "start", round=committed, run=self.run)
-        self._tell(committed)
+        self._record(committed)
         for experiment in experiments:
-            experiment.store.also = self._as_of_now
-            self._judge(experiment)
+            experiment.store.also = self._ledger_as_of_now
+            self._apply_bans(experiment)
 
     def follow(self, experiment: Experiment) -> None:
-        """After every exchange."""
+        """After every exchange: record committed rounds and apply new bans."""
         if self.ledger is not None:
-            self._tell(self._committed())
-            self._judge(experiment)
+            self._record(self._committed())
+            self._apply_bans(experiment)
 
     def finish(self, result: dict[str, Any]) -> None:
+        """Record the end of the run, once."""
         if self.ledger is not None and not any(
             entry.what.get("run") == self.run for entry in self.ledger.of("finish")
         ):
-            self._tell(self._committed())
+            self._record(self._committed())
             self.ledger.append("finish", round=result["rounds"], run=self.run, final=result["final"])
             self.ledger.sign()
 
-    def _as_of_now(self) -> dict[str, Any]:
-        """What a commit says of the ledger."""
+    def _ledger_as_of_now(self) -> dict[str, Any]:
+        """Return what a commit writes about the ledger."""
         assert self.ledger is not None
         self.ledger.refresh()
         return {"ledger": {"entries": len(self.ledger.entries), "head": self.ledger.head}}
@@ -64,8 +67,9 @@ class Chronicle:
     def _committed(self) -> int:
         return self.store.round() or 0
 
-    def _judge(self, experiment: Experiment) -> None:
-        """A pardon must be told before the run restores its own bans; a ban holds from the next cohort on."""
+    def _apply_bans(self, experiment: Experiment) -> None:
+        """Bring the ledger's bans and pardons into the run. Pardons come before the run restores its own
+        bans; a ban holds from the next cohort on."""
         assert self.ledger is not None
         self.ledger.refresh()
         who = Enrolment.of(self.ledger.entries)
@@ -75,36 +79,34 @@ class Chronicle:
         experiment.participation.pardon(pardoned)
         experiment.participation.ban(dict(who.banned))
 
-    def _tell(self, committed: int) -> None:
+    def _record(self, committed: int) -> None:
         assert self.ledger is not None
-        for round in range(self.told + 1, committed + 1):
+        for round in range(self.recorded + 1, committed + 1):
             part, arrays = self.store.part(round), self.store.arrays(round)
-            if (
-                part is None
-            ):  # what a head says alone may be a billion rounds, and each would become a line for good
+            # A damaged head file may claim a billion rounds, and each would become a permanent line.
+            if part is None:
                 raise RunError(
-                    f"{self.store.path} is damaged: parts/{round:06d}.json is missing, of a round that is"
-                    " committed"
+                    f"{self.store.path} is damaged: parts/{round:06d}.json of a committed round is missing"
                 )
-            told = {
+            # Bans that were recorded before the server was killed.
+            known = {
                 e.client for e in self.ledger.of("ban") if e.round == round and e.what.get("run") == self.run
-            }  # and then it was killed
+            }
             for client, reason in part.get("banned", {}).items():
-                if int(client) not in told:
+                if int(client) not in known:
                     self.ledger.append("ban", int(client), round, reason=reason, by="method", run=self.run)
-            digest = self.store.digest(
-                round
-            )  # of the last round at least: the next is committed only after this one was told
+            # The last round at least has one: the next is committed only after this one was recorded.
+            digest = self.store.digest(round)
             model = {} if digest is None else {"model": digest}
             self.ledger.append("round", None, round, run=self.run, **model, **_decisions(part, arrays))
-        self.told = max(self.told, committed)
+        self.recorded = max(self.recorded, committed)
         self.ledger.sign()
 
 
 def _decisions(part: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """Who took part, with which weight, scores, votes and thresholds, who was rejected or refused and why,
-    and how it came out."""
-    said = {
+    """Return who took part, with which weights, scores, votes and thresholds, who was rejected or refused and
+    why, and the figures of the round."""
+    reported = {
         name: part.get(name)
         for name in ("rejected", "refused", "notes", "fallback", "diverged")
         if part.get(name)
@@ -114,7 +116,7 @@ def _decisions(part: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any
     }
     metrics = part.get("metrics", {})
     return {
-        **said,
+        **reported,
         "took_part": arrays["took_part"].tolist() if "took_part" in arrays else [],
         **{name: value.tolist() for name, value in tables.items() if value.numel() <= _MOST},
         "accuracy": metrics.get("accuracy"),

@@ -1,4 +1,4 @@
-"""One line of what `doctor`, `check-node` and `verify` say."""
+"""One line of the output of `doctor`, `check-node` and `verify`."""
 
 from __future__ import annotations
 

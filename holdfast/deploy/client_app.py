@@ -1,16 +1,16 @@
-"""The Flower ClientApp: hands a request to whoever carries it out on this node, and sends the reply.
+"""The Flower ClientApp: passes a request to the process that performs it on this node, and sends the reply.
 
 Flower starts a new process for every message, and its own `Context.state` dies with the SuperNode. So this
 process is thin: where the node has a resident trainer it passes the request on and imports no torch, and
 private state is kept on the node's disk. A node is configured by
 
     client-id   which client of the federation it is; in a federation with keys the server goes by the key
-    state-dir   where its private state lies
+    state-dir   where its private state is kept
     config      its own copy of the experiment's config; default: the path that the run was started with
     home        its own folder, whose node.toml says what data it brings and what may leave it
     trainer     the socket of its resident trainer, if it has one
     key         its private key, and
-    server-key  the server's public key; without these two, in a trial, nothing is signed or checked"""
+    server-key  the server's public key; without these two (in a trial) nothing is signed or checked"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = ClientApp()
 
 @app.query()
 def enrol(message: Message, context: Context) -> Message:
-    """Say who this node is."""
+    """Answer which client this node is."""
     from holdfast.deploy.messaging import answer, pack_client
 
     if "client-id" not in context.node_config:
@@ -33,8 +33,8 @@ def enrol(message: Message, context: Context) -> Message:
 @app.train()
 @app.evaluate()
 def work(message: Message, context: Context) -> Message:
-    """Carry out one task of the method, or measure. Where there are keys, only what the server has signed;
-    and the reply is signed."""
+    """Perform one task of the method, or measure. Where there are keys, only requests that the server has
+    signed are performed, and the reply is signed."""
     from holdfast.deploy.envelope import NodeSigner, Subject
     from holdfast.deploy.messaging import answer, config_record
     from holdfast.deploy.trainer import ask
@@ -44,10 +44,10 @@ def work(message: Message, context: Context) -> Message:
         signer.check(message.content)
     settings, attempt = (dict(context.node_config), dict(context.run_config)), str(context.run_id)
     content = ask(str(context.node_config.get("trainer", "")), message.content, *settings, attempt)
-    if content is None:  # nobody there: then it is done here
-        from holdfast.deploy.node_worker import Workshop
+    if content is None:  # no trainer listens: the work is done here
+        from holdfast.deploy.node_worker import NodeWorker
 
-        content = Workshop().perform(message.content, *settings, attempt)
+        content = NodeWorker().perform(message.content, *settings, attempt)
     reply = answer(content, message)
     if signer is not None:
         header = config_record(message.content, "header")

@@ -1,11 +1,12 @@
-"""How long each client is waited for. A client that announces an answer and never sends it would cost the
-whole deadline in every exchange, for ever.
+"""How long the server waits for each client. A client that announces an answer and never sends it would
+otherwise cost the whole deadline in every exchange.
 
-Whoever has not failed yet has the whole deadline. After a miss a client has a few times what it, or else the
-slowest of the others, has needed for such a task. After several misses in a row it is paused: it is not asked
-for a round, then for two, four and so on, each time with the whole deadline again, and its first answer ends
-that. Only waiting counts as a miss: who is not connected, or answers with an error, costs nothing. Who
-answers at the last moment, or every second time, cannot be told from a slow machine: `deadline` bounds it."""
+A client that has not missed a deadline has the whole of it. After a miss it has four times what it, or else
+the slowest of the others, has needed for such a task. After three misses in a row it is paused: it is not
+asked for a round, then for two, four and so on, each time with the whole deadline again, and its first answer
+ends the pauses. Only time spent waiting counts as a miss: a client that is not connected, or answers with an
+error, costs nothing. A client that answers at the last moment, or every second time, looks like a slow
+machine: `deadline` bounds what it costs."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from dataclasses import dataclass, field
 
 from holdfast.deploy.ledger import Entry
 
-_LEAST = 20.0  # seconds: a machine that is busy for a moment is no reason
-_TIMES = 4.0
-_MISSES = 3
+_LEAST = 20.0  # seconds; a machine may be busy for a moment
+_TIMES = 4.0  # the usual time of a task that a client has after a miss
+_MISSES = 3  # in a row before a pause
 _LONGEST = 64  # rounds of a pause
 
 
 @dataclass
 class Deadlines:
+    """Deadlines and pauses of all clients. `most` is the configured deadline in seconds."""
+
     most: float
     needed: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     """Seconds of the last answer, by task and client."""
@@ -34,7 +37,7 @@ class Deadlines:
     """The first round in which a client that is paused is asked again."""
 
     def remember(self, entries: Iterable[Entry]) -> None:
-        """Pauses of an earlier start of the server, from the ledger."""
+        """Restore the pauses of an earlier start of the server from the ledger."""
         for entry in entries:
             if entry.kind == "start":  # another run
                 for table in (self.misses, self.pauses, self.until):
@@ -48,8 +51,8 @@ class Deadlines:
                     self._forget(client)
 
     def of(self, client: int, task: str) -> float:
-        """Seconds that this client has for this task."""
-        if not 0 < self.misses[client] < _MISSES:  # after a pause it may have become slow, and honestly
+        """Return the seconds that this client has for this task."""
+        if not 0 < self.misses[client] < _MISSES:  # after a pause an honest client may be slower
             return self.most
         times = self.needed[task]
         usual = times.get(client) or max(times.values(), default=self.most)
@@ -63,11 +66,10 @@ class Deadlines:
         self._forget(client)
 
     def missed(self, client: int, round: int) -> int | None:
-        """One more miss; the round in which it is asked again, when it is paused for it."""
+        """Count one more miss. Return the round in which the client is asked again if it is paused now."""
         self.misses[client] += 1
-        if self.misses[client] < _MISSES or self.is_paused(
-            client, round
-        ):  # asked again in the same round, for the quorum
+        # A paused client may be asked again in the same round, for the quorum.
+        if self.misses[client] < _MISSES or self.is_paused(client, round):
             return None
         self.pauses[client] += 1
         self.until[client] = round + 1 + min(_LONGEST, 2 ** (self.pauses[client] - 1))

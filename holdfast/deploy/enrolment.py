@@ -1,14 +1,13 @@
-"""Who is who in a federation: client numbers bound to public keys, and who is banned or has left. All of it
-is read off the ledger, so that there is one truth and it outlives everything.
+"""The clients of a federation: client numbers bound to public keys, and which clients are banned or have
+left. All of it is computed from the ledger, which is the only record.
 
-    enrol, rotate      client, what.key      the key (an OpenSSH or PEM public key) that this client has from
-                       now on
-    leave              client                it may come back, with a new key
+    enrol, rotate      client, what.key      this client's public key (OpenSSH or PEM) from now on
+    leave              client                the client may come back, with a new key
     ban, unban         client, what.reason, what.by (method, strikes, operator)
     strike             client, round, what.reason
 
-Of the ledger itself: `server-key` (what.key signs its heads from now on) and `reset` (the operator has
-accepted that entries are lost)."""
+Two kinds of entries concern the ledger itself: `server-key` (what.key signs its heads from now on) and
+`reset` (the operator has accepted that entries are lost)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from holdfast.deploy.ledger import Entry
 
 
 def fingerprint_of(key: bytes | str) -> str:
-    """The name of a public key, however it is written."""
+    """Return the fingerprint of a public key, however it is written."""
     return hashlib.sha256(
         read_public(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     ).hexdigest()
@@ -32,6 +31,8 @@ def fingerprint_of(key: bytes | str) -> str:
 
 @dataclass
 class Member:
+    """One client that was ever enrolled."""
+
     client: int
     key: str
     """As it was enrolled."""
@@ -43,27 +44,30 @@ class Member:
 
 @dataclass
 class Enrolment:
+    """All clients that were ever enrolled, as of some entries of the ledger."""
+
     members: dict[int, Member] = field(default_factory=dict)
     former: dict[str, int] = field(default_factory=dict)
-    """Fingerprints that were replaced, and whose they were: nobody gets in with one, and nobody else may
-    enrol with one."""
+    """Fingerprints that were replaced, and the clients that had them: they are rejected, and no other client
+    may enrol with one."""
 
     @staticmethod
     def of(entries: Iterable[Entry]) -> Enrolment:
         out = Enrolment()
         for entry in entries:
-            out.take_in(entry)
+            out.apply(entry)
         return out
 
-    def take_in(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
+        """Update the members by one entry."""
         if entry.client is None:
             return
         if entry.kind in ("enrol", "rotate"):
             try:
                 self._bind(entry.client, str(entry.what["key"]))
             except ConfigError as error:
-                who = f"line {entry.number + 1} enrols client {entry.client}"
-                raise RunError(f"the ledger is damaged: {who} with a key that is {error}") from None
+                line = f"line {entry.number + 1} enrols client {entry.client}"
+                raise RunError(f"the ledger is damaged: {line} with a key that is {error}") from None
         member = self.members.get(entry.client)
         if member is None:
             return
@@ -81,24 +85,25 @@ class Enrolment:
         before = self.members.get(client)
         if before is not None and before.fingerprint != fingerprint:
             self.former[before.fingerprint] = client
-        banned, strikes = (
-            (before.banned, before.strikes) if before is not None else (None, [])
-        )  # a new key is no new start
+        # A new key does not remove a ban or strikes.
+        banned, strikes = (before.banned, before.strikes) if before is not None else (None, [])
         self.members[client] = Member(client, key, fingerprint, banned, False, strikes)
 
     def check_new(self, client: int, key: str) -> str:
-        """The fingerprint of a key that may be bound to this client; an error where it may not."""
+        """Return the fingerprint of a key that may be bound to this client; raise an error if it may not."""
         fingerprint = fingerprint_of(key)
         owner = next(
             (m.client for m in self.members.values() if m.fingerprint == fingerprint),
             self.former.get(fingerprint),
         )
         if owner is not None and (owner != client or fingerprint in self.former):
-            raise ConfigError(f"client {client}: this key is or was that of client {owner}; make a new one")
+            raise ConfigError(
+                f"client {client}: this key belongs or belonged to client {owner}; make a new one"
+            )
         return fingerprint
 
     def client_of(self, key: bytes | str) -> int | None:
-        """Whose key this is now; None for a stranger's, a replaced one, and one that nobody can read."""
+        """Return the client that has this key now; None for an unknown, replaced or unreadable key."""
         try:
             fingerprint = fingerprint_of(key)
         except ConfigError:
@@ -106,7 +111,7 @@ class Enrolment:
         return next((m.client for m in self.members.values() if m.fingerprint == fingerprint), None)
 
     def replaced(self, key: bytes | str) -> int | None:
-        """Whose key this was, before it got another."""
+        """Return the client that had this key before it got another."""
         try:
             return self.former.get(fingerprint_of(key))
         except ConfigError:
@@ -114,8 +119,10 @@ class Enrolment:
 
     @property
     def banned(self) -> Mapping[int, str]:
+        """Banned clients and the reasons."""
         return {m.client: m.banned for m in self.members.values() if m.banned is not None}
 
     @property
-    def welcome(self) -> set[int]:
+    def admitted(self) -> set[int]:
+        """Clients that may take part: enrolled, not banned, and have not left."""
         return {m.client for m in self.members.values() if m.banned is None and not m.left}

@@ -1,15 +1,15 @@
-"""The signed envelope of every message: who wrote it, to whom, about what, and the digests of all that it
-carries.
+"""The signed envelope of every message: its sender, its receiver, its subject, and the digests of its
+records.
 
-The server signs its orders with server/orders.key, and a node carries out nothing else: Flower hands a node
-whatever reaches the SuperLink. A node signs its replies with the key that it is enrolled with, and the server
-reads, and holds against a client, only what is signed so: what Flower says of a sender is the sender's own
-claim.
+The server signs its orders with server/orders.key, and a node performs nothing else: Flower passes on to a
+node whatever reaches the SuperLink. A node signs its replies with the key that it is enrolled with. The
+server reads only replies that are signed so, and only those can lead to a strike: what Flower reports about a
+sender is the sender's own claim.
 
-Signed is one line of JSON with sorted keys. Of an order: client, nonce, time of expiry, head of the ledger,
-digests. Of a reply: run, round, step, task, client, nonce, digests. A digest is Flower's object id of a
-record, the SHA-256 over its content and over the ids of what it is made of, so it is checked before any of
-the payload is fetched or parsed. No torch in this file."""
+The signed text is one line of JSON with sorted keys. For an order: client, nonce, time of expiry, head of the
+ledger, digests. For a reply: run, round, step, task, client, nonce, digests. A digest is Flower's object id
+of a record, the SHA-256 over its content and the ids of its parts, so it is checked before any of the payload
+is fetched or parsed. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ ENVELOPE = "post"
 _ORDER, _REPLY = "holdfast order 1", "holdfast reply 1"
 _CLOCKS = 30.0  # seconds by which the clocks of two machines may differ
 _HEAD = 4096  # bytes of a signed head of the ledger
-_SIGNATURE = 512  # letters
+_SIGNATURE = 512  # characters
 
 
 class Unsigned(RunError):
-    """A message that is not from whom it must be. Nobody can be blamed for it."""
+    """A message whose sender is not the required one. It is not held against any client."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,15 @@ class Subject:
 
 
 def digests_of(content: RecordDict) -> dict[str, str]:
+    """Return the digests of all records but the envelope."""
     return {name: record.object_id for name, record in content.items() if name != ENVELOPE}
 
 
 def sign_order(
     content: RecordDict, key: ec.EllipticCurvePrivateKey, client: int, nonce: str, seconds: float, head: str
 ) -> None:
-    """Close an order that is good for so many seconds. `head` is the signed head of the ledger, which the
-    node keeps as a witness."""
+    """Sign an order that is valid for so many seconds. `head` is the signed head of the ledger, which the
+    node keeps as evidence."""
     expires = time.time() + seconds
     signature = keys.sign(key, _ORDER, _order(content, client, nonce, expires, head))
     content[ENVELOPE] = ConfigRecord(
@@ -83,7 +84,8 @@ def _order(content: RecordDict, client: int, nonce: str, expires: float, head: s
 def is_signed_reply(
     public: str, signature: object, subject: Subject, nonce: str, digests: Mapping[str, str]
 ) -> bool:
-    """Whether the owner of this key has signed a reply about this, with exactly these records."""
+    """Return whether the owner of this key has signed a reply about this subject, with exactly these
+    records."""
     return keys.verify(public, _REPLY, _reply(subject, nonce, digests), _bytes(signature))
 
 
@@ -92,7 +94,7 @@ def _reply(subject: Subject, nonce: str, digests: Mapping[str, str]) -> bytes:
 
 
 def _bytes(signature: object) -> bytes:
-    """A signature travels as text; what is none is an empty one, which is nobody's."""
+    """Decode a signature from text; anything else becomes an empty one, which is never valid."""
     try:
         return (
             bytes.fromhex(signature) if isinstance(signature, str) and len(signature) <= _SIGNATURE else b""
@@ -107,7 +109,7 @@ def _line(**about: Any) -> bytes:
 
 @dataclass(frozen=True)
 class NodeSigner:
-    """A node's side: it checks orders by the server's public key and signs replies with its own private
+    """The node's side: checks orders by the server's public key and signs replies with its own private
     key."""
 
     client: int
@@ -117,7 +119,7 @@ class NodeSigner:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> NodeSigner | None:
-        """From the settings of the SuperNode; None in a trial without keys."""
+        """Build it from the settings of the SuperNode; return None in a trial without keys."""
         if "key" not in settings:
             return None
         server = Path(str(settings["server-key"]))
@@ -135,26 +137,26 @@ class NodeSigner:
         )
 
     def check(self, content: RecordDict) -> None:
-        """Before anything is done: the server has signed this order, for this client, and it is not an old
-        one again."""
+        """Raise Unsigned unless the server has signed this order, for this client, and it was not performed
+        before."""
         record = content.get(ENVELOPE)
-        said = dict(record) if isinstance(record, ConfigRecord) else {}
+        envelope = dict(record) if isinstance(record, ConfigRecord) else {}
         nonce, expires, head, signature = (
-            said.get(name) for name in ("nonce", "expires", "head", "signature")
+            envelope.get(name) for name in ("nonce", "expires", "head", "signature")
         )
         if not (isinstance(nonce, str) and type(expires) is float and isinstance(head, str)):
-            raise Unsigned("an order without a complete envelope was rejected")
+            raise Unsigned("rejected an order without a complete envelope")
         if not keys.verify(
             self.server, _ORDER, _order(content, self.client, nonce, expires, head), _bytes(signature)
         ):
-            raise Unsigned("an order that the server did not sign for this client was rejected")
+            raise Unsigned("rejected an order that the server did not sign for this client")
         if expires + _CLOCKS < time.time():
-            raise Unsigned("an order that has expired was rejected; is the clock of this machine right?")
+            raise Unsigned("rejected an order that has expired; check the clock of this machine")
         self._once(nonce, expires)
         self._keep_head(head)
 
     def sign(self, content: RecordDict, subject: Subject) -> None:
-        """Close a reply, which repeats the order's nonce already."""
+        """Sign a reply, which repeats the order's nonce already."""
         record = content[ENVELOPE]
         assert isinstance(record, ConfigRecord)
         nonce = str(record["nonce"])
@@ -162,15 +164,14 @@ class NodeSigner:
         content[ENVELOPE] = ConfigRecord({"nonce": nonce, "signature": signature.hex()})
 
     def _once(self, nonce: str, expires: float) -> None:
-        """An order that is carried out again would be noised anew, and be paid for from the privacy
-        budget."""
+        """Reject an order that was performed before: it would be noised anew and use up privacy budget."""
         self.state.mkdir(parents=True, exist_ok=True)
         file, held = self.state / "orders.json", lock(self.state / "orders.lock", wait=True)
         assert held is not None
         try:
             now, before = time.time(), read_json(file) or {}
             if nonce in before:
-                raise Unsigned("an order that was carried out before was rejected")
+                raise Unsigned("rejected an order that was performed before")
             current = {
                 name: until
                 for name, until in before.items()
@@ -181,22 +182,22 @@ class NodeSigner:
             unlock(held)
 
     def _keep_head(self, head: str) -> None:
-        """The longest ledger that the server has shown is kept, so that a shorter one is noticed, here and by
-        `verify --head`."""
+        """Keep the head of the longest ledger that the server has shown, so that a shorter one is noticed,
+        here and by `verify --head`."""
         file, shown = self.state / "ledger.head", _entries(head)
         kept = _entries(read_whole(file, _HEAD).decode(errors="replace")) if file.exists() else 0
         if shown and shown >= kept:
             write_atomically(file, head.encode())
         elif shown:
             print(
-                f"the server's ledger has {shown} entries and had {kept}: lines are gone; {file} proves what"
-                " was there",
+                f"the server's ledger has {shown} entries and had {kept}: lines were removed; {file}"
+                " proves it",
                 file=sys.stderr,
             )
 
 
 def _entries(head: str) -> int:
-    """How long the ledger is by a signed head; 0 where it says nothing."""
+    """Return the length of the ledger by a signed head; 0 if it cannot be read."""
     try:
         content = parse_json(head) if len(head) <= _HEAD else None
     except ValueError:

@@ -1,5 +1,5 @@
-"""Models of a federation as safetensors files: the server has the global and the customised ones, a node its
-own."""
+"""Writes models of a federation as safetensors files: the server has the global and the customised ones, a
+node its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.storage.store import read_tensors
 def export_model(
     project: Project | None, out: Path, client: int | None, model: str | None, node: Path | None
 ) -> str:
-    """Write the file; gives what was written, in words."""
+    """Write the file and return a line that says what was written."""
     if out.suffix != ".safetensors":
         raise ConfigError(f"{out} must end in .safetensors")
     if not out.absolute().parent.is_dir():
@@ -48,6 +48,6 @@ def _from_node(node: Path, out: Path) -> str:
     )
     if not found:
         raise ConfigError(f"{node} has no model yet: it is kept whenever the node is evaluated")
-    read_tensors(found[-1])  # what is damaged is not handed on
+    read_tensors(found[-1])  # a damaged file is not exported
     shutil.copyfile(found[-1], out)
     return f"{out}: the model that client {settings.client} uses, of run {found[-1].parent.parent.name}"

@@ -1,13 +1,13 @@
-"""What a node may ask of the SuperLink's fleet interface, and what its requests may say.
+"""The rules for what a node may ask of the SuperLink's fleet interface, and what its requests may contain.
 
-Flower checks that the sender has a key, and little else: it takes messages that answer nothing, from a source
-that the sender writes himself (also the server's own), and as many objects as are announced, each of which
-costs a few statements in the database. So every request is read before it is forwarded, within bounds that
+Flower checks that the sender has a key, and little else: it accepts messages that reply to nothing, from any
+source that the sender claims (also the server itself), and as many objects as are announced, each of which
+costs a few statements in the database. So every request is parsed before it is forwarded, within bounds that
 are checked before it is read.
 
 Not checked, because nothing can be gained: which node pulls or confirms an object or a message. Their ids are
-digests of contents with a random number inside, so who knows one was given it. A pushed object must name its
-session, whose id is random too."""
+digests of contents with a random number inside, so a node knows only ids that it was given. A pushed object
+must name its session, whose id is random too."""
 
 from __future__ import annotations
 
@@ -55,29 +55,25 @@ CALLS: dict[str, Any] = {
 }
 """All that a SuperNode with a key ever calls: not register-node, and not unregister-node."""
 LARGEST_OBJECT = 16_000_000
-"""Bytes of a pushed object with its envelope: Flower cuts arrays into pieces of 5 MB, and nothing else of a
+"""Bytes of a pushed object with its envelope: Flower cuts arrays into pieces of 5 MB, and no other part of a
 reply is large."""
-_PLAIN = 16_000  # bytes of a request that carries nothing: ids and numbers
-_ANNOUNCED = 96  # bytes that an object takes in an announcement, at most: its id has 64
-_ENVELOPE = (
-    256_000  # bytes of an announcement besides: an error is reported in it, in the words of whatever failed
-)
-_DEPTH = 10  # of a tree of objects: message, records, record, array, piece
+_PLAIN = 16_000  # bytes of a request that carries ids and numbers only
+_ANNOUNCED = 96  # largest number of bytes that an object takes in an announcement: its id has 64
+_ENVELOPE = 256_000  # further bytes of an announcement: it also reports errors, as text
+_DEPTH = 10  # levels of a tree of objects: message, records, record, array, piece have five
 _ID = re.compile("[0-9a-f]{64}")
 _SESSION = re.compile("[0-9a-f-]{36}")
-_LETTERS = 64  # that are remembered of each node; it works on one at a time
-_UNSEEN = 2  # letters of a node that were given to it before this process started
-_FAR_TOO_MANY = 10  # times what the operator allows, which may be too little for an honest model
-_TIMES = 4  # that one reply is taken, since a receipt may be lost
-
-
+_REMEMBERED = 64  # messages that are remembered for each node; it works on one at a time
+_UNKNOWN = 2  # messages of a node that it may have received before this process started
+_FAR_TOO_MANY = 10  # times what the operator allows: that may be too little for an honest model
+_TIMES = 4  # how often one reply is accepted, since a receipt may be lost
 _OFFENCES = ("name", "order", "objects", "object", "path")
 
 
 class Refused(Exception):
-    """A request that is not forwarded. An offence is what no honest node does, whichever Flower it has and
-    however slow or broken it is: what another Flower might write in another form is refused, and no
-    offence."""
+    """A request that is not forwarded. An offence is something that no honest node does, whichever version of
+    Flower it has and however slow or broken it is. What another version of Flower might write in another form
+    is refused and is not an offence."""
 
     def __init__(self, words: str, kind: str, status: int = 403):
         super().__init__(words)
@@ -85,7 +81,9 @@ class Refused(Exception):
 
 
 @dataclass
-class _Letter:
+class _SentMessage:
+    """A message that a node was sent, and its reply so far."""
+
     run: int | None = None
     reply: str = ""
     times: int = 0
@@ -93,24 +91,27 @@ class _Letter:
 
 @dataclass
 class Rules:
-    """`largest` bytes of a request, and `objects` that one reply may consist of."""
+    """The rules, with `largest` (bytes of a request) and `objects` (objects of one reply)."""
 
     largest: int
     objects: int
     numbers: Callable[[], Collection[int]] = tuple
-    """Of the nodes that are registered now."""
-    letters: dict[str, OrderedDict[str, _Letter]] = field(default_factory=lambda: defaultdict(OrderedDict))
-    unseen: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Returns the node ids that are registered now."""
+    sent: dict[str, OrderedDict[str, _SentMessage]] = field(default_factory=lambda: defaultdict(OrderedDict))
+    unknown: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def check_path(self, path: str, method: str, query: bytes) -> None:
         if path not in CALLS:
-            meant = not path.startswith(FLEET) or path in (FLEET + "register-node", FLEET + "unregister-node")
-            raise Refused("asked for what nodes may not do", "path" if meant else "form")
+            deliberate = not path.startswith(FLEET) or path in (
+                FLEET + "register-node",
+                FLEET + "unregister-node",
+            )
+            raise Refused("called what nodes may not call", "path" if deliberate else "form")
         if method != "POST" or query:
-            raise Refused("asked in a way that Flower does not", "form")
+            raise Refused("called in a way that Flower does not", "form")
 
     def check_size(self, path: str, size: int) -> None:
-        """Before anything of the body is read."""
+        """Check the size of a body before it is read."""
         if path == ANNOUNCE and size > self.objects * _ANNOUNCED + _ENVELOPE:
             kind = "objects" if size > _FAR_TOO_MANY * self.objects * _ANNOUNCED else "many"
             raise Refused(
@@ -118,28 +119,27 @@ class Rules:
             )
         if path == PUSH and size > LARGEST_OBJECT:
             raise Refused(
-                f"sent an object of {size} bytes, and {LARGEST_OBJECT} are the most that one may have",
+                f"sent an object of {size} bytes; the limit is {LARGEST_OBJECT}",
                 "object",
                 413,
             )
         if path not in (PUSH, ANNOUNCE) and size > _PLAIN:
-            raise Refused(f"sent {size} bytes in a request that needs few", "form", 413)
-        if (
-            path in (PUSH, ANNOUNCE) and size > self.largest
-        ):  # the operator's choice, which may be too small for an honest node
+            raise Refused(f"sent {size} bytes in a request that carries only ids", "form", 413)
+        # The operator sets this limit, and it may be too small for an honest node.
+        if path in (PUSH, ANNOUNCE) and size > self.largest:
             raise Refused(
-                f"sent {size} bytes in one request, and federation.largest is {self.largest}", "largest", 413
+                f"sent {size} bytes in one request; federation.largest is {self.largest}", "largest", 413
             )
 
     def check(self, path: str, body: bytes, node: Node) -> Any:
-        """The request, read."""
+        """Parse the request and check its contents."""
         try:
             request = CALLS[path].FromString(body)
         except (DecodeError, RecursionError):
             raise Refused("sent a request that cannot be read", "form", 400) from None
         if path == FLEET + "activate-node":
             if request.public_key != node.key:
-                raise Refused("activated another node's key", "name")
+                raise Refused("activated the key of another node", "name")
         elif (
             sender := request.node_id if path == FLEET + "deactivate-node" else request.node.node_id
         ) != node.number:
@@ -166,7 +166,7 @@ class Rules:
                 f"sent a message in the name of node {about.src_node_id}", self._kind_of(about.src_node_id)
             )
         if not about.reply_to_message_id or about.dst_node_id != SUPERLINK_NODE_ID:
-            raise Refused("sent a message that is no reply to the server", "order")
+            raise Refused("sent a message that is not a reply to the server", "order")
         numbers = (about.ttl, about.created_at, *request.clientapp_runtime_list)
         if (
             not _ID.fullmatch(about.reply_to_message_id)
@@ -177,50 +177,50 @@ class Rules:
         _check_tree(tree, self.objects)
         if about.message_id != tree.object_id:
             raise Refused("announced a message with the objects of another", "form", 400)
-        self._check_letter(about, node)
+        self._check_answered_once(about, node)
 
     def _kind_of(self, sender: int) -> str:
-        """In another's name is an offence. A number that nobody has may be the node's own from before the
-        SuperLink's database was lost."""
+        """Return the kind of a request with a wrong sender. Another node's id is an offence. An unknown id
+        may be the node's own from before the SuperLink's database was lost."""
         return "name" if sender in (SUPERLINK_NODE_ID, *self.numbers()) else "form"
 
-    def _check_letter(self, about: Any, node: Node) -> None:
-        """A node answers what it was sent, once. Otherwise is no offence: a task that was given up may still
-        end with a reply."""
-        letters = self.letters[node.fingerprint]
-        letter = letters.get(about.reply_to_message_id)
-        if letter is None:
-            if self.unseen[node.fingerprint] >= _UNSEEN:
+    def _check_answered_once(self, about: Any, node: Node) -> None:
+        """Check that a node answers a message that it was sent, and only once. Otherwise the reply is refused
+        but not an offence: an abandoned task may still end with a reply."""
+        sent = self.sent[node.fingerprint]
+        message = sent.get(about.reply_to_message_id)
+        if message is None:
+            if self.unknown[node.fingerprint] >= _UNKNOWN:
                 raise Refused("answered a message that it was not sent", "letter", 409)
-            self.unseen[node.fingerprint] += 1
-            letter = self._remember(node, about.reply_to_message_id, _Letter())
-        if letter.run not in (None, about.run_id):
+            self.unknown[node.fingerprint] += 1
+            message = self._remember(node, about.reply_to_message_id, _SentMessage())
+        if message.run not in (None, about.run_id):
             raise Refused("answered a message of another run", "form", 400)
-        if letter.reply not in ("", about.message_id) or letter.times >= _TIMES:
+        if message.reply not in ("", about.message_id) or message.times >= _TIMES:
             raise Refused("answered one message more than once", "letter", 409)
-        letter.reply = about.message_id
+        message.reply = about.message_id
 
     def take_note(self, path: str, request: Any, reply: bytes, node: Node) -> None:
-        """Of what the SuperLink has answered."""
+        """Remember what the SuperLink has answered: messages to a node, and replies that it took."""
         if path == PULL:
             for message in PullMessagesResponse.FromString(reply).messages_list:
                 about = message.metadata
-                self._remember(node, about.message_id, _Letter(about.run_id))
+                self._remember(node, about.message_id, _SentMessage(about.run_id))
         elif path == ANNOUNCE:
-            letter = self.letters[node.fingerprint].get(request.messages_list[0].metadata.reply_to_message_id)
-            if letter is not None:
-                letter.times += 1
+            message = self.sent[node.fingerprint].get(request.messages_list[0].metadata.reply_to_message_id)
+            if message is not None:
+                message.times += 1
 
-    def _remember(self, node: Node, name: str, letter: _Letter) -> _Letter:
-        letters = self.letters[node.fingerprint]
-        letters[name] = letter
-        if len(letters) > _LETTERS:
-            letters.popitem(last=False)
-        return letter
+    def _remember(self, node: Node, name: str, message: _SentMessage) -> _SentMessage:
+        sent = self.sent[node.fingerprint]
+        sent[name] = message
+        if len(sent) > _REMEMBERED:
+            sent.popitem(last=False)
+        return message
 
 
 def _check_tree(tree: ObjectTree, most: int) -> None:
-    """Every object costs the database, as often as it is named."""
+    """Check a tree of announced objects. Every mention of an object costs the database."""
     count, layer = 1, [tree]
     for _ in range(_DEPTH):
         if not all(_ID.fullmatch(one.object_id) for one in layer):

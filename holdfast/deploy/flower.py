@@ -1,24 +1,23 @@
-"""Flower's SuperLink, SuperNode and SuperExec, made to bear a busy machine, a broken line and strangers on
-the same machine.
+"""Flower's SuperLink, SuperNode and SuperExec, changed so that they survive a busy machine, broken
+connections and other users of the same machine. The changes are for flwr 1.41; object_children.py has one
+more.
 
     python -m holdfast.deploy.flower superlink ...        the options of flower-superlink
     python -m holdfast.deploy.flower supernode ...        the options of flower-supernode
     python -m holdfast.deploy.flower superexec ...        the options of flower-superexec
 
-What goes wrong without this:
-- a reply that finds the database locked for 5 seconds is lost;
-- what is sent again because its receipt was lost is refused, since it is there already, and that ended a
-  whole run;
-- receipts are lost more often than need be: server and sender both drop a connection that has been idle for 5
-  seconds, so that a request
-  may meet a closing one;
-- a SuperNode whose TLS connection breaks for seconds gives up, and its process stays without doing anything;
-  so it does when its heartbeat
-  alone has died;
-- the token of a task, which is all that one needs to read a model and to answer, stands in the process list;
-- a ClientApp whose SuperNode and SuperExec were killed tries to reach them for ever.
+What flwr 1.41 does without them, and the function here that changes it:
+- a reply is lost if the database is locked for 5 seconds (wait_for_the_database);
+- an object that is sent again because its receipt was lost is refused, which ends the run (accept_twice);
+- receipts are lost often: server and sender both drop a connection that was idle for 5 seconds, so a request
+  may meet a closing connection (keep_connections);
+- a SuperNode whose TLS connection breaks for seconds gives up, and its process goes on without doing anything
+  (retry_for_ever, supernode); the same happens when its heartbeat alone has died (Heartbeat);
+- the token of a task, which is all that one needs to read a model and to answer, is in the process list, and
+  a ClientApp whose SuperNode and SuperExec were killed tries to reach them for ever (start_apps_safely).
 
-A Flower that keeps one of the first three elsewhere goes on as it is; the others are errors there."""
+Each change has a test in tests/deploy/test_flower.py. If another version of Flower keeps one of the first
+three elsewhere, it runs unchanged; the others are errors then."""
 
 from __future__ import annotations
 
@@ -46,19 +45,21 @@ from holdfast.deploy.processes import LOST, signal_at_parents_death
 from holdfast.deploy.proxy_limits import Limits
 
 CLIENT_APP = constant.TASK_TYPE_TO_COMMAND[constant.TaskType.CLIENT_APP]
-PATIENCE = 60_000
-"""Milliseconds for the database: as long as Flower waits for a sign of life."""
+DATABASE_TIMEOUT = 60_000
+"""Milliseconds to wait for the database: as long as Flower waits for a sign of life."""
 
 
 def wait_for_the_database() -> None:
-    """Before anything has read the setting."""
+    """Wait longer for a locked database. Call it before Flower reads the setting."""
     usual = getattr(constant, "SQLITE_PRAGMAS", ())
-    patient = tuple((name, str(PATIENCE) if name == "busy_timeout" else value) for name, value in usual)
+    patient = tuple(
+        (name, str(DATABASE_TIMEOUT) if name == "busy_timeout" else value) for name, value in usual
+    )
     vars(constant)["SQLITE_PRAGMAS"] = patient
 
 
 def keep_connections() -> None:
-    """For as long as the proxy keeps them."""
+    """Keep idle connections open for as long as the proxy does."""
     usual = uvicorn.Config.__init__
 
     def init(self: uvicorn.Config, *arguments: Any, **settings: Any) -> None:
@@ -69,8 +70,8 @@ def keep_connections() -> None:
 
 
 def accept_twice(states: type) -> None:
-    """What is in the store already is a success to whoever sends it again. Its id is the digest of its
-    content, so nothing else can be meant, and who has not the content learns nothing."""
+    """Report success when an object that is in the store already is sent again. Its id is the digest of its
+    content, so a sender without the content learns nothing."""
     usual = states.store_object  # type: ignore[attr-defined]
 
     def store_object(self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
@@ -84,9 +85,9 @@ def accept_twice(states: type) -> None:
 
 
 def retry_for_ever(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
-    """A server that was reached once is tried again whatever the line does, also in the TLS handshake, where
-    Flower gives up at once. One that was never reached may be the wrong one: that is said, and whoever keeps
-    the node up tries again."""
+    """Retry a server that was reached once after any transport error, also in the TLS handshake, where Flower
+    gives up at once. A server that was never reached may be the wrong one: then the error is reported, and
+    the supervisor of the node tries again."""
 
     def made() -> RetryInvoker:
         invoker, reached = make(), False
@@ -119,18 +120,16 @@ def retry_for_ever(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoke
 
 
 class Heartbeat(HeartbeatSender):
-    """A server in trouble (500 and above) is tried again. What else ends the heartbeat ends the process,
-    since the server would take the node for gone while it goes on asking for messages."""
+    """Retries when the server fails (500 and above). Any other error ends the process, because the server
+    would consider the node gone while it goes on asking for messages."""
 
     def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
         def beat() -> bool:
             try:
                 return heartbeat_fn()
             except httpx.HTTPStatusError as error:
-                if (
-                    error.response.status_code >= 500
-                    or error.response.status_code == httpx.codes.UNAUTHORIZED
-                ):  # 401: it is stopping
+                code = error.response.status_code
+                if code >= 500 or code == httpx.codes.UNAUTHORIZED:  # 401: the server is stopping
                     return False
                 raise
 
@@ -141,25 +140,25 @@ class Heartbeat(HeartbeatSender):
             super()._run()
         except BaseException:
             traceback.print_exc()
-            _leave(LOST, "the heartbeat has stopped, so the node ends")
+            _leave(LOST, "the heartbeat has stopped; this node exits")
 
 
-def _leave(code: int, said: str) -> None:
-    """Without waiting for threads: one of them serves for ever."""
-    print(said, file=sys.stderr, flush=True)
+def _leave(code: int, line: str) -> None:
+    """Exit without waiting for threads: one of them serves for ever."""
+    print(line, file=sys.stderr, flush=True)
     os._exit(code)
 
 
 def _end_with_superexec() -> None:
-    """A ClientApp whose SuperNode is gone tries to reach it for ever, and a node is not started again while a
-    process of it lives. It may end at any moment: what it keeps is written by atomic renames. A ServerApp
-    goes on without its SuperExec, so it is left alone."""
+    """End a ClientApp with its SuperExec. Otherwise it tries to reach its SuperNode for ever, and a node is
+    not started again while one of its processes lives. It may end at any moment: its files are written by
+    atomic renames. A ServerApp goes on without its SuperExec, so it is left alone."""
     signal_at_parents_death(signal.SIGKILL)
 
 
 def start_apps_safely() -> None:
-    """The token of a task goes to its process by a file without a name, as its standard input, and not by the
-    process list, which every user of the machine can read; and a ClientApp ends with the SuperExec that
+    """Pass the token of a task to its process as standard input, from a file without a name, and not in the
+    process list, which every user of the machine can read; and end a ClientApp with the SuperExec that
     started it."""
     from flwr.supercore.superexec.executor import subprocess_executor
 
@@ -170,11 +169,11 @@ def start_apps_safely() -> None:
         ) as file:
             file.write(command[place + 1].encode())
             file.flush()
-            unseen = [*command[:place], "--token-file", "/dev/stdin", *command[place + 2 :]]
+            hidden = [*command[:place], "--token-file", "/dev/stdin", *command[place + 2 :]]
             return subprocess.Popen(
-                unseen,
+                hidden,
                 stdin=file,
-                preexec_fn=_end_with_superexec if unseen[0] == CLIENT_APP else None,
+                preexec_fn=_end_with_superexec if hidden[0] == CLIENT_APP else None,
                 **options,
             )
 
@@ -182,8 +181,8 @@ def start_apps_safely() -> None:
 
 
 def wait_for_listener(arguments: list[str], seconds: float = 60.0) -> None:
-    """Until somebody listens at --runtime-api-address: Flower waits longer after every try, which would delay
-    the first task."""
+    """Wait until a process listens at --runtime-api-address: Flower waits longer after every try, which would
+    delay the first task."""
     host, _, port = arguments[arguments.index("--runtime-api-address") + 1].rpartition(":")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -222,8 +221,8 @@ def supernode() -> None:
         cli.flower_supernode()
     except Exception:
         traceback.print_exc()
-        _leave(1, "the SuperNode has failed, so the node ends")
-    _leave(LOST, "the SuperNode has lost its connection, so the node ends")
+        _leave(1, "the SuperNode has failed; this node exits")
+    _leave(LOST, "the SuperNode has lost its connection; this node exits")
 
 
 def superexec() -> None:

@@ -2,8 +2,8 @@
 row.
 
 A fault of the sender is a refusal (and a strike), silence is a missing row. When fewer answer than the
-quorum, those that are missing are asked again as they come back, until patience is over: then the run stops
-with nothing lost, and is continued by starting it again."""
+quorum, those that are missing are asked again as they come back, until wait_settings is over: then the run
+stops with nothing lost, and is continued by starting it again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from holdfast.core.errors import RunError
 from holdfast.core.screening import FEDERATION_NORM_CAP, NOT_FINITE, screen
 from holdfast.core.types import ROOT, Exchange, Schema, Uplink
 from holdfast.deploy import wire
-from holdfast.deploy.admission import Door
+from holdfast.deploy.admission import Admission
 from holdfast.deploy.deadlines import Deadlines
 from holdfast.deploy.envelope import Subject
-from holdfast.deploy.messaging import Letter, Mail, Post
+from holdfast.deploy.messaging import Messaging, Replies, Request
 from holdfast.deploy.node import declared_in, expected, fingerprint
 from holdfast.engine.client_task import EVALUATE, schema_of
 from holdfast.engine.run_context import RunContext
@@ -34,7 +34,7 @@ from holdfast.local.losses import CrossEntropy
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitSettings:
     """How long a federation waits, and for how many."""
 
     deadline: float = 120.0
@@ -47,28 +47,35 @@ class Patience:
     """Seconds to wait for a quorum before the run stops."""
 
 
-class Fleet:
+class FlowerEngine:
     """The root pseudo-client is the server itself."""
 
-    def __init__(self, post: Post, config: Config, door: Door, patience: Patience):
-        self.post, self.config, self.door, self.patience = post, config, door, patience
+    def __init__(
+        self, messaging: Messaging, config: Config, admission: Admission, wait_settings: WaitSettings
+    ):
+        self.messaging, self.config, self.admission, self.wait_settings = (
+            messaging,
+            config,
+            admission,
+            wait_settings,
+        )
         self.clients, self.declared = expected(config), declared_in(config)
         self.simulator = Simulator({})
-        self.deadlines = Deadlines(patience.deadline)
-        self.deadlines.remember(door.told())
+        self.deadlines = Deadlines(wait_settings.deadline)
+        self.deadlines.remember(admission.ledger_entries())
 
-    def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> Fleet:
+    def with_simulator(self, plans: Mapping[str, Any], device: torch.device) -> FlowerEngine:
         """The session's way to make an engine: the plan and the device are the server's own, for the root
         pseudo-client."""
         self.simulator = Simulator(plans, device)
-        end = time.monotonic() + self.patience.join
-        here = self.door.meet()
-        while len(here) < self.door.welcome(self.clients) and time.monotonic() < end:
-            time.sleep(self.post.poll)
-            here = self.door.meet()
+        end = time.monotonic() + self.wait_settings.join
+        here = self.admission.connected()
+        while len(here) < self.admission.admitted_count(self.clients) and time.monotonic() < end:
+            time.sleep(self.messaging.poll)
+            here = self.admission.connected()
         absent = sorted(set(range(self.clients)) - set(here))
         if not here:
-            raise RunError(f"no client joined within {self.patience.join:g} s; {self.door.hint}")
+            raise RunError(f"no client joined within {self.wait_settings.join:g} s; {self.admission.hint}")
         log(INFO, "%d clients are here%s", len(here), f", absent: {absent[:20]}" if absent else "")
         return self
 
@@ -87,13 +94,15 @@ class Fleet:
         return _joined([root, up])
 
     def _from_clients(self, run_context: RunContext, exchange: Exchange) -> Uplink:
-        """Ask until a quorum has answered, or patience is over."""
-        if not self.door.welcome(self.clients):  # else the rounds to come would be played with nobody
+        """Ask until a quorum has answered, or wait_settings is over."""
+        if not self.admission.admitted_count(
+            self.clients
+        ):  # else the rounds to come would be played with nobody
             raise RunError(
                 f"round {run_context.round}, {exchange.task}: everybody has left or is banned; enrol somebody"
             )
         exchange = exchange.only(
-            torch.tensor([self.door.admits(c) for c in exchange.to.tolist()], dtype=torch.bool)
+            torch.tensor([self.admission.admits(c) for c in exchange.to.tolist()], dtype=torch.bool)
         )
         schema, dtype = (
             self._counted(
@@ -109,9 +118,9 @@ class Fleet:
         refused: dict[int, str] = {}
         end: float | None = None  # of waiting, which begins when it is clear that too few have answered
         while True:
-            here = self.door.meet()
+            here = self.admission.connected()
             wanted = [
-                c for c in places if self.door.admits(c)
+                c for c in places if self.admission.admits(c)
             ]  # nobody waits for one who has left or was banned meanwhile
             open_ones = [c for c in wanted if c not in rows and c not in refused]
             resting = (
@@ -119,23 +128,23 @@ class Fleet:
             )  # who waits for a quorum asks everybody
             asked = {here[c]: c for c in open_ones if c in here and c not in resting}
             missing = {c: "not connected" for c in open_ones if c not in here} | resting
-            letters = {
-                node: self._letter(exchange, places[c], header, schema, dtype) for node, c in asked.items()
+            requests = {
+                node: self._request(exchange, places[c], header, schema, dtype) for node, c in asked.items()
             }
-            mail = self.post.ask("evaluate" if exchange.task == EVALUATE else "train", letters)
-            self._time(asked, mail, header)
-            missing |= {asked[node]: reason for node, reason in mail.missing.items()}
-            refused |= {asked[node]: reason for node, reason in mail.malformed.items()}
+            replies = self.messaging.ask("evaluate" if exchange.task == EVALUATE else "train", requests)
+            self._time(asked, replies, header)
+            missing |= {asked[node]: reason for node, reason in replies.missing.items()}
+            refused |= {asked[node]: reason for node, reason in replies.malformed.items()}
             rows |= {
                 asked[node]: Uplink(torch.tensor([asked[node]]), fields)
-                for node, fields in mail.answers.items()
+                for node, fields in replies.answers.items()
             }
-            missing = {c: reason for c, reason in missing.items() if self.door.admits(c)}
+            missing = {c: reason for c, reason in missing.items() if self.admission.admits(c)}
             answered = len([c for c in wanted if c in rows or c in refused])
             if exchange.task in run_context.rule.optional or self._enough(len(wanted), answered, missing):
                 break
             waits = end is not None
-            end = end if end is not None else time.monotonic() + self.patience.wait
+            end = end if end is not None else time.monotonic() + self.wait_settings.wait
             if time.monotonic() >= end:
                 self._give_up(header, len(wanted), answered, missing)
             if not waits:
@@ -147,11 +156,11 @@ class Fleet:
                     answered,
                     len(wanted),
                 )
-                self.door.waits(header, answered, missing, self.patience.wait)
-            time.sleep(max(1.0, self.post.poll))
+                self.admission.record_wait(header, answered, missing, self.wait_settings.wait)
+            time.sleep(max(1.0, self.messaging.poll))
         cap = FEDERATION_NORM_CAP if run_context.norm_cap is None else run_context.norm_cap
         in_order = [
-            rows[c] for c in sorted(rows) if self.door.admits(c)
+            rows[c] for c in sorted(rows) if self.admission.admits(c)
         ]  # somebody may have been banned while we waited
         up = _screened(_joined([empty_uplink(schema, dtype), *in_order]), schema, refused, exchange.task, cap)
         if exchange.task == EVALUATE:
@@ -160,17 +169,17 @@ class Fleet:
         self._tell(header, up, missing)
         return up
 
-    def _letter(
+    def _request(
         self, exchange: Exchange, place: int, header: wire.Header, schema: Schema, dtype: torch.dtype
-    ) -> Letter:
+    ) -> Request:
         client = int(exchange.to[place])
-        return Letter(
+        return Request(
             wire.pack_exchange(exchange, place, header),
             lambda content: wire.read_fields(content, schema, dtype),
             wire.limits_of(schema, dtype),
             self.deadlines.of(client, header.task),
             Subject(header.run, header.round, header.step, header.task, client),
-            self.door.key_of(client),
+            self.admission.key_of(client),
         )
 
     def _resting(self, clients: Sequence[int], wanted: int, round: int) -> dict[int, str]:
@@ -181,17 +190,19 @@ class Fleet:
             for c in clients
             if self.deadlines.is_paused(c, round)
         }
-        return resting if wanted - len(resting) >= max(1, math.ceil(self.patience.quorum * wanted)) else {}
+        return (
+            resting if wanted - len(resting) >= max(1, math.ceil(self.wait_settings.quorum * wanted)) else {}
+        )
 
-    def _time(self, asked: Mapping[int, int], mail: Mail, header: wire.Header) -> None:
+    def _time(self, asked: Mapping[int, int], replies: Replies, header: wire.Header) -> None:
         """Who has answered, and who was waited for in vain."""
         for node, client in asked.items():
-            if node in mail.answers:
-                self.deadlines.answered(client, header.task, mail.seconds[node])
-            elif node in mail.late:
+            if node in replies.answers:
+                self.deadlines.answered(client, header.task, replies.seconds[node])
+            elif node in replies.late:
                 until = self.deadlines.missed(client, header.round)
                 if until is not None:
-                    self.door.pause(header, client, until, self.deadlines.pauses[client])
+                    self.admission.record_pause(header, client, until, self.deadlines.pauses[client])
 
     def _counted(self, schema: Schema, run_context: RunContext) -> Schema:
         """How many samples one says it has is its weight, in the model and in what is measured: nobody can
@@ -229,13 +240,13 @@ class Fleet:
         return counted
 
     def _enough(self, wanted: int, answered: int, missing: Mapping[int, str]) -> bool:
-        return not missing or answered >= max(1, math.ceil(self.patience.quorum * wanted))
+        return not missing or answered >= max(1, math.ceil(self.wait_settings.quorum * wanted))
 
     def _give_up(self, header: wire.Header, wanted: int, answered: int, missing: Mapping[int, str]) -> None:
         """The round stays uncommitted, so nothing is lost by stopping."""
         first = min(missing)
         why = f"client {first}: {missing[first]}"
-        waited = f", and {self.patience.wait:g} s of waiting are over" if self.patience.wait else ""
+        waited = f", and {self.wait_settings.wait:g} s of waiting are over" if self.wait_settings.wait else ""
         few = (
             "no client answered"
             if not answered
@@ -262,7 +273,7 @@ class Fleet:
         for what, clients in (("refused", up.refused), ("missing", missing)):
             for client, reason in sorted(clients.items()):
                 log(WARNING, "%s: client %d %s: %s", where, client, what, reason)
-        self.door.note(header, up.refused, missing)
+        self.admission.record_exchange(header, up.refused, missing)
         log(INFO, "%s: %d answered, %d refused, %d missing", where, len(up), len(up.refused), len(missing))
 
 

@@ -61,7 +61,7 @@ class Ledger:
     def append(self, kind: str, client: int | None = None, round: int | None = None, **what: Any) -> Entry:
         """Write one line; it is on the disk afterwards."""
         with self._locked() as file:
-            self._take_in(file)
+            self._read_new(file)
             os.truncate(file, self._read_to)  # what a writer that was killed has left of its last line
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             content = {
@@ -84,7 +84,7 @@ class Ledger:
                 ):  # a disk that is nearly full takes a part
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file)
-            self._take_in(file)
+            self._read_new(file)
         return self.entries[-1]
 
     def refresh(self) -> list[Entry]:
@@ -95,7 +95,7 @@ class Ledger:
                 raise RunError(f"{self.path} is gone: lines that were there are lost")
         else:
             with open(self.path, "rb") as file:
-                self._take_in(file.fileno())
+                self._read_new(file.fileno())
         return self.entries[known:]
 
     @staticmethod
@@ -111,7 +111,7 @@ class Ledger:
     def of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind in kinds]
 
-    def told(self, run: str) -> int:
+    def last_round(self, run: str) -> int:
         """The last round of a run that it tells of. Where the operator has accepted that the run is older,
         that of the run."""
         last = 0
@@ -130,7 +130,7 @@ class Ledger:
         from holdfast.deploy.keys import load_private
 
         with self._locked() as file:
-            self._take_in(file)
+            self._read_new(file)
             if self._signed == self.head and not anew:
                 return
             before = None if anew else read_signed_head(self.path.with_name(SIGNED_HEAD))
@@ -158,7 +158,7 @@ class Ledger:
         finally:
             os.close(file)
 
-    def _take_in(self, file: int) -> None:
+    def _read_new(self, file: int) -> None:
         size = os.fstat(file).st_size
         if size < self._read_to:
             raise RunError(f"{self.path} has become shorter: lines that were there are gone")

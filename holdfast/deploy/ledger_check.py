@@ -147,7 +147,7 @@ class LedgerCheck:
         head, where = self.head, self.store.path / "head.json"
         if head is None:
             return "no round is committed yet"
-        told, accepted = ledger.told(self.run), self._accepted(ledger)
+        told, accepted = ledger.last_round(self.run), self._accepted(ledger)
         if told > head.round and told > (
             self.store.round() or 0
         ):  # the run may have committed a round since its head file was read

@@ -1,7 +1,7 @@
 """Letters to nodes and their answers, by a table of our own.
 
-Each letter is pulled by its own message id, its reply must name that id and repeat a nonce that only the
-letter's receiver has seen, and where clients have keys it must be signed by the receiver. What cannot be
+Each request is pulled by its own message id, its reply must name that id and repeat a nonce that only the
+request's receiver has seen, and where clients have keys it must be signed by the receiver. What cannot be
 attributed is dropped, counted and logged, and held against nobody. No torch in this file: a client that only
 says who it is should not load it."""
 
@@ -37,13 +37,13 @@ from holdfast.deploy.replies import (
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-# a letter outlives its deadline a little, so that a reply at the last moment is not lost to clocks that
+# a request outlives its deadline a little, so that a reply at the last moment is not lost to clocks that
 # differ
 _SLACK = 30.0
 
 
 @dataclass
-class Letter:
+class Request:
     """What one node is asked. `read` makes the answer of its content, or raises Malformed; `limits` are those
     of its schema."""
 
@@ -58,8 +58,8 @@ class Letter:
 
 
 @dataclass
-class Mail:
-    """What came of some letters, by node: answers, faults of the sender, and silence with its reason; and
+class Replies:
+    """What came of some requests, by node: answers, faults of the sender, and silence with its reason; and
     after how many seconds."""
 
     answers: dict[int, Any] = field(default_factory=dict)
@@ -71,18 +71,18 @@ class Mail:
 
 
 @dataclass
-class _Waiting:
-    """A letter that is on its way."""
+class _PendingRequest:
+    """A request that is on its way."""
 
     node: int
     nonce: str
-    letter: Letter
+    request: Request
     found: Any = None
     reply: Reply | None = None
 
 
 @dataclass
-class Post:
+class Messaging:
     grid: Grid
     poll: float = 0.2
     """Seconds between two looks for replies; Flower's own send_and_receive waits three."""
@@ -99,51 +99,51 @@ class Post:
     def __post_init__(self) -> None:
         self.source: Source = SuperLinkSource(self.grid)
 
-    def ask(self, kind: str, letters: Mapping[int, Letter]) -> Mail:
-        """One letter to each node; what has not come back by its deadline is missing."""
-        mail, waiting = Mail(), self._send(kind, letters)
+    def ask(self, kind: str, requests: Mapping[int, Request]) -> Replies:
+        """One request to each node; what has not come back by its deadline is missing."""
+        replies, waiting = Replies(), self._send(kind, requests)
         began = time.monotonic()  # what it takes to send is not the clients'
         sent = {one.node for one in waiting.values()}
-        mail.missing = {node: "could not be sent" for node in letters if node not in sent}
+        replies.missing = {node: "could not be sent" for node in requests if node not in sent}
         while waiting:
             for name, one in list(waiting.items()):
                 passed = (
                     time.monotonic() - began
                 )  # before the look: what comes while others' replies are read is looked for once more
-                if self._look(name, one) and self._collect(one, mail):
-                    mail.seconds[one.node] = passed
+                if self._look(name, one) and self._collect(one, replies):
+                    replies.seconds[one.node] = passed
                     del waiting[name]
-                elif passed >= one.letter.deadline:
+                elif passed >= one.request.deadline:
                     what = (
                         "its answer was announced and did not come" if one.reply is not None else "no answer"
                     )
-                    mail.missing[one.node] = f"{what} within {one.letter.deadline:g} s"
-                    mail.late.add(one.node)
+                    replies.missing[one.node] = f"{what} within {one.request.deadline:g} s"
+                    replies.late.add(one.node)
                     del waiting[name]
             if waiting:
                 time.sleep(self.poll)
-        return mail
+        return replies
 
-    def _send(self, kind: str, letters: Mapping[int, Letter]) -> dict[str, _Waiting]:
+    def _send(self, kind: str, requests: Mapping[int, Request]) -> dict[str, _PendingRequest]:
         """By message id. The nonce also makes every message, and so its id, unlike any other."""
         messages, table = [], []
         head = self.head() if self.key is not None else ""
-        for node, letter in letters.items():
-            nonce, good_for = secrets.token_hex(16), letter.deadline + _SLACK
-            letter.content[ENVELOPE] = ConfigRecord({"nonce": nonce})
+        for node, request in requests.items():
+            nonce, good_for = secrets.token_hex(16), request.deadline + _SLACK
+            request.content[ENVELOPE] = ConfigRecord({"nonce": nonce})
             if self.key is not None:
-                assert letter.subject is not None
-                sign_order(letter.content, self.key, letter.subject.client, nonce, good_for, head)
-            messages.append(Message(letter.content, node, kind, ttl=good_for))
-            table.append(_Waiting(node, nonce, letter))
+                assert request.subject is not None
+                sign_order(request.content, self.key, request.subject.client, nonce, good_for, head)
+            messages.append(Message(request.content, node, kind, ttl=good_for))
+            table.append(_PendingRequest(node, nonce, request))
         ids = list(self.grid.push_messages(messages)) if messages else []
         for one in table:
-            one.letter.content = (
+            one.request.content = (
                 RecordDict()
             )  # it is sent: a model for every client is not held until the last has answered
         return {name: one for name, one in zip(ids, table, strict=False) if name}
 
-    def _look(self, name: str, one: _Waiting) -> bool:
+    def _look(self, name: str, one: _PendingRequest) -> bool:
         """Whether the reply is announced."""
         if one.found is None:
             try:
@@ -151,32 +151,33 @@ class Post:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < 500:
                     raise
-                # it is busy, or stumbles over this letter: asked again until the deadline, and nobody's fault
+                # it is busy, or stumbles over this request: asked again until the deadline, and nobody's
+                # fault
                 return False
             if one.found is not None and not one.found.HasField("error"):
-                one.reply = Reply(self.source, one.found.metadata.message_id, one.letter.limits)
+                one.reply = Reply(self.source, one.found.metadata.message_id, one.request.limits)
         return one.found is not None
 
-    def _collect(self, one: _Waiting, mail: Mail) -> bool:
+    def _collect(self, one: _PendingRequest, replies: Replies) -> bool:
         """Read one reply that is announced; true when there is nothing more to wait for. Each is read alone,
         so that one that cannot be read costs only its sender."""
         node = one.node
         if one.reply is None:
-            mail.missing[node] = f"error {one.found.error.code}: {in_print(one.found.error.reason)[:200]}"
+            replies.missing[node] = f"error {one.found.error.code}: {in_print(one.found.error.reason)[:200]}"
             return True
         try:
             one.reply.prove(lambda envelope, digests: self._prove(one, envelope, digests))
-            mail.answers[node] = self._read(one.reply, one.letter)
+            replies.answers[node] = self._read(one.reply, one.request)
         except NotThere:  # the rest is on its way, or never comes; the others are looked for meanwhile
             return False
         except NeverComes:
-            mail.missing[node] = "its answer was announced and did not come"
+            replies.missing[node] = "its answer was announced and did not come"
         except NotProven as error:
             self.unproven += 1
             log(WARNING, "a reply was dropped, %d so far, and nobody is blamed: %s", self.unproven, error)
-            mail.missing[node] = f"a reply that cannot be attributed: {error}"
+            replies.missing[node] = f"a reply that cannot be attributed: {error}"
         except Malformed as error:
-            mail.malformed[node] = str(error)
+            replies.malformed[node] = str(error)
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 return False
@@ -184,22 +185,22 @@ class Post:
         self._confirm(one.reply.name)
         return True
 
-    def _prove(self, one: _Waiting, envelope: ConfigRecord, digests: dict[str, str]) -> None:
-        nonce, subject = envelope.get("nonce"), one.letter.subject
+    def _prove(self, one: _PendingRequest, envelope: ConfigRecord, digests: dict[str, str]) -> None:
+        nonce, subject = envelope.get("nonce"), one.request.subject
         if not isinstance(nonce, str) or not secrets.compare_digest(nonce.encode(), one.nonce.encode()):
             raise NotProven("wrong nonce")
         signed = subject is not None and is_signed_reply(
-            one.letter.key, envelope.get("signature"), subject, nonce, digests
+            one.request.key, envelope.get("signature"), subject, nonce, digests
         )
         if self.key is not None and not signed:
             raise NotProven("it is not signed with the client's key")
 
-    def _read(self, reply: Reply, letter: Letter) -> Any:
+    def _read(self, reply: Reply, request: Request) -> Any:
         """From here on whatever happens is the sender's doing."""
-        if self.mark is not None and letter.subject is not None:
-            replace_file(self.mark, as_json(asdict(letter.subject)))
+        if self.mark is not None and request.subject is not None:
+            replace_file(self.mark, as_json(asdict(request.subject)))
         try:
-            return letter.read(reply.read())
+            return request.read(reply.read())
         finally:
             if self.mark is not None:
                 self.mark.unlink(missing_ok=True)
@@ -213,7 +214,7 @@ class Post:
 
 
 def answer(content: RecordDict, message: Message) -> Message:
-    """The client's side: a reply that repeats the letter's nonce."""
+    """The client's side: a reply that repeats the request's nonce."""
     content[ENVELOPE] = ConfigRecord({"nonce": config_record(message.content, ENVELOPE)["nonce"]})
     return Message(content, reply_to=message)
 

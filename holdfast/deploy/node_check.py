@@ -11,7 +11,7 @@ from holdfast.deploy.check import Check
 from holdfast.deploy.enrolment import fingerprint_of
 from holdfast.deploy.keys import public_of
 from holdfast.deploy.node import declared_in, expected, federated, own_data
-from holdfast.deploy.node_worker import Own
+from holdfast.deploy.node_worker import NodeHome
 from holdfast.deploy.privacy import Account, PrivacySettings
 from holdfast.deploy.project import open_node
 from holdfast.experiment.loop import Experiment
@@ -22,7 +22,7 @@ def examine_node(home: Path) -> Iterator[Check]:
     try:
         settings = open_node(home)
         yield _key(home, settings.client)
-        own = Own(home, settings)
+        own = NodeHome(home, settings)
         own.load_plugins()
         config = federated(home / settings.experiment)
         clients = expected(config)
@@ -67,7 +67,7 @@ def _key(home: Path, client: int) -> Check:
     )
 
 
-def _data(own: Own, experiment: Experiment) -> Check:
+def _data(own: NodeHome, experiment: Experiment) -> Check:
     """Shape, type, labels and their names, finite numbers, enough samples: all that was declared."""
     client = own.settings.client
     try:
@@ -87,7 +87,7 @@ def _data(own: Own, experiment: Experiment) -> Check:
     return Check("data", parts["train"] > 0, f"{said}; for training {few[:200]}")
 
 
-def _privacy(own: Own, privacy: PrivacySettings, experiment: Experiment) -> Check:
+def _privacy(own: NodeHome, privacy: PrivacySettings, experiment: Experiment) -> Check:
     """Also whether the method sends what noise does not protect: else the node would refuse it in round 1."""
     state, rule = own.home / own.settings.state, experiment.rule
     try:

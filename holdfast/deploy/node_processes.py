@@ -172,7 +172,7 @@ def _try_to_start(processes: Processes, folder: Path, name: str, say: Say) -> No
 def _first_to_stop(processes: Processes, contact: ServerContact) -> str:
     while True:
         processes.end_frozen()
-        contact.tell(processes.running())
+        contact.report(processes.running())
         for name, process in processes.started.items():
             if process.poll() is not None:
                 return name

@@ -26,7 +26,7 @@ from holdfast.experiment.config import Config
 from holdfast.experiment.planner import pick_device
 
 
-class Workshop:
+class NodeWorker:
     """The last world that was asked for is kept: building it, the data above all, takes longer than most
     tasks."""
 
@@ -42,7 +42,7 @@ class Workshop:
         client, header = int(_setting(node, "client-id")), wire.read_header(content)
         path = Path(str(node.get("config", run["config"])))
         folder = Path(str(_setting(node, "state-dir"))) / header.run / str(client)
-        own = Own.of(node)
+        own = NodeHome.of(node)
         about = (read_whole(path), client, folder, header.world, header.threads, own)
         if self.node is None or about != self.about:
             if own is not None:
@@ -63,16 +63,16 @@ class Workshop:
 
 
 @dataclass(frozen=True)
-class Own:
+class NodeHome:
     """What a node's own folder says of its data, of how it is trained here, and of what may leave it."""
 
     home: Path
     settings: NodeSettings
 
     @staticmethod
-    def of(node: Mapping[str, Any]) -> Own | None:
+    def of(node: Mapping[str, Any]) -> NodeHome | None:
         home = Path(str(node["home"])) if node.get("home") else None
-        return None if home is None else Own(home, open_node(home))
+        return None if home is None else NodeHome(home, open_node(home))
 
     @property
     def brings(self) -> bool:

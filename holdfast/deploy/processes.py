@@ -49,7 +49,7 @@ class Processes:
         self.extra: dict[str, dict[str, str]] = {}
         self.ports: dict[str, int] = {}  # where a process listens for others of this machine
         self.held: int | None = None
-        self.patience = FROZEN
+        self.freeze_limit = FROZEN
         self._signs: dict[
             str, tuple[int, float]
         ] = {}  # when a process gave its last sign of life, and when that was seen here
@@ -116,14 +116,14 @@ class Processes:
             given, now = _written(sign), time.monotonic()
             if given is None or self._signs.get(name, (None, 0.0))[0] != given:
                 self._signs[name] = (given or 0, now)
-            elif given and now - self._signs[name][1] > self.patience:
+            elif given and now - self._signs[name][1] > self.freeze_limit:
                 self._frozen[name] = self.started[name]
                 _end(self.started[name])
 
     def how_it_ended(self, name: str) -> str:
         process = self.started[name]
         if self._frozen.get(name) is process:
-            return f"gave no sign of life for {self.patience:g} s"
+            return f"gave no sign of life for {self.freeze_limit:g} s"
         if process.returncode == LOST:
             return "lost its connection to the server"
         return f"stopped with code {process.returncode}"

@@ -29,14 +29,14 @@ from flwr.supercore.error.catalog import API_ERROR_MAP
 from holdfast.deploy.fleet_rules import ANNOUNCE, CALLS, FLEET, PULL, PUSH, Refused, Rules
 from holdfast.deploy.heartbeat import show_life
 from holdfast.deploy.proxy_keys import Keys, Node
-from holdfast.deploy.proxy_limits import Limits, Tally
+from holdfast.deploy.proxy_limits import Limits, RefusalCounter
 from holdfast.deploy.proxy_server import Server
 from holdfast.deploy.refusals import Refusals
 
 _SMALL = 128_000  # bytes of a body that needs no place; one that keeps a node alive has a hundred
-_PLACES = 16  # large bodies that are in memory at a time, of at most fleet_rules.LARGEST_OBJECT bytes
-_OF_ONE = 2  # of them, of one node: as many as a SuperNode sends at a time
-_PATIENCE = 60.0  # seconds to wait for a place; then the node is asked to come again
+_SLOTS = 16  # large bodies that are in memory at a time, of at most fleet_rules.LARGEST_OBJECT bytes
+_SLOTS_OF_ONE_NODE = 2  # of them, of one node: as many as a SuperNode sends at a time
+_SLOT_WAIT = 60.0  # seconds to wait for a place; then the node is asked to come again
 _FILES = 65_536  # open files, two for each request
 _AWAY = (502, 503, 504)  # the SuperLink has not answered at all
 _UPSTREAM = 120.0  # seconds for an answer of the SuperLink
@@ -47,7 +47,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     pass
 
 
@@ -75,14 +75,14 @@ class Quota:
             return 0
 
 
-class Places:
+class BodySlots:
     """Only so many large bodies are in memory at a time, and only a few of one node's. Whoever waits is
     served in turn, a node's own first among themselves, so that what one sends never stands before another's
     for longer than its few places take."""
 
     def __init__(self) -> None:
-        self.all = asyncio.Semaphore(_PLACES)
-        self.own: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
+        self.all = asyncio.Semaphore(_SLOTS)
+        self.own: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_SLOTS_OF_ONE_NODE))
 
     @asynccontextmanager
     async def one(self, node: Node, size: int) -> AsyncIterator[None]:
@@ -91,7 +91,7 @@ class Places:
             return
         own = self.own[node.fingerprint]
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_SLOT_WAIT):
                 await own.acquire()
                 try:
                     await self.all.acquire()
@@ -118,12 +118,12 @@ class Proxy:
         rules: Rules,
         quota: Quota | None = None,
         refusals: Refusals | None = None,
-        tally: Tally | None = None,
+        counter: RefusalCounter | None = None,
     ):
         self.upstream, self.keys, self.rules = upstream, keys, rules
         rules.numbers = lambda: keys.numbers.values()
         self.quota, self.refusals = quota or Quota(sys.maxsize, None), refusals or Refusals(None, None)
-        self.tally, self.places = tally or Tally(), Places()
+        self.counter, self.slots = counter or RefusalCounter(), BodySlots()
         # Its connections are as many as there are requests of nodes, which are bounded where they come in.
         self.client = httpx.AsyncClient(
             verify=context, timeout=_UPSTREAM, limits=httpx.Limits(max_connections=None), trust_env=False
@@ -138,20 +138,20 @@ class Proxy:
         )  # the first of several counts, as for the SuperLink
         node = self.keys.who(headers)
         if node is None:
-            self.tally.add("requests without a registered key")
-            await _turn_away(send, path)
+            self.counter.add("requests without a registered key")
+            await _reject(send, path)
             return
         scope.get("extensions", {}).get("node", lambda _: None)(node.fingerprint)
         try:
             await self._serve(scope, path, headers, node, receive, send)
         except Refused as no:
             if no.kind != "busy":
-                self.refusals.note(node.fingerprint, no.kind, no.words, path, strike=no.offence)
+                self.refusals.record(node.fingerprint, no.kind, no.words, path, strike=no.offence)
             await _answer(send, no.status, no.words.encode())
-        except Gone:  # with half of what it wanted to say, which nobody should take for all of it
+        except Disconnected:  # with half of what it wanted to say, which nobody should take for all of it
             return
         except TimeoutError:  # a node sends again what ended without an answer, and gives up after one
-            self.tally.add("bodies that came too slowly")
+            self.counter.add("bodies that came too slowly")
             raise
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
@@ -170,7 +170,7 @@ class Proxy:
         self.rules.check_size(path, size)
         pushes = path in (PUSH, ANNOUNCE)
         allowed = not pushes or self.quota.allows(node.fingerprint, size)
-        async with self.places.one(node, size if allowed else 0):
+        async with self.slots.one(node, size if allowed else 0):
             body = await _body(receive, size, keep=allowed)
             if not allowed:  # an honest node may get here, when rounds are repeated or the quota is small
                 raise Refused("has sent all that federation.quota allows in a round", "quota", 413)
@@ -224,7 +224,7 @@ async def _body(receive: Receive, size: int, keep: bool) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise Disconnected
         more, part = message.get("more_body", False), message.get("body", b"")
         length += len(part)
         if length > size:
@@ -234,7 +234,7 @@ async def _body(receive: Receive, size: int, keep: bool) -> bytes:
     return b"".join(parts)
 
 
-async def _turn_away(send: Send, path: str) -> None:
+async def _reject(send: Send, path: str) -> None:
     """Somebody without a key that is registered. A SuperNode says why it is refused only in the words of
     these two errors of Flower's."""
     disabled, failed = (
@@ -301,7 +301,10 @@ def main() -> None:
     context.options |= ssl.OP_NO_RENEGOTIATION
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _FILES), most))
-    tally, limits = Tally(), Limits(**{limit.name: getattr(given, limit.name) for limit in fields(Limits)})
+    counter, limits = (
+        RefusalCounter(),
+        Limits(**{limit.name: getattr(given, limit.name) for limit in fields(Limits)}),
+    )
 
     async def serve() -> None:
         proxy = Proxy(
@@ -311,9 +314,9 @@ def main() -> None:
             Rules(given.largest, given.objects),
             Quota(given.quota, given.round),
             Refusals(given.refusals, given.round),
-            tally,
+            counter,
         )
-        await Server(proxy, context, limits, tally).serve(given.host, given.port)
+        await Server(proxy, context, limits, counter).serve(given.host, given.port)
 
     asyncio.run(serve())
 

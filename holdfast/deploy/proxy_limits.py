@@ -1,10 +1,10 @@
 """How long and how much the proxy bears from a connection, and which connections it closes when there are too
 many.
 
-Nodes come first: a connection on which nobody has proved to be a node is a stranger's. There is room for some
-of them, in all and from one address; who comes when there is none takes the place of the oldest, so that
-silent ones cannot keep a node out. Several nodes may have one address, and nodes that have proved who they
-are do not count. One key has only so many connections, so that no node takes the others'."""
+Nodes come first: a connection on which nobody has proved to be a node is a stranger's. There is connections
+for some of them, in all and from one address; who comes when there is none takes the place of the oldest, so
+that silent ones cannot keep a node out. Several nodes may have one address, and nodes that have proved who
+they are do not count. One key has only so many connections, so that no node takes the others'."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Limits:
     """Connections of one node: a SuperNode has up to five."""
 
 
-class Pace:
+class MinimumRate:
     """Whether something goes on fast enough: after the grace, so many bytes for every second."""
 
     def __init__(self, limits: Limits, whole: float):
@@ -66,7 +66,7 @@ class Connection:
         self.used = time.monotonic()
 
 
-class Room:
+class Connections:
     """All connections that there are."""
 
     def __init__(self, limits: Limits):
@@ -74,7 +74,7 @@ class Room:
         self.strangers: dict[Connection, None] = {}  # the oldest first
         self.nodes: dict[str, dict[Connection, None]] = {}
 
-    def admit(self, new: Connection) -> bool:
+    def add(self, new: Connection) -> bool:
         """True where another one had to go."""
         same = [one for one in self.strangers if one.address == new.address]
         gone = None
@@ -88,35 +88,35 @@ class Room:
         self.strangers[new] = None
         return gone is not None
 
-    def know(self, connection: Connection, node: str) -> None:
+    def authenticate(self, connection: Connection, node: str) -> None:
         """Somebody has proved on this connection to be this node."""
         if connection.node == node:
             return
-        self.leave(connection)
+        self.remove(connection)
         own = self.nodes.setdefault(node, {})
         if len(own) >= self.limits.node:
             self._end(min(own, key=lambda one: (one.busy, one.used)))
         connection.node = node
         self.nodes.setdefault(node, {})[connection] = None
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self.strangers.pop(connection, None)
         own = self.nodes.get(connection.node or "", {})
         own.pop(connection, None)
         if not own:
             self.nodes.pop(connection.node or "", None)
 
-    def make_some(self) -> None:
+    def close_oldest(self) -> None:
         """The system gives no more connections: the oldest stranger's goes."""
         for oldest in list(self.strangers)[:1]:
             self._end(oldest)
 
     def _end(self, connection: Connection) -> None:
-        self.leave(connection)
+        self.remove(connection)
         connection.close()
 
 
-class Tally:
+class RefusalCounter:
     """What strangers do is counted, and said once in a while."""
 
     def __init__(self) -> None:

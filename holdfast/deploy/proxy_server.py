@@ -18,7 +18,7 @@ from typing import Any
 import h11
 
 from holdfast.core.errors import in_print
-from holdfast.deploy.proxy_limits import Connection, Limits, Pace, Room, Tally
+from holdfast.deploy.proxy_limits import Connection, Connections, Limits, MinimumRate, RefusalCounter
 
 App = Callable[
     [dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Callable[[dict[str, Any]], Awaitable[None]]],
@@ -37,14 +37,14 @@ _UNSENT = 524_288
 _BREATH = 0.1  # seconds, when the system gives no more connections
 
 
-class Stalled(Exception):
+class ReplyTooSlow(Exception):
     """The reply is not read, or too slowly."""
 
 
 class Server:
-    def __init__(self, app: App, context: ssl.SSLContext, limits: Limits, tally: Tally):
-        self.app, self.context, self.limits, self.tally = app, context, limits, tally
-        self.room = Room(limits)
+    def __init__(self, app: App, context: ssl.SSLContext, limits: Limits, counter: RefusalCounter):
+        self.app, self.context, self.limits, self.counter = app, context, limits, counter
+        self.connections = Connections(limits)
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, host: str, port: int) -> None:
@@ -53,7 +53,9 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.set_exception_handler(
-            lambda _, about: self.tally.add("broken connections", in_print(str(about.get("exception")))[:200])
+            lambda _, about: self.counter.add(
+                "broken connections", in_print(str(about.get("exception")))[:200]
+            )
         )
         listeners = _listen(host, port)
         accepting = [loop.create_task(self._accept(listener)) for listener in listeners]
@@ -73,21 +75,24 @@ class Server:
             try:
                 accepted, peer = await loop.sock_accept(listener)
             except OSError:  # too many open files, or one that was gone before it was accepted
-                self.room.make_some()
+                self.connections.close_oldest()
                 await asyncio.sleep(_BREATH)
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
-            talk = _Talk(self, accepted, str(peer[0]))
-            if self.room.admit(talk.connection):
-                self.tally.add("connections closed for newer ones")
-            talk.task = loop.create_task(talk.run())
-            self.tasks.add(talk.task)
-            talk.task.add_done_callback(self.tasks.discard)
+            handler = _ConnectionHandler(self, accepted, str(peer[0]))
+            if self.connections.add(handler.connection):
+                self.counter.add("connections closed for newer ones")
+            handler.task = loop.create_task(handler.run())
+            self.tasks.add(handler.task)
+            handler.task.add_done_callback(self.tasks.discard)
             await asyncio.sleep(0)  # so that it begins, however many others wait to be accepted
 
     async def _finish(self) -> None:
-        for one in [*self.room.strangers, *(one for own in list(self.room.nodes.values()) for one in own)]:
+        for one in [
+            *self.connections.strangers,
+            *(one for own in list(self.connections.nodes.values()) for one in own),
+        ]:
             if not one.busy:
                 one.close()
         if self.tasks:
@@ -97,7 +102,7 @@ class Server:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-class _Talk:
+class _ConnectionHandler:
     """One connection, from its acceptance to its end."""
 
     def __init__(self, server: Server, accepted: socket.socket, host: str):
@@ -126,25 +131,25 @@ class _Talk:
             self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
             await self._converse()
             transport.close()
-        except (asyncio.CancelledError, Stalled):
+        except (asyncio.CancelledError, ReplyTooSlow):
             _abort(transport, self.accepted)
         except (TimeoutError, OSError, h11.ProtocolError) as error:  # ssl.SSLError is an OSError
             if self.connection.node is None and not isinstance(
                 error, ConnectionResetError
             ):  # else he has left by himself
-                self.server.tally.add("connections without a request")
+                self.server.counter.add("connections without a request")
             _abort(transport, self.accepted)
         except Exception:  # a fault of ours: it costs this connection, and is said
-            self.server.tally.add("internal errors", traceback.format_exc())
+            self.server.counter.add("internal errors", traceback.format_exc())
             _abort(transport, self.accepted)
         finally:
-            self.server.room.leave(self.connection)
+            self.server.connections.remove(self.connection)
 
     async def _converse(self) -> None:
         rests = False  # nobody waits for a first request
         while (request := await self._next_request(rests)) is not None:
             self.connection.busy = True
-            exchange = _Exchange(self, request)
+            exchange = _HttpExchange(self, request)
             await self.server.app(exchange.scope(), exchange.receive, exchange.send)
             if (
                 self.http.their_state is not h11.DONE
@@ -190,18 +195,18 @@ class _Talk:
         return asyncio.get_running_loop().time()
 
 
-class _Exchange:
+class _HttpExchange:
     """One request and its reply."""
 
-    def __init__(self, talk: _Talk, request: h11.Request):
-        self.talk, self.http, self.request = talk, talk.http, request
-        self.body: Pace | None = None
-        self.reply: Pace | None = None
+    def __init__(self, handler: _ConnectionHandler, request: h11.Request):
+        self.handler, self.http, self.request = handler, handler.http, request
+        self.body: MinimumRate | None = None
+        self.reply: MinimumRate | None = None
         self.head = b""  # goes out with the first of the body
 
     def scope(self) -> dict[str, Any]:
         target, _, query = self.request.target.partition(b"?")
-        room, connection = self.talk.server.room, self.talk.connection
+        connections, connection = self.handler.server.connections, self.handler.connection
         return {
             "type": "http",
             "method": self.request.method.decode("ascii"),
@@ -209,13 +214,13 @@ class _Exchange:
             "raw_path": target,
             "query_string": query,
             "headers": [(name, value) for name, value in self.request.headers],
-            "extensions": {"node": lambda node: room.know(connection, node)},
+            "extensions": {"node": lambda node: connections.authenticate(connection, node)},
         }
 
     async def receive(self) -> dict[str, Any]:
         """A TimeoutError where the body comes too slowly."""
         if self.body is None:
-            self.body = Pace(self.talk.limits, self.talk.limits.body)
+            self.body = MinimumRate(self.handler.limits, self.handler.limits.body)
         try:
             while True:
                 event = self.http.next_event()
@@ -228,7 +233,7 @@ class _Exchange:
                         self.http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
                     )
                 async with asyncio.timeout(self.body.left()):
-                    data = await self.talk.reader.read(_CHUNK)
+                    data = await self.handler.reader.read(_CHUNK)
                 self.body.bytes += len(data)
                 self.http.receive_data(data)
         except (h11.RemoteProtocolError, ConnectionError):
@@ -237,7 +242,7 @@ class _Exchange:
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
-            if self.http.their_state is not h11.DONE or self.talk.connection.node is None:
+            if self.http.their_state is not h11.DONE or self.handler.connection.node is None:
                 headers.append((b"connection", b"close"))
             self.head = self.http.send(h11.Response(status_code=message["status"], headers=headers)) or b""
             return
@@ -250,13 +255,13 @@ class _Exchange:
     async def _write(self, out: bytes) -> None:
         """Not more than a piece waits to be read by the other side."""
         if self.reply is None:
-            self.reply = Pace(self.talk.limits, float("inf"))
-        self.talk.writer.write(out)
+            self.reply = MinimumRate(self.handler.limits, float("inf"))
+        self.handler.writer.write(out)
         try:
             async with asyncio.timeout(self.reply.left()):
-                await self.talk.writer.drain()
+                await self.handler.writer.drain()
         except TimeoutError:
-            raise Stalled from None
+            raise ReplyTooSlow from None
         self.reply.bytes += len(out)
 
 

@@ -31,7 +31,7 @@ class Refusals:
         self.file, self.head = file, head
         self.round, self.noted = 0, set[tuple[str, str]]()
 
-    def note(self, fingerprint: str, kind: str, what: str, path: str, strike: bool) -> None:
+    def record(self, fingerprint: str, kind: str, what: str, path: str, strike: bool) -> None:
         round = self._round()
         if round != self.round:
             self.round, self.noted = round, set()
@@ -80,7 +80,7 @@ class ProxyStrikes:
     def __init__(self, file: Path):
         self.file, self.at = file, 0
 
-    def carry(self, ledger: Ledger) -> None:
+    def add_to(self, ledger: Ledger) -> None:
         """New lines become strikes: one for each client, kind and round of a run, also when `up` or the proxy
         are started again."""
         lines = self._lines()

@@ -23,12 +23,12 @@ from flwr.serverapp import Grid, ServerApp
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import is_whole, read_json, write_json
 from holdfast.core.registry import load_plugin
-from holdfast.deploy.admission import Door, KeyedDoor, OpenDoor
-from holdfast.deploy.audit import Chronicle
-from holdfast.deploy.flower_engine import Fleet, Patience
+from holdfast.deploy.admission import Admission, KeyedAdmission, OpenAdmission
+from holdfast.deploy.audit import Audit
+from holdfast.deploy.flower_engine import FlowerEngine, WaitSettings
 from holdfast.deploy.keys import load_private
 from holdfast.deploy.ledger import Ledger
-from holdfast.deploy.messaging import Post
+from holdfast.deploy.messaging import Messaging
 from holdfast.deploy.node import expected, federated
 from holdfast.experiment.config import Config
 from holdfast.experiment.runner import Watch
@@ -58,23 +58,23 @@ def serve(grid: Grid, settings: Mapping[str, Any]) -> dict[str, Any]:
     waits = {
         name: float(settings[name]) for name in ("deadline", "join", "quorum", "wait") if name in settings
     }
-    patience = Patience(**waits)
+    wait_settings = WaitSettings(**waits)
     ledger = Ledger(Path(str(settings["ledger"]))) if settings.get("ledger") else None
-    post = Post(grid) if ledger is None else _signed_post(grid, ledger)
-    door = _door(post, config, patience, ledger, int(settings.get("strikes", 3)))
-    fleet, chronicle = Fleet(post, config, door, patience), Chronicle(ledger, out)
-    watch = Watch(say=lambda line: log(INFO, line), moved=chronicle.follow, planned=chronicle.begin)
+    messaging = Messaging(grid) if ledger is None else _signed_messaging(grid, ledger)
+    admission = _admission(messaging, config, wait_settings, ledger, int(settings.get("strikes", 3)))
+    engine, audit = FlowerEngine(messaging, config, admission, wait_settings), Audit(ledger, out)
+    watch = Watch(say=lambda line: log(INFO, line), moved=audit.follow, planned=audit.begin)
     if (out / "head.json").exists():
-        result = resume(out, watch, engine=fleet.with_simulator, config=config)[0]
+        result = resume(out, watch, engine=engine.with_simulator, config=config)[0]
     else:
         # The label names the run on the clients' disks for as long as it lives, so it must be no other run's.
         label = re.sub(r"[^A-Za-z0-9_=-]", "_", out.name)[:60] + "-" + secrets.token_hex(4)
-        result = start([(label, config)], out, watch, engine=fleet.with_simulator)[0]
-    chronicle.finish(result)
+        result = start([(label, config)], out, watch, engine=engine.with_simulator)[0]
+    audit.finish(result)
     return result
 
 
-def _signed_post(grid: Grid, ledger: Ledger) -> Post:
+def _signed_messaging(grid: Grid, ledger: Ledger) -> Messaging:
     """Where clients have keys, so has the server. A mark that an earlier start has left names whose reply it
     was reading when it died."""
     folder = ledger.path.parent
@@ -85,7 +85,7 @@ def _signed_post(grid: Grid, ledger: Ledger) -> Post:
             said = "the server stopped while it read this client's reply"
             ledger.append("suspect", client, round, reason=said, task=str(left.get("task")))
         mark.unlink()
-    return Post(
+    return Messaging(
         grid,
         key=load_private(folder / "orders.key"),
         head=lambda: head.read_text() if head.exists() else "",
@@ -93,7 +93,9 @@ def _signed_post(grid: Grid, ledger: Ledger) -> Post:
     )
 
 
-def _door(post: Post, config: Config, patience: Patience, ledger: Ledger | None, strikes: int) -> Door:
+def _admission(
+    messaging: Messaging, config: Config, wait_settings: WaitSettings, ledger: Ledger | None, strikes: int
+) -> Admission:
     if ledger is None:
-        return OpenDoor(post, expected(config), patience.deadline)
-    return KeyedDoor(post, expected(config), ledger, strikes)
+        return OpenAdmission(messaging, expected(config), wait_settings.deadline)
+    return KeyedAdmission(messaging, expected(config), ledger, strikes)

@@ -38,16 +38,16 @@ def _is_ours(home: Path) -> bool:
 def listen(path: Path) -> socket.socket:
     """Under its name a socket listens from the first moment, so that one which refuses is left over and may
     be removed."""
-    door, bound = socket.socket(socket.AF_UNIX), path.with_suffix(f".{os.getpid()}")
+    listener, bound = socket.socket(socket.AF_UNIX), path.with_suffix(f".{os.getpid()}")
     bound.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
-        door.bind(str(bound))
+        listener.bind(str(bound))
     finally:
         os.umask(before)
-    door.listen(4)
+    listener.listen(4)
     bound.replace(path)
-    return door
+    return listener
 
 
 def remove_left_over() -> None:

@@ -55,31 +55,31 @@ def ask(
 
 def serve(path: Path) -> None:
     """Answer one request after the other, for ever; the socket goes with the process."""
-    from holdfast.deploy.node_worker import Workshop
+    from holdfast.deploy.node_worker import NodeWorker
 
-    workshop = Workshop()
-    with listen(path) as door:
+    worker = NodeWorker()
+    with listen(path) as listener:
         try:
             while True:
-                line, _ = door.accept()
+                line, _ = listener.accept()
                 with line:
                     line.settimeout(_IDLE)
                     try:
                         if line.recv(1, socket.MSG_PEEK):  # else somebody only looked whether anybody listens
-                            _answer(line, workshop)
+                            _answer(line, worker)
                     except (OSError, ValueError) as error:  # the asker is gone, or is no ClientApp
                         print(f"a request came to nothing: {error}", file=sys.stderr, flush=True)
         finally:
             path.unlink(missing_ok=True)
 
 
-def _answer(line: socket.socket, workshop: Any) -> None:
+def _answer(line: socket.socket, worker: Any) -> None:
     said, content = _receive(line)
     try:
-        reply, outcome = workshop.perform(content, said["node"], said["run"], str(said["attempt"])), {}
+        reply, outcome = worker.perform(content, said["node"], said["run"], str(said["attempt"])), {}
     except Exception as error:  # whatever it is, the server is told, and the next request is answered
         traceback.print_exc()
-        workshop.node = None
+        worker.node = None
         reply, outcome = RecordDict(), {"error": f"{type(error).__name__}: {error}"}
     _send(line, outcome, reply)
 

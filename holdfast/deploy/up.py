@@ -34,7 +34,7 @@ _SOON, _FALLS = (
 )  # seconds within which a part that was started again should not stop, and how often it may
 
 
-class Up:
+class RunningFederation:
     """Use as a context manager: whatever happens, no process is left."""
 
     def __init__(self, project: Project, say: Say, nodes: bool = True):
@@ -52,11 +52,11 @@ class Up:
         self.rotated: set[int | None] = set()
         self.contact = ServerContact(say)
 
-    def __enter__(self) -> Up:
+    def __enter__(self) -> RunningFederation:
         with naming_a_full_disk(self.project.server, self._goes_on):
             return self._enter()
 
-    def _enter(self) -> Up:
+    def _enter(self) -> RunningFederation:
         server, flower = self.project.server, self.processes.flower
         self.processes.claim(
             f"this federation is up already; see `holdfast federation status {self.project.path}`"
@@ -76,7 +76,7 @@ class Up:
             self.register()
             self._fit_nodes(set())
             away = sorted(
-                Enrolment.of(self.ledger.entries).welcome
+                Enrolment.of(self.ledger.entries).admitted
                 - {client_of(name) for name in self.processes.started}
             )
             if self.nodes and away:
@@ -181,7 +181,7 @@ class Up:
         if not all(isinstance(node, str) and re.fullmatch(r"\d{0,20}", node) for node in known.values()):
             raise RunError(f"{file} is damaged: it does not say which key is which node of the SuperLink")
         who = Enrolment.of(self.ledger.entries)
-        welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.welcome}
+        welcome = {m.fingerprint: m.key for m in who.members.values() if m.client in who.admitted}
         for fingerprint in [name for name, node in known.items() if node and name not in welcome]:
             self._unregister(str(known[fingerprint]))
             write_json(
@@ -273,7 +273,7 @@ class Up:
         asked, result = 0.0, self.project.run / "result.json"
         while True:
             self._mend()
-            self.refusals.carry(self.ledger)
+            self.refusals.add_to(self.ledger)
             self._tell()
             # A question costs Flower's command line a second of computing, so it is asked seldom until the
             # run has said its last word.
@@ -298,7 +298,7 @@ class Up:
         it is there. A part of the server that dies within that time again and again cannot be helped by
         starting it, and nothing can on a full disk."""
         self.processes.end_frozen()
-        self.contact.tell(self.processes.running())
+        self.contact.report(self.processes.running())
         for name in list(self.processes.started):
             process = self.processes.started[name]
             if process.poll() is None or time.monotonic() < self.rests.get(name, 0.0):
@@ -328,7 +328,7 @@ class Up:
         if name in own:
             own[name]()
         elif (client := client_of(name)) is not None:
-            if client in Enrolment.of(self.ledger.entries).welcome:
+            if client in Enrolment.of(self.ledger.entries).admitted:
                 start_again(self.processes, self.project.node(client), name)
             else:
                 del self.processes.started[name]
@@ -358,7 +358,7 @@ class Up:
     def _fit_nodes(self, rotated: set[int | None]) -> None:
         """Nodes here follow the ledger: who has come or come back is started, who has a new key is started
         again with it, who is no longer welcome is stopped."""
-        welcome = Enrolment.of(self.ledger.entries).welcome
+        welcome = Enrolment.of(self.ledger.entries).admitted
         for name in list(self.processes.started) if self.nodes else []:
             client = client_of(name)
             if client is not None and (client in rotated or client not in welcome):

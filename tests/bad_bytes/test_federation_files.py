@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (  # noqa: E402
 )
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError  # noqa: E402
-from holdfast.deploy.audit import Chronicle  # noqa: E402
+from holdfast.deploy.audit import Audit  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.inspect import clients  # noqa: E402
 from holdfast.deploy.keys import (
@@ -212,9 +212,9 @@ def test_no_ledger_is_a_traceback(
 def test_a_head_of_a_billion_rounds_does_not_become_as_many_lines(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "head.json").write_text('{"round": 1000000000, "state": "state/000001.safetensors"}')
-    chronicle = Chronicle(Ledger(tmp_path / "l.jsonl"), tmp_path / "run")
+    audit = Audit(Ledger(tmp_path / "l.jsonl"), tmp_path / "run")
     with pytest.raises(RunError, match="parts/000001.json is missing"):
-        chronicle.finish({"rounds": 1, "final": {}})
+        audit.finish({"rounds": 1, "final": {}})
     assert not (tmp_path / "l.jsonl").exists()
 
 

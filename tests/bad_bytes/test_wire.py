@@ -28,7 +28,7 @@ from holdfast.deploy.export import export_model  # noqa: E402
 from holdfast.deploy.messaging import Malformed, read_client  # noqa: E402
 from holdfast.deploy.node import Node  # noqa: E402
 from holdfast.deploy.project import init  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from holdfast.storage.store import write_tensors  # noqa: E402
 from tests.bad_bytes.helpers import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line  # noqa: E402
 from tests.deploy.wire_cases import (
@@ -375,7 +375,7 @@ def test_a_table_of_registered_nodes_that_is_damaged_is_one_line(tmp_path: Path,
     project = init(tmp_path / "ward", 1, port=1)
     (project.server / "registered.json").write_bytes(content)
     with pytest.raises(RunError) as error:
-        Up(project, print).register()
+        RunningFederation(project, print).register()
     one_line(error.value, "registered.json")
 
 
@@ -383,7 +383,7 @@ def test_a_table_of_registered_nodes_that_is_damaged_is_one_line(tmp_path: Path,
 def test_why_a_run_stopped_is_said_in_one_line_whatever_the_file_holds(tmp_path: Path, reason: Any) -> None:
     project = init(tmp_path / "ward", 1, port=1)
     (project.server / "stopped.json").write_text(json.dumps({"reason": reason}))
-    said = Up(project, print)._reason()
+    said = RunningFederation(project, print)._reason()
     assert said is None if reason is None else said is not None and "\n" not in said and len(said) < 1000
 
 

@@ -12,7 +12,7 @@ import torch
 from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.deploy.processes import free_port
 from holdfast.deploy.project import Project, init, open_project
-from holdfast.deploy.up import Up
+from holdfast.deploy.up import RunningFederation
 from holdfast.experiment.config import make_config, read_config
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import start
@@ -55,19 +55,21 @@ def found(
 
 
 def run_federation(
-    project: Project, cheats: dict[int, str] | None = None, disturb: Callable[[Up, str], None] | None = None
-) -> tuple[Up, list[str]]:
+    project: Project,
+    cheats: dict[int, str] | None = None,
+    disturb: Callable[[RunningFederation, str], None] | None = None,
+) -> tuple[RunningFederation, list[str]]:
     """Play to the end. `cheats` are lines of Python that change `content`, what a node replies; `disturb`
     sees every line said."""
     said: list[str] = []
-    running: list[Up] = []
+    running: list[RunningFederation] = []
 
     def say(line: str) -> None:
         said.append(line)
         if disturb is not None and running:
             disturb(running[0], line)
 
-    up = Up(project, say)
+    up = RunningFederation(project, say)
     for client, code in (cheats or {}).items():
         path = os.pathsep.join([cheat(project, client, code), up.processes.environment()["PYTHONPATH"]])
         up.processes.extra[f"node{client}"] = {"PYTHONPATH": path}

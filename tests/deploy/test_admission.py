@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, Message  # noqa: E402
 
 from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
-from holdfast.deploy.admission import KeyedDoor  # noqa: E402
-from holdfast.deploy.audit import Chronicle  # noqa: E402
+from holdfast.deploy.admission import KeyedAdmission  # noqa: E402
+from holdfast.deploy.audit import Audit  # noqa: E402
 from holdfast.deploy.inspect import paused  # noqa: E402
 from holdfast.deploy.keys import make_server_key  # noqa: E402
 from holdfast.deploy.ledger import Ledger  # noqa: E402
@@ -65,10 +65,10 @@ def test_nobody_waits_for_one_who_has_left(tmp_path: Path) -> None:
 
     def leave(message: Message, reply: Message) -> Message | None:
         if message.metadata.dst_node_id == 1001:
-            if world.who.welcome == {0, 1, 2}:
+            if world.who.admitted == {0, 1, 2}:
                 world.ledger.append("leave", 1)
             return None
-        if message.content["header"]["round"] == 2 and 0 in world.who.welcome:
+        if message.content["header"]["round"] == 2 and 0 in world.who.admitted:
             for client in (0, 2):
                 world.ledger.append("leave", client)
         return reply
@@ -170,38 +170,42 @@ def header(round: int = 1, step: int = 0, run: str = "fed") -> Header:
     return Header(run, "train", round, step, discard_state=False, committed=round - 1, threads=1, world="w")
 
 
-def door_of(world: World, nodes: Iterable[int] = (0, 1, 2), strikes: int = 3) -> KeyedDoor:
-    """The door alone, with these nodes outside."""
+def admission_of(world: World, nodes: Iterable[int] = (0, 1, 2), strikes: int = 3) -> KeyedAdmission:
+    """The admission alone, with these nodes outside."""
     there = [SimpleNamespace(node_id=1000 + i, public_key=world.keys[1000 + i]) for i in nodes]
-    post = SimpleNamespace(grid=SimpleNamespace(get_nodes=lambda: there))
-    return KeyedDoor(post, world.clients, world.ledger, strikes)  # type: ignore[arg-type]
+    messaging = SimpleNamespace(grid=SimpleNamespace(get_nodes=lambda: there))
+    return KeyedAdmission(messaging, world.clients, world.ledger, strikes)  # type: ignore[arg-type]
 
 
 def test_the_faults_of_a_replayed_round_count_once(tmp_path: Path) -> None:
     """A server that was stopped finds them again; those of another step or round, or of another client, are
     new ones."""
     world = World(tmp_path)
-    for _ in range(3):  # each with a door of its own, as every start of the server has
-        door_of(world).note(header(), {1: "update is not finite"}, {})
+    for _ in range(3):  # each with an admission of its own, as every start of the server has
+        admission_of(world).record_exchange(header(), {1: "update is not finite"}, {})
     assert [(e.client, e.round) for e in world.ledger.of("strike")] == [(1, 1)] and world.who.banned == {}
-    door = door_of(world)
-    door.note(header(), {1: "update is not finite", 2: "update is not finite"}, {})
-    door.note(header(step=1), {1: "update is not finite"}, {})
+    admission = admission_of(world)
+    admission.record_exchange(header(), {1: "update is not finite", 2: "update is not finite"}, {})
+    admission.record_exchange(header(step=1), {1: "update is not finite"}, {})
     assert [(e.client, e.round) for e in world.ledger.of("strike")] == [
         (1, 1),
         (2, 1),
         (1, 1),
     ] and world.who.banned == {}
-    door.note(header(round=2), {1: "update is not finite"}, {})
+    admission.record_exchange(header(round=2), {1: "update is not finite"}, {})
     assert world.who.banned == {1: "3 strikes, the last: update is not finite"}
 
 
 def test_a_banned_client_is_not_met(tmp_path: Path) -> None:
     world = World(tmp_path)
-    door = door_of(world)
-    assert door.meet() == {0: 1000, 1: 1001, 2: 1002}
+    admission = admission_of(world)
+    assert admission.connected() == {0: 1000, 1: 1001, 2: 1002}
     Ledger(world.ledger.path).append("ban", 1, reason="asked to leave", by="operator")
-    assert door.meet() == {0: 1000, 2: 1002} and not door.admits(1) and door.welcome(3) == 2
+    assert (
+        admission.connected() == {0: 1000, 2: 1002}
+        and not admission.admits(1)
+        and admission.admitted_count(3) == 2
+    )
 
 
 def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path) -> None:
@@ -209,8 +213,8 @@ def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path)
     world = World(tmp_path)
     ledger, experiment = world.ledger, Experiment(federated(world.config), world.out)
     ledger.append("ban", 1, reason="asked to leave", by="operator")
-    chronicle = Chronicle(ledger, world.out)
-    chronicle.begin([experiment])
+    audit = Audit(ledger, world.out)
+    audit.begin([experiment])
     assert experiment.participation.banned == {
         1: "asked to leave"
     } and experiment.context().cohort.tolist() == [
@@ -219,7 +223,7 @@ def test_the_operators_bans_and_pardons_are_brought_into_the_run(tmp_path: Path)
     ]
     ledger.append("unban", 1, reason="a misunderstanding", by="operator")
     ledger.append("ban", 2, reason="left", by="operator")
-    chronicle.follow(experiment)
+    audit.follow(experiment)
     assert experiment.participation.banned == {2: "left"} and experiment.context().cohort.tolist() == [0, 1]
 
 

@@ -29,7 +29,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  #
 from holdfast.deploy.enrolment import fingerprint_of  # noqa: E402
 from holdfast.deploy.keys import load_private  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from tests.deploy.hostile_node import corrupt  # noqa: E402
 from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 class Attacker:
     """A program of its own that has the key of one client."""
 
-    def __init__(self, up: Up, project: Project, client: int):
+    def __init__(self, up: RunningFederation, project: Project, client: int):
         known = json.loads((project.server / "registered.json").read_text())
         self.nodes = {
             c: int(known[fingerprint_of((project.node(c) / "key.pub").read_text())]) for c in range(3)
@@ -88,7 +88,7 @@ def test_an_attacker_with_a_key_gives_no_orders_and_gets_nobody_banned(tmp_path:
     project = found(tmp_path, clients=3, rounds=3, quorum=1.0, wait=PATIENT, strikes=1)
     taken: list[bool] = []
 
-    def attack(up: Up, line: str) -> None:
+    def attack(up: RunningFederation, line: str) -> None:
         if line.startswith("round 1:") and not taken:
             attacker = Attacker(up, project, client=1)
             for victim in (0, 2):
@@ -154,7 +154,7 @@ def test_a_reply_that_would_fill_the_servers_memory_is_refused_and_its_sender_is
 ) -> None:
     """2 MB that name one chunk 2,000 times: 4 GB. The sender's signature is on it."""
     project = found(tmp_path, clients=3, rounds=2, strikes=2, quorum=1.0, wait=PATIENT)
-    up, most = Up(project, lambda line: None), [0]
+    up, most = RunningFederation(project, lambda line: None), [0]
     up.processes.extra["node1"] = corrupt(project, 1, BOMB)
     watched = up._tell
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
 from holdfast.core.errors import ConfigError  # noqa: E402
-from holdfast.deploy.node_worker import Own  # noqa: E402
+from holdfast.deploy.node_worker import NodeHome  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
@@ -18,9 +18,9 @@ from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import node_states, private_rows, simulate, write_config  # noqa: E402
 
 
-def own(folder: Path, device: str) -> Own:
+def own(folder: Path, device: str) -> NodeHome:
     (folder / "node.toml").write_text(f'device = "{device}"\n')
-    return Own(folder, open_node(folder))
+    return NodeHome(folder, open_node(folder))
 
 
 def test_a_node_chooses_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

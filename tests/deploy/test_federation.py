@@ -27,7 +27,7 @@ from holdfast.core.types import Exchange, Field, State, Uplink, broadcast  # noq
 from holdfast.data.federation import build_federation  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.client_app import app  # noqa: E402
-from holdfast.deploy.flower_engine import Fleet, _screened  # noqa: E402
+from holdfast.deploy.flower_engine import FlowerEngine, _screened  # noqa: E402
 from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator, empty_uplink  # noqa: E402
@@ -119,8 +119,8 @@ def test_every_exchange_has_the_simulators_bits(
     config = write_config(tmp_path, method, rounds=3, train=train, data=split)
     here, there = Tape(), Tape()
     simulate(config, tmp_path / "sim", engine=here.simulator)
-    plain = Fleet.exchange
-    monkeypatch.setattr(Fleet, "exchange", lambda self, calls: there.note(calls, plain(self, calls)))
+    plain = FlowerEngine.exchange
+    monkeypatch.setattr(FlowerEngine, "exchange", lambda self, calls: there.note(calls, plain(self, calls)))
     federate(config, tmp_path / "fed")
     assert len(here.heard) == len(there.heard) >= 3
     for (round, asked, up), (round_there, asked_there, up_there) in zip(here.heard, there.heard, strict=True):

@@ -178,7 +178,7 @@ def test_a_supernode_that_is_lost_ends(code: str) -> None:
         text=True,
         timeout=120,
     )
-    assert done.returncode == LOST and "so the node ends" in done.stderr, done.stderr
+    assert done.returncode == LOST and "this node exits" in done.stderr, done.stderr
 
 
 def test_a_tls_error_ends_nothing_once_the_server_was_reached(

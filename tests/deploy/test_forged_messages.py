@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from tests.deploy.hostile_node import corrupt  # noqa: E402
 from tests.deploy.real_federation import PATIENT, found, model_of, simulated  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_forged_messages_reach_nobody_and_are_held_against_their_sender(tmp_path
     """`strikes` 0: the forger is never banned, so that its own replies count and the run is the simulator's,
     bit by bit."""
     project = found(tmp_path, clients=3, rounds=2, strikes=0, quorum=1.0, wait=PATIENT)
-    up = Up(project, lambda line: None)
+    up = RunningFederation(project, lambda line: None)
     up.processes.extra["node1"] = corrupt(project, 1, FORGER)
     with up:
         up.run(timeout=PATIENT)

@@ -26,7 +26,7 @@ from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.processes import Processes, free_port  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init, open_project  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import Store, read_tensors  # noqa: E402
 from tests.deploy.hostile_node import corrupt  # noqa: E402
@@ -109,7 +109,7 @@ def test_many_bad_nodes_at_once(tmp_path: Path) -> None:
         tmp_path, clients=8, rounds=2, strikes=1, deadline=60.0, quorum=0.6, wait=PATIENT, quota=30_000_000
     )
     rewrite(project, "[engine]", "[evaluate]\nevery = 2\n[engine]")
-    up = Up(project, lambda line: None)
+    up = RunningFederation(project, lambda line: None)
     lies = {
         2: HUGE.format(numbers=300_000),
         3: FLOOD.format(numbers=10_000_000),
@@ -337,7 +337,7 @@ def test_joining_leaving_and_a_new_key_in_mid_run(tmp_path: Path) -> None:
         str
     ] = []  # what the commands write, here without a new Python for each: a busy machine would play all rounds meanwhile  # noqa: E501
 
-    def in_mid_run(up: Up, line: str) -> None:
+    def in_mid_run(up: RunningFederation, line: str) -> None:
         if line.startswith("round ") and "took part" in line and len(told) < 2:
             told.append(line)
             if len(told) == 1:
@@ -401,7 +401,7 @@ def test_a_committee_round_with_a_member_down(tmp_path: Path) -> None:
         Store(simulated(project, tmp_path / "sim")).arrays(1)["verdict/tables/committee/members"].tolist()
     )
     assert len(members) == 2
-    down, up = members[0], Up(project, lambda line: None)
+    down, up = members[0], RunningFederation(project, lambda line: None)
     up.processes.extra[f"node{down}"] = corrupt(project, down, MEMBER_GOES_DOWN)
     with up:
         up.run(timeout=PATIENT)

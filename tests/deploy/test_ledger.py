@@ -130,20 +130,20 @@ def test_a_client_is_its_key_and_a_new_key_is_no_new_start(tmp_path: Path) -> No
         who.client_of(old_pem) == 0
         and who.client_of(new) is None
         and who.client_of(b"nonsense") is None
-        and who.welcome == {0, 1}
+        and who.admitted == {0, 1}
     )
     ledger.append("rotate", client=0, key=new)
     ledger.append("ban", client=0, round=3, reason="norm", by="method")
     ledger.append("ban", client=0, round=4, reason="again", by="operator")
     who = Enrolment.of(ledger.entries)
     assert who.client_of(old_pem) is None and who.client_of(new) == 0
-    assert who.banned == {0: "norm"} and who.welcome == {1} and who.members[0].strikes == ["NaN"]
+    assert who.banned == {0: "norm"} and who.admitted == {1} and who.members[0].strikes == ["NaN"]
     ledger.append("rotate", client=0, key=a_key()[0])
     assert Enrolment.of(ledger.entries).banned == {0: "norm"}
     ledger.append("unban", client=0, reason="it was our fault", by="operator")
     ledger.append("leave", client=1)
     who = Enrolment.of(ledger.entries)
-    assert who.banned == {} and who.members[0].strikes == [] and who.welcome == {0}
+    assert who.banned == {} and who.members[0].strikes == [] and who.admitted == {0}
 
 
 def test_a_key_is_nobody_elses(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node  # noqa: E402
 
 from holdfast.core.files import read_json  # noqa: E402
 from holdfast.deploy.envelope import NodeSigner, Subject  # noqa: E402
-from holdfast.deploy.messaging import Letter, Post, answer, pack_client, read_client  # noqa: E402
+from holdfast.deploy.messaging import Messaging, Request, answer, pack_client, read_client  # noqa: E402
 from holdfast.deploy.replies import Malformed, ReplyLimits  # noqa: E402
 from tests.deploy.local_grid import LocalRuntime, be_server, travel  # noqa: E402
 
@@ -31,7 +31,7 @@ LIMITS = ReplyLimits(objects=20, size=1 << 16)
 
 
 class Nodes:
-    """As much of a grid as Post needs: node i answers by behaviours[i]."""
+    """As much of a grid as Messaging needs: node i answers by behaviours[i]."""
 
     def __init__(self, behaviours: dict[int, Behaviour], runtime: Runtime = LocalRuntime):
         be_server()
@@ -50,15 +50,15 @@ class Nodes:
         return names
 
 
-def letters(nodes: Iterable[int], deadline: float = 0.1) -> dict[int, Letter]:
+def requests(nodes: Iterable[int], deadline: float = 0.1) -> dict[int, Request]:
     return {
-        node: Letter(RecordDict(), lambda content: read_client(content, 10), LIMITS, deadline)
+        node: Request(RecordDict(), lambda content: read_client(content, 10), LIMITS, deadline)
         for node in nodes
     }
 
 
 def ask(behaviours: dict[int, Behaviour], runtime: Runtime = LocalRuntime, deadline: float = 0.1) -> Any:
-    return Post(Nodes(behaviours, runtime), poll=0.01).ask("query", letters(behaviours, deadline))  # type: ignore[arg-type]
+    return Messaging(Nodes(behaviours, runtime), poll=0.01).ask("query", requests(behaviours, deadline))  # type: ignore[arg-type]
 
 
 def honest(message: Message) -> Message:
@@ -70,32 +70,32 @@ def silent(message: Message) -> None:
 
 
 def test_answers_errors_and_silence_are_told_apart() -> None:
-    mail = ask({1: honest, 2: lambda m: Message(Error(2, "boom"), reply_to=m), 3: silent})
-    assert mail.answers == {1: 7}
-    assert mail.missing == {2: "error 2: boom", 3: "no answer within 0.1 s"}
-    assert not mail.malformed and mail.late == {3} and mail.seconds.keys() == {1, 2}
+    replies = ask({1: honest, 2: lambda m: Message(Error(2, "boom"), reply_to=m), 3: silent})
+    assert replies.answers == {1: 7}
+    assert replies.missing == {2: "error 2: boom", 3: "no answer within 0.1 s"}
+    assert not replies.malformed and replies.late == {3} and replies.seconds.keys() == {1, 2}
 
 
 def test_each_letter_has_its_own_deadline() -> None:
     nodes = Nodes({1: silent, 2: silent})
-    mail = Post(nodes, poll=0.01).ask("query", letters([1], 0.05) | letters([2], 0.2))  # type: ignore[arg-type]
-    assert mail.missing == {1: "no answer within 0.05 s", 2: "no answer within 0.2 s"}
+    replies = Messaging(nodes, poll=0.01).ask("query", requests([1], 0.05) | requests([2], 0.2))  # type: ignore[arg-type]
+    assert replies.missing == {1: "no answer within 0.05 s", 2: "no answer within 0.2 s"}
 
 
 def test_half_a_reply_holds_up_nobody_beyond_the_deadline() -> None:
     """Its last piece never comes: the others' answers are taken meanwhile."""
 
     class Half(LocalRuntime):
-        def put(self, letter: str, reply: Message) -> None:
-            super().put(letter, reply)
+        def put(self, name: str, reply: Message) -> None:
+            super().put(name, reply)
             if reply.content["client"]["client"] == 6:
                 self.objects[reply.content["client"].object_id] = b""
 
-    mail = ask({1: lambda m: answer(pack_client(6), m), 2: honest}, Half, deadline=0.3)
+    replies = ask({1: lambda m: answer(pack_client(6), m), 2: honest}, Half, deadline=0.3)
     assert (
-        mail.answers == {2: 7}
-        and mail.missing == {1: "its answer was announced and did not come within 0.3 s"}
-        and mail.late == {1}
+        replies.answers == {2: 7}
+        and replies.missing == {1: "its answer was announced and did not come within 0.3 s"}
+        and replies.late == {1}
     )
 
 
@@ -105,8 +105,8 @@ def test_the_sender_that_a_reply_names_is_not_believed() -> None:
         reply.metadata.__dict__["_src_node_id"] = 2
         return reply
 
-    mail = ask({1: spoof, 2: silent})
-    assert set(mail.answers) == {1} and set(mail.missing) == {2}
+    replies = ask({1: spoof, 2: silent})
+    assert set(replies.answers) == {1} and set(replies.missing) == {2}
 
 
 @pytest.mark.parametrize("nonce", [{}, {"nonce": "guess"}, {"nonce": "\u00fc"}, {"nonce": 5}, None])
@@ -117,12 +117,12 @@ def test_a_reply_without_the_nonce_is_dropped_and_nobody_is_blamed(nonce: dict[s
             content["post"] = ConfigRecord(nonce)
         return Message(content, reply_to=message)
 
-    mail = ask({1: forge})
+    replies = ask({1: forge})
     why = "wrong nonce" if nonce is not None else "it has no envelope"
     assert (
-        not mail.answers
-        and not mail.malformed
-        and mail.missing == {1: f"a reply that cannot be attributed: {why}"}
+        not replies.answers
+        and not replies.malformed
+        and replies.missing == {1: f"a reply that cannot be attributed: {why}"}
     )
 
 
@@ -142,16 +142,20 @@ def test_a_message_that_replies_to_another_letter_or_to_none_is_nobodys() -> Non
                 )
             return said
 
-    mail = ask({1: honest, 2: silent}, Loose)
-    assert mail.answers == {1: 7} and not mail.malformed and mail.missing == {2: "no answer within 0.1 s"}
+    replies = ask({1: honest, 2: silent}, Loose)
+    assert (
+        replies.answers == {1: 7}
+        and not replies.malformed
+        and replies.missing == {2: "no answer within 0.1 s"}
+    )
 
 
 def test_a_reply_that_cannot_be_read_costs_only_its_sender() -> None:
     def garbage(message: Message) -> Message:
         return answer(RecordDict({"client": ConfigRecord({"client": 77})}), message)
 
-    mail = ask({1: honest, 2: garbage, 3: honest})
-    assert set(mail.answers) == {1, 3} and mail.malformed == {2: "client id 77, expected 0 to 9"}
+    replies = ask({1: honest, 2: garbage, 3: honest})
+    assert set(replies.answers) == {1, 3} and replies.malformed == {2: "client id 77, expected 0 to 9"}
 
 
 class Failing(LocalRuntime):
@@ -182,28 +186,30 @@ def test_a_broken_network_is_nobodys_fault(error: Exception) -> None:
 def test_a_superlink_that_stumbles_over_one_reply_does_not_stop_the_run() -> None:
     class Stumbling(LocalRuntime):
         def PullMessages(self, request: Any) -> Any:  # noqa: N802
-            if any(letter in self.bad for letter in request.message_ids):
+            if any(name in self.bad for name in request.message_ids):
                 raise status(500)
             return super().PullMessages(request)
 
         @property
         def bad(self) -> set[str]:
-            return {letter for letter, reply in self.announced.items() if reply.metadata.src_node_id == 2}
+            return {name for name, reply in self.announced.items() if reply.metadata.src_node_id == 2}
 
-    mail = ask({1: honest, 2: honest, 3: honest}, Stumbling)
+    replies = ask({1: honest, 2: honest, 3: honest}, Stumbling)
     assert (
-        set(mail.answers) == {1, 3} and mail.missing == {2: "no answer within 0.1 s"} and not mail.malformed
+        set(replies.answers) == {1, 3}
+        and replies.missing == {2: "no answer within 0.1 s"}
+        and not replies.malformed
     )
 
 
 def test_what_a_node_says_of_its_failure_is_one_line_without_commands_to_a_terminal() -> None:
-    mail = ask({1: lambda m: Message(Error(2, "bo\x1b[31m\nom"), reply_to=m)})
-    assert mail.missing == {1: "error 2: bo om"}
+    replies = ask({1: lambda m: Message(Error(2, "bo\x1b[31m\nom"), reply_to=m)})
+    assert replies.missing == {1: "error 2: bo om"}
 
 
 def test_nobody_to_ask() -> None:
-    mail = ask({})
-    assert not mail.answers and not mail.missing
+    replies = ask({})
+    assert not replies.answers and not replies.missing
 
 
 @pytest.mark.parametrize("client", [-1, 10, "3", 3.0])
@@ -225,12 +231,12 @@ def public(key: ec.EllipticCurvePrivateKey) -> str:
 
 def ask_signed(
     behaviour: Behaviour, mark: Path | None = None, read: Callable[[RecordDict], Any] | None = None
-) -> tuple[Any, Post]:
-    post = Post(Nodes({1: behaviour}), poll=0.01, key=SERVER, mark=mark)  # type: ignore[arg-type]
-    letter = Letter(
+) -> tuple[Any, Messaging]:
+    messaging = Messaging(Nodes({1: behaviour}), poll=0.01, key=SERVER, mark=mark)  # type: ignore[arg-type]
+    request = Request(
         RecordDict(), read or (lambda content: read_client(content, 10)), LIMITS, 0.1, ABOUT, public(CLIENT)
     )
-    return post.ask("train", {1: letter}), post
+    return messaging.ask("train", {1: request}), messaging
 
 
 def signing(
@@ -274,9 +280,9 @@ def test_a_reply_that_the_client_has_not_signed_for_this_is_dropped_and_nobody_i
     behaviour: Behaviour,
 ) -> None:
     """Unsigned, with another key, with other content, for another run, round, step, task or client."""
-    mail, post = ask_signed(behaviour)
-    assert mail.missing == {1: "a reply that cannot be attributed: it is not signed with the client's key"}
-    assert not mail.answers and not mail.malformed and post.unproven == 1
+    replies, messaging = ask_signed(behaviour)
+    assert replies.missing == {1: "a reply that cannot be attributed: it is not signed with the client's key"}
+    assert not replies.answers and not replies.malformed and messaging.unproven == 1
 
 
 def test_a_signed_reply_is_read_and_its_faults_are_the_senders() -> None:
@@ -293,12 +299,12 @@ def test_a_signed_reply_is_read_and_its_faults_are_the_senders() -> None:
 def test_whose_reply_is_being_read_stands_in_a_file_for_as_long(tmp_path: Path) -> None:
     """A process that is killed for lack of memory says nothing any more."""
     seen: list[Any] = []
-    mail, _ = ask_signed(
+    replies, _ = ask_signed(
         signing(CLIENT),
         tmp_path / "reading.json",
         lambda content: seen.append(read_json(tmp_path / "reading.json")),
     )
-    assert mail.answers == {1: None} and seen == [vars(ABOUT)] and not (tmp_path / "reading.json").exists()
+    assert replies.answers == {1: None} and seen == [vars(ABOUT)] and not (tmp_path / "reading.json").exists()
 
 
 def test_a_reply_that_comes_while_another_is_read_is_not_late() -> None:
@@ -309,5 +315,5 @@ def test_a_reply_that_comes_while_another_is_read_is_not_late() -> None:
             time.sleep(0.05)
             return super().PullObject(request)
 
-    mail = ask({node: lambda m: answer(pack_client(7), m) for node in range(1, 9)}, Slow, deadline=0.3)
-    assert mail.answers == dict.fromkeys(range(1, 9), 7) and not mail.late
+    replies = ask({node: lambda m: answer(pack_client(7), m) for node in range(1, 9)}, Slow, deadline=0.3)
+    assert replies.answers == dict.fromkeys(range(1, 9), 7) and not replies.late

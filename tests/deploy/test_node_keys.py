@@ -26,7 +26,7 @@ def test_a_key_that_is_made_on_the_node(
     assert ask("init", ward, "--clients", 2, "--port", free_port(), "--no-node-keys")[0] == 0
     assert (
         list(ward.glob("nodes/*")) == []
-        and Enrolment.of(open_project(ward).ledger().entries).welcome == set()
+        and Enrolment.of(open_project(ward).ledger().entries).admitted == set()
     )
     code, out, _ = ask("doctor", ward)
     assert code == 1 and "0 are enrolled: `holdfast federation enrol" in out

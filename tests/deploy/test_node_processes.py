@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 from holdfast.core.errors import RunError  # noqa: E402
 from holdfast.deploy.project import Project  # noqa: E402
 from holdfast.deploy.sockets import socket_of  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from tests.deploy.real_federation import PATIENT, found, model_of, run_federation, simulated  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -34,11 +34,11 @@ def assert_same_model(project: Project, folder: Path, rounds: int = 3) -> None:
     assert [entry.round for entry in project.ledger().of("round")] == list(range(1, rounds + 1))
 
 
-def after_each_round(*acts: Callable[[Up], None]) -> Callable[[Up, str], None]:
+def after_each_round(*acts: Callable[[RunningFederation], None]) -> Callable[[RunningFederation, str], None]:
     """The first act after round 1, the next after round 2."""
     left = list(acts)
 
-    def disturb(up: Up, line: str) -> None:
+    def disturb(up: RunningFederation, line: str) -> None:
         if re.match(r"round \d+: \d+ took part", line) and left:
             left.pop(0)(up)
 
@@ -76,13 +76,13 @@ def test_a_break_of_the_connection_loses_no_node(tmp_path: Path) -> None:
     `quorum` 1: each round waits for every node."""
     project = found(tmp_path, clients=2, rounds=3, method="ditto", quorum=1.0, wait=300.0)
 
-    def replace_proxy(up: Up) -> None:
+    def replace_proxy(up: RunningFederation) -> None:
         up.processes.started["proxy"].kill()
         up.processes.started["proxy"].wait()
         with closing_listener(project.settings.port):
             time.sleep(25)
 
-    def freeze_proxy(up: Up) -> None:
+    def freeze_proxy(up: RunningFederation) -> None:
         up.processes.started["proxy"].send_signal(signal.SIGSTOP)
         time.sleep(25)
         up.processes.started["proxy"].send_signal(signal.SIGCONT)
@@ -105,9 +105,9 @@ def test_a_frozen_node_is_started_again(tmp_path: Path) -> None:
     noticed by and these are not."""
     project = found(tmp_path, clients=2, rounds=3, quorum=1.0, wait=PATIENT, deadline=60.0)
 
-    def freeze(name: str) -> Callable[[Up], None]:
-        def act(up: Up) -> None:
-            up.processes.patience = 15.0
+    def freeze(name: str) -> Callable[[RunningFederation], None]:
+        def act(up: RunningFederation) -> None:
+            up.processes.freeze_limit = 15.0
             up.processes.started[name].send_signal(signal.SIGSTOP)
 
         return act
@@ -167,7 +167,7 @@ def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
     listed: set[bytes] = set()
     done = threading.Event()
 
-    def begin(up: Up) -> None:
+    def begin(up: RunningFederation) -> None:
         ports = [_port_of(up.processes.started[f"node{client}"].pid) for client in range(2)]
         command = [sys.executable, "-W", "ignore", "-c", STRANGER, json.dumps(ports), "15"]
         environment = {**up.processes.environment(), "HOME": "/nonexistent", "FLWR_HOME": "/nonexistent"}
@@ -176,7 +176,7 @@ def test_another_user_of_the_nodes_machine_gets_nothing(tmp_path: Path) -> None:
         )
         threading.Thread(target=read_process_list, args=(up,), daemon=True).start()
 
-    def read_process_list(up: Up) -> None:
+    def read_process_list(up: RunningFederation) -> None:
         while not done.wait(0.05):
             for pid in up.processes.alive():
                 try:
@@ -247,7 +247,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
     project = found(small_disk, clients=2, rounds=2, quorum=1.0, wait=120.0)
     filler = small_disk / "filler"
 
-    def fill(_: Up) -> None:
+    def fill(_: RunningFederation) -> None:
         with open(filler, "wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12):
                 try:

@@ -23,7 +23,7 @@ from holdfast.data.sources.declared import Declared  # noqa: E402
 from holdfast.data.split import Split  # noqa: E402
 from holdfast.deploy import wire  # noqa: E402
 from holdfast.deploy.node import Node, federated, fingerprint  # noqa: E402
-from holdfast.deploy.node_worker import Own  # noqa: E402
+from holdfast.deploy.node_worker import NodeHome  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.experiment.config import make_config, read_config  # noqa: E402
@@ -191,7 +191,7 @@ def test_data_that_changes_in_mid_run_is_said(tmp_path: Path, capsys: pytest.Cap
     world = fingerprint(experiment.config, experiment.federation.digest, experiment.initial)
     (folder,) = (tmp_path / "fed-nodes" / "node1").glob("*/1")
     (homes[1] / "mine.py").write_text(load + "np.ones((9, 2)), np.arange(9) % 2\n")
-    Node(federated(config), 1, folder, world, 1, bring=Own(homes[1], open_node(homes[1])).bring)
+    Node(federated(config), 1, folder, world, 1, bring=NodeHome(homes[1], open_node(homes[1])).bring)
     assert "this client's data has changed since the run began" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ from holdfast.deploy.node import federated, fingerprint  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import init, open_node, open_project  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from tests.deploy.local_grid import LocalGrid  # noqa: E402
 from tests.deploy.worlds import assert_same_runs, simulate, write_config  # noqa: E402
 
@@ -90,7 +90,7 @@ def test_a_plugin_in_real_processes(tmp_path: Path, forget: None) -> None:
     mine.write_text(PLUGIN.replace("NAME", "mine"))
     config = write_config(tmp_path, "mine", rounds=1, clients=2)
     project = init(tmp_path / "ward", 2, port=free_port(), experiment=config, plugins=[mine])
-    with Up(project, lambda line: None) as up:
+    with RunningFederation(project, lambda line: None) as up:
         up.run(timeout=900)
     assert not up.processes.alive()
     assert_same_runs(simulate(config, tmp_path / "sim"), project.run, 1)

@@ -23,7 +23,7 @@ from holdfast.deploy.heartbeat import ServerContact, away_file  # noqa: E402
 from holdfast.deploy.node_processes import client_of, keep_node  # noqa: E402
 from holdfast.deploy.processes import HOST, LOST, Processes, free_port, in_use  # noqa: E402
 from holdfast.deploy.project import Project, enrol, init  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ class SuperLink:
         return {"node-id": int(self.nodes[key])}
 
 
-def up_with(project: Project, link: SuperLink, said: list[str] | None = None) -> Up:
-    up = Up(project, (said if said is not None else []).append, nodes=False)
+def up_with(project: Project, link: SuperLink, said: list[str] | None = None) -> RunningFederation:
+    up = RunningFederation(project, (said if said is not None else []).append, nodes=False)
     up.processes.flwr = link  # type: ignore[method-assign,assignment]
     return up
 
@@ -119,8 +119,8 @@ def test_only_the_process_that_is_waited_for_matters(tmp_path: Path) -> None:
 
 
 def test_a_port_that_another_program_has_is_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    up = Up(project, lambda line: None)
-    monkeypatch.setattr(Up, "_start_superlink", lambda self: None)
+    up = RunningFederation(project, lambda line: None)
+    monkeypatch.setattr(RunningFederation, "_start_superlink", lambda self: None)
     monkeypatch.setattr(up.processes, "start", lambda *_, **__: None)
     with socket.socket() as listener:
         listener.bind((HOST, project.settings.port))
@@ -158,17 +158,17 @@ def test_of_two_ups_in_the_same_instant_one_is_told(
 ) -> None:
     """The second comes when the first has looked for processes and started none yet; it must not end those of
     the first."""
-    first, second, third = (Up(project, lambda line: None, nodes=False) for _ in range(3))
+    first, second, third = (RunningFederation(project, lambda line: None, nodes=False) for _ in range(3))
 
-    def start(self: Up) -> None:
+    def start(self: RunningFederation) -> None:
         if self is first:
             with pytest.raises(RunError, match="this federation is up already"):
                 second.__enter__()
         sleeper(self.processes)
 
-    monkeypatch.setattr(Up, "_start_superlink", start)
+    monkeypatch.setattr(RunningFederation, "_start_superlink", start)
     for step in ("_start_superexec", "_start_proxy", "register"):
-        monkeypatch.setattr(Up, step, lambda self: None)
+        monkeypatch.setattr(RunningFederation, step, lambda self: None)
     with first:
         assert first.processes.started["superlink"].poll() is None
     with third:  # what was held is free again
@@ -215,7 +215,11 @@ def test_a_run_that_ended_without_a_word_is_started_once_more(
 ) -> None:
     """Each run of Flower commits a round (its number), ends without one (None), finishes, or says why it
     stops."""
-    up, left, finished = Up(project, lambda line: None), list(runs), {"final": {}, "protocol": {}}
+    up, left, finished = (
+        RunningFederation(project, lambda line: None),
+        list(runs),
+        {"final": {}, "protocol": {}},
+    )
     project.run.mkdir(parents=True, exist_ok=True)
 
     def one_run(end: float | None) -> tuple[str, str]:
@@ -246,7 +250,7 @@ def test_what_dies_again_and_again_is_not_started_for_ever(
     clock, starts = [1000.0], []
     dead = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
     dead.wait()
-    up = Up(project, lambda line: None)
+    up = RunningFederation(project, lambda line: None)
     up.processes.started["superexec"] = dead
     monkeypatch.setattr("holdfast.deploy.up.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(up, "_start_superexec", lambda: starts.append(clock[0]))
@@ -269,7 +273,7 @@ SHOWS_LIFE = (
 def test_what_gives_no_sign_of_life_is_ended(tmp_path: Path) -> None:
     """One that hangs, one that lives, and one that never gave a sign, and so is not judged."""
     processes = Processes(tmp_path / "home", tmp_path / "logs")
-    processes.patience = 1.0
+    processes.freeze_limit = 1.0
     processes.sign("x").parent.mkdir(parents=True)
     for name, code in {
         "hangs": SHOWS_LIFE,
@@ -305,16 +309,16 @@ def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
     )
     for client in (0, 2):
         away_file(signs[f"node{client}"]).touch()
-    contact.tell(signs)
+    contact.report(signs)
     assert said == [], "a moment is nothing"
     for client in (0, 2):
         os.utime(away_file(signs[f"node{client}"]), (1, 1))
     for _ in range(2):
-        contact.tell(signs)
+        contact.report(signs)
     assert said == ["node0, node2 cannot reach the server and will retry"]
     away_file(signs["node2"]).unlink()
     for _ in range(2):
-        contact.tell(signs)
+        contact.report(signs)
     assert said[1:] == ["node2 can reach the server again"]
 
 
@@ -335,7 +339,7 @@ def test_a_part_that_stops_on_a_full_disk(
     free: float, words: str | None, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stop names the disk, and not the sixth the part."""
-    up, starts = Up(project, lambda line: None), []
+    up, starts = RunningFederation(project, lambda line: None), []
     up.processes.started["superexec"] = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
     up.processes.started["superexec"].wait()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))

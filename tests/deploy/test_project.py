@@ -35,7 +35,7 @@ def project(tmp_path: Path) -> Project:
 def test_a_new_federation_is_ready(project: Project, roomy: None) -> None:
     assert open_project(project.path).settings == project.settings
     who = Enrolment.of(project.ledger().entries)
-    assert who.welcome == {0, 1, 2}
+    assert who.admitted == {0, 1, 2}
     for client in range(3):
         folder = project.node(client)
         assert open_node(folder).client == client and (folder / "key").stat().st_mode & 0o077 == 0
@@ -91,7 +91,7 @@ def test_a_key_is_never_overwritten_and_a_new_one_replaces_the_old(project: Proj
     who = Enrolment.of(project.ledger().entries)
     assert who.client_of(old) is None and who.client_of((project.node(1) / "key.pub").read_text()) == 1
     enrol(project, 3)
-    assert Enrolment.of(project.ledger().entries).welcome == {0, 1, 2, 3}
+    assert Enrolment.of(project.ledger().entries).admitted == {0, 1, 2, 3}
 
 
 def test_the_doctor_finds_what_is_wrong(project: Project) -> None:

@@ -25,10 +25,10 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.inflatable.inflatable_object import get_object_tree  # noqa: E402
 
-from holdfast.deploy.admission import KeyedDoor  # noqa: E402
+from holdfast.deploy.admission import KeyedAdmission  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.fleet_rules import ANNOUNCE, PULL, PUSH, Refused, Rules  # noqa: E402
-from holdfast.deploy.messaging import Post  # noqa: E402
+from holdfast.deploy.messaging import Messaging  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init  # noqa: E402
 from holdfast.deploy.proxy import Proxy, Quota  # noqa: E402
@@ -74,7 +74,7 @@ def ask(
 ) -> httpx.Response:
     async def go() -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=proxy), base_url="http://door"
+            transport=httpx.ASGITransport(app=proxy), base_url="http://proxy"
         ) as client:
             return await client.request(method, path, content=content, headers=headers)
 
@@ -105,8 +105,8 @@ def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Pro
         seen.append(request)
         return httpx.Response(201, content=b"pong " + request.content, headers={"x-flower": "1"})
 
-    door, sender = make(project, upstream), Sender(project, 0)
-    reply = ask(door, HEARTBEAT, beat(sender), **sender.headers(), authorization="mine", connection="x")
+    proxy, sender = make(project, upstream), Sender(project, 0)
+    reply = ask(proxy, HEARTBEAT, beat(sender), **sender.headers(), authorization="mine", connection="x")
     assert (reply.status_code, reply.content, reply.headers["x-flower"]) == (
         201,
         b"pong " + beat(sender),
@@ -126,18 +126,18 @@ def test_what_a_node_may_ask_is_forwarded_as_it_is_and_nothing_else(project: Pro
         "/v1/fleet/%2e%2e/control/x",
         "/v1//fleet/x",
     ):
-        assert ask(door, path, **sender.headers()).status_code == ask(door, path + "?").status_code == 403, (
-            path
-        )
+        assert (
+            ask(proxy, path, **sender.headers()).status_code == ask(proxy, path + "?").status_code == 403
+        ), path
     for wrong in (
         {},
         {**sender.headers(), "flwr-signature": "x"},
         {**sender.headers(), "flwr-timestamp": "now"},
     ):
-        assert ask(door, HEARTBEAT, beat(sender), **wrong).status_code == 401
-    assert ask(door, HEARTBEAT, beat(sender), method="GET", **sender.headers()).status_code == 403
+        assert ask(proxy, HEARTBEAT, beat(sender), **wrong).status_code == 401
+    assert ask(proxy, HEARTBEAT, beat(sender), method="GET", **sender.headers()).status_code == 403
     assert (
-        ask(door, HEARTBEAT, beat(Sender(project, 1)), **sender.headers()).status_code == 403
+        ask(proxy, HEARTBEAT, beat(Sender(project, 1)), **sender.headers()).status_code == 403
     )  # another node's sign of life
     assert len(seen) == 1
 
@@ -146,8 +146,8 @@ def test_half_a_request_goes_no_further_and_a_superlink_that_is_gone_is_said(pro
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone")
 
-    door, sender = make(project, gone), Sender(project, 0)
-    assert ask(door, HEARTBEAT, beat(sender), **sender.headers()).status_code == 502
+    proxy, sender = make(project, gone), Sender(project, 0)
+    assert ask(proxy, HEARTBEAT, beat(sender), **sender.headers()).status_code == 502
     headers = [
         (name.encode(), value.encode())
         for name, value in {**sender.headers(), "content-length": "900"}.items()
@@ -162,12 +162,12 @@ def test_half_a_request_goes_no_further_and_a_superlink_that_is_gone_is_said(pro
     async def send(message: dict[str, Any]) -> None:
         said.append(message)
 
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(proxy(scope, receive, send))
     assert said == [] and parts == []
 
 
 def test_one_node_has_two_of_the_places_for_large_bodies(project: Project) -> None:
-    door, nodes, waiting = (
+    proxy, nodes, waiting = (
         make(project, lambda request: httpx.Response(200)),
         [Sender(project, 0), Sender(project, 1)],
         [0, 0],
@@ -191,7 +191,7 @@ def test_one_node_has_two_of_the_places_for_large_bodies(project: Project) -> No
                 waiting[client] += 1
                 return await asyncio.Event().wait()  # type: ignore[return-value]
 
-            return door(scope(client, 900_000), receive, send)
+            return proxy(scope(client, 900_000), receive, send)
 
         async def at_once() -> dict[str, Any]:
             return {"type": "http.request", "body": beat(nodes[0])}
@@ -200,7 +200,7 @@ def test_one_node_has_two_of_the_places_for_large_bodies(project: Project) -> No
         for _ in range(10):
             await asyncio.sleep(0)
         assert waiting == [2, 1]  # the other bodies of node 0 are not even looked at
-        await door(scope(0, len(beat(nodes[0])), HEARTBEAT), at_once, send)
+        await proxy(scope(0, len(beat(nodes[0])), HEARTBEAT), at_once, send)
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
@@ -215,25 +215,25 @@ def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(
     """However its key is spelled: the last letter of base64 has bits that nobody reads. The quota is no
     offence."""
     head, file = project.server / "head.json", project.server / "refusals.jsonl"
-    door = make(
+    proxy = make(
         project, lambda _: httpx.Response(200), quota=Quota(1500, head), refusals=Refusals(file, head)
     )
     a, b = Sender(project, 0), Sender(project, 1)
 
     def push(sender: Sender, size: int, spelled: int = 0) -> int:
-        headers, letters = (
+        headers, alphabet = (
             sender.headers(),
             string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/",
         )
         key = headers["flwr-public-key"]
         assert key[-1] == "=" != key[-2]
-        headers["flwr-public-key"] = key[:-2] + letters[letters.index(key[-2]) + spelled] + "="
-        return ask(door, PUSH, piece(sender, size), **headers).status_code
+        headers["flwr-public-key"] = key[:-2] + alphabet[alphabet.index(key[-2]) + spelled] + "="
+        return ask(proxy, PUSH, piece(sender, size), **headers).status_code
 
     assert [push(a, 900), push(a, 600, 1), push(a, 300, 2), push(a, 300, 3)] == [200, 200, 413, 413]
     assert capsys.readouterr().err.count("federation.quota") == 1
     assert (
-        ask(door, HEARTBEAT, beat(a), **a.headers()).status_code == 200
+        ask(proxy, HEARTBEAT, beat(a), **a.headers()).status_code == 200
     )  # a node that has sent too much is still there
     assert [push(b, 1000), push(b, 500)] == [200, 200]
     head.write_text(json.dumps({"round": 1}))  # a round is committed
@@ -249,15 +249,15 @@ def test_a_node_has_a_share_of_every_round_and_cannot_use_up_anothers(
 def test_a_reply_as_flower_writes_it_is_taken() -> None:
     """A real message with real objects, among them the same one twice; and an error."""
     be_server()
-    letter = Message(RecordDict({"post": ConfigRecord({"nonce": "x"})}), 1000, "train", ttl=60)
-    letter.metadata.__dict__["_message_id"] = object_id("letter")
+    message = Message(RecordDict({"post": ConfigRecord({"nonce": "x"})}), 1000, "train", ttl=60)
+    message.metadata.__dict__["_message_id"] = object_id("letter")
     node = Known("f" * 64, 1000, b"", None)  # type: ignore[arg-type]
     rules = Rules(10**6, 100)
     rules.take_note(
-        PULL, None, PullMessagesResponse(messages_list=[message_to_proto(letter)]).SerializeToString(), node
+        PULL, None, PullMessagesResponse(messages_list=[message_to_proto(message)]).SerializeToString(), node
     )
     same = ConfigRecord({"x": 1})
-    reply = Message(RecordDict({"a": same, "b": same, "post": letter.content["post"]}), reply_to=letter)
+    reply = Message(RecordDict({"a": same, "b": same, "post": message.content["post"]}), reply_to=message)
     reply.metadata.__dict__["_message_id"] = reply.object_id
     tree = get_object_tree(reply)
     proto = message_to_proto(reply)
@@ -347,37 +347,37 @@ def test_an_offence_is_a_strike_once_in_a_round_and_three_are_a_ban(project: Pro
         {c: Enrolment.of(ledger.entries).members[c].fingerprint for c in range(2)},
     )
     reader = ProxyStrikes(file)
-    reader.carry(ledger)
+    reader.add_to(ledger)
     for _ in range(3):
-        noted.note(
+        noted.record(
             names[1], "name", "sent a message in the name of node 7", "/v1/fleet/push-messages\x1b[31m", True
         )
-    noted.note(names[1], "order", "sent a message that is no reply", ANNOUNCE, True)
-    noted.note(names[0], "quota", "has sent all", PUSH, False)
-    noted.note("0" * 64, "name", "nobody", PUSH, True)
+    noted.record(names[1], "order", "sent a message that is not a reply", ANNOUNCE, True)
+    noted.record(names[0], "quota", "has sent all", PUSH, False)
+    noted.record("0" * 64, "name", "nobody", PUSH, True)
     with open(file, "a") as torn:
         torn.write("no json\n[]\n{}\n" + '{"half')
-    reader.carry(ledger)
+    reader.add_to(ledger)
     strikes = [
         (entry.client, entry.round, entry.what["offence"], entry.what["by"]) for entry in ledger.of("strike")
     ]
     assert strikes == [(1, 1, "name", "proxy"), (1, 1, "order", "proxy")]
     assert "\x1b" not in file.read_text()
-    reader.carry(ledger)
-    ProxyStrikes(file).carry(project.ledger())  # `up` is started again
-    Refusals(file, head).note(names[1], "name", "again", PUSH, True)  # and so is the proxy
+    reader.add_to(ledger)
+    ProxyStrikes(file).add_to(project.ledger())  # `up` is started again
+    Refusals(file, head).record(names[1], "name", "again", PUSH, True)  # and so is the proxy
     with open(file, "a") as more:
         more.write("\n")
-    reader.carry(ledger)
+    reader.add_to(ledger)
     assert len(ledger.of("strike")) == 2
-    door = KeyedDoor(Post(None), 2, ledger, strikes=3)  # type: ignore[arg-type]
+    admission = KeyedAdmission(Messaging(None), 2, ledger, strikes=3)  # type: ignore[arg-type]
     header: Any = SimpleNamespace(run="r", round=2, task="train", step=0)
-    door.note(header, {}, {})
+    admission.record_exchange(header, {}, {})
     assert ledger.of("ban") == []
     head.write_text(json.dumps({"round": 1}))
-    noted.note(names[1], "name", "sent a message in the name of node 8", PUSH, True)
-    reader.carry(ledger)
-    door.note(header, {}, {})
+    noted.record(names[1], "name", "sent a message in the name of node 8", PUSH, True)
+    reader.add_to(ledger)
+    admission.record_exchange(header, {}, {})
     (ban,) = ledger.of("ban")
     assert ban.client == 1 and ban.what["by"] == "strikes" and "in the name of node 8" in ban.what["reason"]
 
@@ -390,7 +390,7 @@ def test_the_file_of_refusals_does_not_grow_for_ever(
     noted, reader = Refusals(file, None), ProxyStrikes(file)
     fingerprint = Enrolment.of(ledger.entries).members[0].fingerprint
     for number in range(40):
-        noted.note(fingerprint, f"kind {number}", "x", PUSH, True)
-        reader.carry(ledger)
+        noted.record(fingerprint, f"kind {number}", "x", PUSH, True)
+        reader.add_to(ledger)
     assert file.stat().st_size < 2000 and (project.server / "refusals.old.jsonl").stat().st_size < 2000
     assert len(ledger.of("strike")) == 40

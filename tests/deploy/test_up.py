@@ -22,7 +22,7 @@ from holdfast.deploy.enrolment import Enrolment  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.processes import _environments, free_port  # noqa: E402
 from holdfast.deploy.project import init  # noqa: E402
-from holdfast.deploy.up import Up  # noqa: E402
+from holdfast.deploy.up import RunningFederation  # noqa: E402
 from holdfast.results.run import Run  # noqa: E402
 from holdfast.storage.store import read_tensors  # noqa: E402
 from tests.deploy.real_federation import (  # noqa: E402
@@ -88,7 +88,7 @@ def test_nodes_that_send_nonsense_are_struck_and_banned(tmp_path: Path) -> None:
     assert project.ledger().of("round")[-1].what["took_part"] == [0]
 
 
-def working(up: Up) -> int:
+def working(up: RunningFederation) -> int:
     """The SuperExec of a node, in the middle of a message."""
     own = {
         process.pid
@@ -114,7 +114,7 @@ def test_killed_in_mid_round_the_model_is_the_undisturbed_one(tmp_path: Path, vi
     project = found(tmp_path, clients=3, rounds=3, method="ditto", quorum=1.0, wait=500.0)
     killed: list[int] = []
 
-    def kill(up: Up, line: str) -> None:
+    def kill(up: RunningFederation, line: str) -> None:
         if line.startswith("round 1:") and not killed:
             time.sleep(3)  # into the next round
             if victim == "serverapp":
@@ -160,7 +160,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
             time.sleep(0.5)
         return words in (project.logs / f"{name}.log").read_text(errors="replace")
 
-    with Up(project, lambda line: None, nodes=False) as up:
+    with RunningFederation(project, lambda line: None, nodes=False) as up:
         known = ["--root-certificates", str(authority)]
         assert is_told("[code: 2001]", *known)
         assert is_told("[code: 2004]", *known, "--auth-supernode-private-key", str(stranger / "key"))
