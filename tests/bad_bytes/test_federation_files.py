@@ -213,7 +213,7 @@ def test_a_head_of_a_billion_rounds_does_not_become_as_many_lines(tmp_path: Path
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "head.json").write_text('{"round": 1000000000, "state": "state/000001.safetensors"}')
     audit = Audit(Ledger(tmp_path / "l.jsonl"), tmp_path / "run")
-    with pytest.raises(RunError, match="parts/000001.json is missing"):
+    with pytest.raises(RunError, match="parts/000001.json of a committed round is missing"):
         audit.finish({"rounds": 1, "final": {}})
     assert not (tmp_path / "l.jsonl").exists()
 

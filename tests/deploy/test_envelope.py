@@ -54,7 +54,7 @@ def order(
 
 def test_what_the_server_has_signed_is_accepted_once(signer: NodeSigner, tmp_path: Path) -> None:
     signer.check(order(tmp_path))
-    with pytest.raises(Unsigned, match="carried out before"):
+    with pytest.raises(Unsigned, match="performed before"):
         signer.check(order(tmp_path))
     signer.check(order(tmp_path, nonce="1" * 32))
 

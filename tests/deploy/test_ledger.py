@@ -152,9 +152,9 @@ def test_a_key_is_nobody_elses(tmp_path: Path) -> None:
     ledger.append("rotate", client=0, key=second)
     who = Enrolment.of(ledger.entries)
     for key in (first, second):
-        with pytest.raises(ConfigError, match="is or was that of client 0"):
+        with pytest.raises(ConfigError, match="belongs or belonged to client 0"):
             who.check_new(1, key)
-    with pytest.raises(ConfigError, match="is or was that of client 0"):
+    with pytest.raises(ConfigError, match="belongs or belonged to client 0"):
         who.check_new(0, first)  # an old key is not taken up again
     assert who.check_new(0, second) == fingerprint_of(second)
     with pytest.raises(ConfigError, match="not a public key"):

@@ -60,7 +60,7 @@ def test_a_key_that_is_made_on_the_node(
     for args, said in {
         ("key", home / "0", "--client", 0): "a key is never overwritten",
         ("enrol", ward, 0, "--key", home / "0" / "key.pub"): "client 0 has this key already",
-        ("enrol", ward, 0, "--key", home / "1" / "key.pub"): "is or was that of client 1",
+        ("enrol", ward, 0, "--key", home / "1" / "key.pub"): "belongs or belonged to client 1",
         ("enrol", ward, 0, "--key", home / "0" / "key"): "is a private key, which never leaves its node",
         ("enrol", ward, 0, "--key", pem): "a node needs a key of curve secp384r1",
         ("enrol", ward, 0, "--key", ward / "README.md"): "not a public key",

@@ -258,7 +258,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
 
     with pytest.raises(RunError) as stopped:
         run_federation(project, disturb=after_each_round(fill))
-    assert f"the disk that carries {project.server} is full" in str(stopped.value)
+    assert f"the disk that holds {project.server} is full" in str(stopped.value)
     assert f"then `holdfast federation resume {project.path}` goes on" in str(
         stopped.value
     ) and "\n" not in str(stopped.value)

@@ -328,7 +328,7 @@ def test_who_cannot_reach_the_server_is_said_once(tmp_path: Path) -> None:
         (
             12e6,
             (
-                "the disk that carries .* is full .12 MB are left.; free some space, then `holdfast "
+                "the disk that holds .* is full .12 MB left.; free some space, then `holdfast "
                 "federation up .* goes on .what failed: superexec stopped with code 1"
             ),
         ),
@@ -375,7 +375,7 @@ def test_a_node_says_what_happened_and_is_started_again(
         keep_node(project.node(1), said.append)
     assert said[1] == "node1 lost its connection to the server; it is started again in 10 s"
     assert said[2] == "node1 stopped with code 1; it is started again in 20 s"
-    assert said[3] == f"the disk that carries {project.node(1)} is full (12 MB are left); free some space"
+    assert said[3] == f"the disk that holds {project.node(1)} is full (12 MB left); free some space"
 
 
 def test_a_key_that_others_can_read_is_not_used(project: Project) -> None:
