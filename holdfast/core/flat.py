@@ -96,6 +96,10 @@ class Layout:
         lead = vector.shape[:-1]
         return {s.name: vector[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
 
+    def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """A model's parameters and its buffers: [..., size] in two parts."""
+        return vector[..., : self.parameters], vector[..., self.parameters :]
+
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The same as a module wants them: whole numbers (counters, tables of indices) in their own dtype,
         rounded after an average."""
@@ -144,6 +148,14 @@ class Wire:
                 slots.append(replace(slot, shape=shape, start=start, stop=start + size))
                 start += size
         return replace(whole, slots=tuple(slots))
+
+    def split(self, sent: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters and the buffers of what travels: [..., size] in two parts."""
+        return sent[..., : self.parameters], sent[..., self.parameters :]
+
+    def moved(self, start: Tensor, update: Tensor, buffers: Tensor) -> Tensor:
+        """Models as they travel: `start` moved by these updates, with the buffers that came with them."""
+        return torch.cat([self.split(start)[0] + update, buffers], dim=-1)
 
     def pack(self, model: Tensor) -> Tensor:
         """[..., size of the model] to [..., what travels]."""

@@ -3,13 +3,14 @@ id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 State = dict[str, Tensor]
 """What a server or a stack of clients remembers: names to tensors; a client's tensors have one row per
 client."""
@@ -83,6 +84,15 @@ class Exchange:
         if any(value.shape[0] != n for value in self.extra.values()):
             raise ValueError(f"exchange '{self.task}': every extra tensor needs one row per client")
 
+    @property
+    def is_client(self) -> Tensor:
+        """bool per row: false for the server's own pseudo-client."""
+        return self.to != ROOT
+
+    def sent_to(self, ids: Tensor) -> Tensor:
+        """[n, size]: the first model that each of these clients is sent."""
+        return self.bank[self.pick[torch.searchsorted(self.to, ids), 0]]
+
     def only(self, keep: Tensor) -> Exchange:
         """The same request to fewer clients; `keep` is a mask or positions."""
         return replace(
@@ -110,6 +120,23 @@ class Uplink:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fields[name]
+
+    @property
+    def is_client(self) -> Tensor:
+        """bool per row: false for the server's own pseudo-client."""
+        return self.ids != ROOT
+
+    def clients(self) -> Uplink:
+        """The replies without that of the server's own pseudo-client."""
+        return self.only(self.is_client)
+
+    def of(self, ids: Tensor) -> Uplink:
+        """The replies of these clients, and that of the server's own pseudo-client where there is one."""
+        return self.only(torch.isin(self.ids, ids) | ~self.is_client)
+
+    def having(self, **fields: Tensor) -> Uplink:
+        """The same replies with these fields in place of, or beside, their own."""
+        return replace(self, fields={**self.fields, **fields})
 
     def only(self, keep: Tensor) -> Uplink:
         """The rows of a mask; all of them are not copied."""
@@ -140,6 +167,12 @@ class Verdict:
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: bool = False
+
+
+Steps = Generator[Exchange, Uplink, T]
+"""What asks clients: it yields Exchanges, is sent their Uplinks, and returns a T."""
+Round = Steps[tuple[State, Verdict]]
+"""A round of a method's server half: it returns the new state and the verdict."""
 
 
 def broadcast(task: str, model: Tensor, to: Tensor, **extra: Tensor) -> Exchange:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from holdfast.core.registry import Part
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import State, Steps
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class Detector(Part):
     def init(self) -> State:
         return {}
 
-    def judge(
-        self, state: State, ctx: Any, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         """`models` are the clients' models [n, d] as the server would see them after this round, as far as
         they are parameters that travel; `ctx.reference` is what they are compared with, `ctx.buffers` [n, b]
         the buffers that came with them, `ctx.counts` the samples these clients say they have (None where they

@@ -9,7 +9,6 @@ committee, Algorithm 3 moves the threshold."""
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import SCORE, Exchange, State, Uplink
+from holdfast.core.types import SCORE, Exchange, State, Steps
 from holdfast.detectors.base import Detector, Judgement
 
 PAPER = "Pan, Guo and Li, C-PFL: A committee-based personalized federated learning framework, JNCA"
@@ -187,9 +186,7 @@ class Committee(Detector):
 
     # ---- a round
 
-    def judge(
-        self, state: State, ctx: Any, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         memory, members = self.memory(state), self.elect(state, ctx)
         memory = replace(memory, members=members)
         sound = torch.isfinite(models).all(1)
@@ -328,7 +325,7 @@ class Committee(Detector):
         return f"accuracy {float(ballot.accuracy[i]):.4g} is below {tau:.4g}"
 
 
-def _votes(members: Tensor, asked: Tensor, bank: Tensor) -> Generator[Exchange, Uplink, Tensor]:
+def _votes(members: Tensor, asked: Tensor, bank: Tensor) -> Steps[Tensor]:
     """[members, models]: the accuracies that came back; NaN where nobody was asked, or did not answer, or had
     no samples to try it on."""
     votes = torch.full(asked.shape, torch.nan, dtype=torch.float64)

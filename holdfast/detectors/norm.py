@@ -9,7 +9,7 @@ median norm says more."""
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from holdfast.aggregators.geometry import norms
 from holdfast.core.registry import register, setting
 from holdfast.core.screening import NOT_FINITE
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import State, Steps
 from holdfast.detectors.base import Detector, Judgement
 
 PAPER = (
@@ -43,9 +43,7 @@ class Norm(Detector):
             raise ValueError("threshold below 1 median norm would ban half of any cohort; set 2, for example")
         return self
 
-    def judge(
-        self, state: State, ctx: Any, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         yield from ()  # it asks nobody
         lengths = norms(models, ctx.reference).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bound = self.bound(lengths)

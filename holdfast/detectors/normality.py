@@ -4,7 +4,6 @@ those of the aggregator `fedcpa`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from holdfast.aggregators.normality import PAPER, Models, Scoring
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import State, Steps
 from holdfast.detectors.base import Detector, Judgement
 
 
@@ -30,9 +29,7 @@ class Normality(Scoring, Detector):
     )
     patience: int = setting(3, "ban: after so many suspicious rounds of a client in a row", ge=1)
 
-    def judge(
-        self, state: State, ctx: Any, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Any, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         yield from ()  # it asks nobody
         reference = ctx.reference.to(models.dtype)
         found = self.score(

@@ -1,5 +1,6 @@
 """Published methods, one file each: a client half and a server half."""
 
+from holdfast.core.types import Round, Steps
 from holdfast.methods import (
     apfl,
     c_pfl,
@@ -36,7 +37,9 @@ __all__ = [
     "ClientRule",
     "Context",
     "Method",
+    "Round",
     "ServerRule",
+    "Steps",
     "apfl",
     "c_pfl",
     "cd2_pfed",

@@ -3,9 +3,7 @@ model."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from holdfast.core.types import Exchange, State, Uplink, Verdict
+from holdfast.core.types import Round, State
 from holdfast.methods.base import ServerRule
 from holdfast.methods.context import Context
 
@@ -14,7 +12,7 @@ class Averaging(ServerRule):
     """w <- w + server_lr * aggregate of (w_k - w), by the experiment's aggregator; with `mean` this is
     FedAvg's Algorithm 1."""
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, up, verdict = yield from ctx.judge(state, up, model)

@@ -3,7 +3,7 @@ it deploys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import Part, declared
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Verdict, broadcast
 from holdfast.detectors.base import Detector
 from holdfast.evaluation.metrics import Figures
 from holdfast.local.client import Local, Received
@@ -141,15 +141,15 @@ class ServerRule:
     def init(self, ctx: Context) -> State:
         return {"model": ctx.initial}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         raise TypeError(f"{type(self).__name__} does not say how a round goes")
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         """What these clients would receive now: for evaluation, export and late joiners."""
         yield from ()
         return broadcast("deliver", state["model"], ids)
 
-    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+    def finish(self, state: State, ctx: Context) -> Steps[State]:
         """After the last round: nothing, unless the method tunes something at the end."""
         yield from ()
         return state

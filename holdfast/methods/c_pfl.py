@@ -11,7 +11,7 @@ reading is a switch: docs/c-pfl.md has the list."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import build, register, setting
-from holdfast.core.types import ROOT, UNDEFINED, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import UNDEFINED, Field, Round, Schema, State, Steps, Uplink, Verdict
 from holdfast.detectors.committee import PAPER, Committee
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
@@ -95,7 +95,7 @@ class CPflServer(ServerRule):
 
     method: CPfl
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model, own = state["model"], self.method.detectors()
         up = yield ctx.ask("train", model, self._trainers(state, ctx))
         state, passed, verdict = yield from ctx.judge(state, up, model, own)
@@ -114,23 +114,22 @@ class CPflServer(ServerRule):
     def _weighed(self, merged: Merged, ctx: Context, model: Tensor, up: Uplink, passed: Uplink) -> Merged:
         """Eq. 5 divides by the samples of all, also of those whose model was rejected: what is to become of
         the mass that is missing?"""
-        mode, people = self.method.missing_mass, up.only(up.ids != ROOT)
-        if mode == "renormalise" or not bool((passed.ids != ROOT).any()):
+        mode, clients = self.method.missing_mass, up.clients()
+        if mode == "renormalise" or not len(passed.clients()):
             return merged
-        there = float(ctx.priors(people)[torch.isin(people.ids, passed.ids)].sum())
-        p = ctx.wire.parameters
-        fresh = merged.model.clone()
-        fresh[:p] = model[:p] + there * (fresh[:p] - model[:p]) if mode == "previous" else there * fresh[:p]
-        return replace(merged, model=fresh)
+        used = float(ctx.priors(clients)[torch.isin(clients.ids, passed.ids)].sum())
+        (old, _), (new, buffers) = ctx.wire.split(model), ctx.wire.split(merged.model)
+        weighed = old + used * (new - old) if mode == "previous" else used * new
+        return replace(merged, model=torch.cat([weighed, buffers]))
 
-    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+    def finish(self, state: State, ctx: Context) -> Steps[State]:
         """Also without epochs: whoever was not in the last cohort, as a member, has an older backbone and is
         to have the common one."""
         yield ctx.ask("tune", state["model"], ctx.available)
         return state
 
 
-def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Generator[Exchange, Uplink, None]:
+def _tell(ctx: Context, verdict: Verdict, passed: Uplink) -> Steps[None]:
     """Every client whose model the committee had before it hears its score, the threshold and whether it was
     used."""
     kind, score = ctx.initial.dtype, verdict.tables["committee/accuracy"]

@@ -10,7 +10,7 @@ predictions that each gives without the other are drawn together ("cyclic distil
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Round, State, Steps
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
 from holdfast.methods.averaging import Averaging
@@ -112,10 +112,10 @@ class Narrowing(ServerRule):
     def init(self, ctx: Context) -> State:
         return {"model": ctx.initial, "index": ctx.wire.index}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         return (yield from Averaging(self.method).round(_narrowed(state, ctx), ctx))
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         return (yield from Averaging(self.method).deliver(_narrowed(state, ctx), ctx, ids))
 
 

@@ -11,7 +11,6 @@ update takes."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from holdfast.aggregators.bipartition import at_odds, bipartition
 from holdfast.aggregators.geometry import cosines, norms
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Round, State, Steps, Uplink, Verdict
 from holdfast.methods.base import Method, ServerRule
 from holdfast.methods.context import Context, Merged
 from holdfast.methods.fedavg import FedAvgClient
@@ -118,7 +117,7 @@ class ClusteredServer(ServerRule):
             ctx.initial[None].clone(), torch.full((1, 2), -1), none, still, nobody, nobody, {}
         ).state()
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         tree = Tree.of(state)
         yield from self._walk_down(tree, ctx)
         places, done = tree.places(ctx.cohort), []
@@ -127,11 +126,11 @@ class ClusteredServer(ServerRule):
                 done.append((yield from self._train(tree, leaf, ctx.cohort[places == leaf], ctx)))
         return tree.state(), _together(done, ctx)
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return Exchange("deliver", ids, state["models"], Tree.of(state).places(ids)[:, None])
 
-    def _walk_down(self, tree: Tree, ctx: Context) -> Generator[Exchange, Uplink, None]:
+    def _walk_down(self, tree: Tree, ctx: Context) -> Steps[None]:
         """Clients of the cohort at a node that was cut without them train its model and go where their update
         points, down to a leaf."""
         people = ctx.cohort
@@ -149,14 +148,12 @@ class ClusteredServer(ServerRule):
                     people, below.gather(1, _nearer(up["update"], tree.directions[below])[:, None])[:, 0]
                 )
 
-    def _train(
-        self, tree: Tree, leaf: int, members: Tensor, ctx: Context
-    ) -> Generator[Exchange, Uplink, Verdict]:
+    def _train(self, tree: Tree, leaf: int, members: Tensor, ctx: Context) -> Steps[Verdict]:
         """One cluster's round. A cut comes before averaging, so that each part moves by its own updates."""
         model = tree.models[leaf]
         up = yield ctx.ask("train", model, members)
         tree.memory[leaf], up, verdict = yield from ctx.judge(tree.memory.get(leaf, {}), up, model)
-        people = up.only(up.ids != ROOT)
+        people = up.clients()
         parts, leaves = [up], [leaf]
         mean = _mean_length(people, ctx)
         longest = float(norms(people["update"]).max()) if len(people) else torch.nan
@@ -165,10 +162,10 @@ class ClusteredServer(ServerRule):
         if part is not None:
             leaves = tree.grow(leaf, people["update"], part)
             sides = [people.ids[part], people.ids[~part]]
-            parts = [up.only(torch.isin(up.ids, side) | (up.ids == ROOT)) for side in sides]
+            parts = [up.of(side) for side in sides]
         moved = []
         for node, replies in zip(leaves, parts, strict=True):
-            tree.put(replies.ids[replies.ids != ROOT], node)
+            tree.put(replies.clients().ids, node)
             merged = ctx.reduce(tree.memory.get(node, {}), replies, model, verdict)
             tree.reached(node, _step(merged.model - model, ctx))
             tree.models, tree.memory[node] = tree.models.clone(), merged.state
@@ -206,7 +203,7 @@ def _mean_length(people: Uplink, ctx: Context) -> float:
 def _step(moved: Tensor, ctx: Context) -> float:
     """How long the aggregated update was; by the mean that is the mean's length, and by a robust rule no
     attacker makes it long."""
-    return float(norms(moved[None, : ctx.wire.parameters])) / ctx.server_lr
+    return float(norms(ctx.wire.split(moved[None])[0])) / ctx.server_lr
 
 
 def _nearer(update: Tensor, directions: Tensor) -> Tensor:

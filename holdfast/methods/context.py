@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +15,9 @@ from holdfast.aggregators.geometry import norms
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
-from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict, broadcast, nothing
+from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
 from holdfast.detectors.base import Detector, named
 
-Steps = Generator[Exchange, Uplink, Any]
 OWN = "method-detector"  # where a server's state keeps what the method's own detectors remember
 
 
@@ -47,7 +45,7 @@ class Timer:
         finally:
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
-    def steps(self, name: str, steps: Steps) -> Steps:
+    def steps(self, name: str, steps: Steps[T]) -> Steps[T]:
         """The same for a generator; waiting for clients does not count."""
         up = None
         while True:
@@ -105,43 +103,36 @@ class Context(Guarded):
 
     def judge(
         self, state: State, up: Uplink, model: Tensor, own: tuple[Detector, ...] = ()
-    ) -> Generator[Exchange, Uplink, tuple[State, Uplink, Verdict]]:
+    ) -> Steps[tuple[State, Uplink, Verdict]]:
         """Run the method's own detectors and then the attached ones; each sees only those whom the ones
         before let pass. Returns the replies of those whom nobody turned away."""
-        answered, start = up.ids[up.ids != ROOT], model[: self.wire.parameters]
-        lengths = norms(
-            up.only(up.ids != ROOT)["update"]
-        )  # all of them are not copied: a cohort may be larger than the memory
+        clients, (start, _) = up.clients(), self.wire.split(model)
+        answered, lengths = clients.ids, norms(clients["update"])
+        del clients  # where it is a copy: a cohort may be larger than half of the memory
         refused = {client: reason for client, reason in up.refused.items() if client != ROOT}
         verdict = Verdict(answered)
-        told: dict[str, tuple[Tensor, Tensor]] = {}
+        scored: dict[str, tuple[Tensor, Tensor]] = {}
         for place, name, detector in self._places(own):
-            people = up.ids != ROOT
-            counts = up["count"][people] if "count" in up.fields else None
-            seen = replace(
-                self, reference=start, buffers=up["buffers"][people], counts=counts, refused=refused
-            )
-            judging = detector.judge(_under(state, place), seen, up["update"][people] + start, up.ids[people])
-            said = yield from self.timer.steps("detect", judging)
-            state = _without(state, place) | {f"{place}{k}": v for k, v in said.state.items()}
-            told |= {f"{name}/{k}": (v, up.ids[people]) for k, v in said.scores.items()}
+            rows, ids = up.is_client, up.ids[up.is_client]
+            counts = up["count"][rows] if "count" in up.fields else None
+            seen = replace(self, reference=start, buffers=up["buffers"][rows], counts=counts, refused=refused)
+            judging = detector.judge(_under(state, place), seen, up["update"][rows] + start, ids)
+            judged = yield from self.timer.steps("detect", judging)
+            state = _without(state, place) | {f"{place}{k}": v for k, v in judged.state.items()}
+            scored |= {f"{name}/{k}": (v, ids) for k, v in judged.scores.items()}
             verdict = replace(
                 verdict,
-                banned={**said.banned, **verdict.banned},
-                rejected={**said.rejected, **verdict.rejected},  # the first reason stays
-                tables={**verdict.tables, **_named(name, said.tables, up.ids[people])},
+                banned={**judged.banned, **verdict.banned},
+                rejected={**judged.rejected, **verdict.rejected},  # the first reason stays
+                tables={**verdict.tables, **_named(name, judged.tables, ids)},
             )
-            up = up.only(~torch.isin(up.ids, torch.tensor([*said.banned, *said.rejected], dtype=torch.int64)))
-        judged = (
-            torch.cat(
-                [answered, torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)]
-            )
-            .sort()
-            .values
-        )
-        scores = {name: laid_out(*of, judged) for name, of in told.items()}
-        tables = {**verdict.tables, "norms": laid_out(lengths, answered, judged)}
-        return state, up, replace(verdict, ids=judged, scores=scores, tables=tables)
+            out = torch.tensor([*judged.banned, *judged.rejected], dtype=torch.int64)
+            up = up.only(~torch.isin(up.ids, out))
+        unseen = torch.tensor([c for c in verdict.banned if c in refused], dtype=torch.int64)
+        all_ids = torch.cat([answered, unseen]).sort().values
+        scores = {name: laid_out(*of, all_ids) for name, of in scored.items()}
+        tables = {**verdict.tables, "norms": laid_out(lengths, answered, all_ids)}
+        return state, up, replace(verdict, ids=all_ids, scores=scores, tables=tables)
 
     def _places(self, own: tuple[Detector, ...]) -> Iterator[tuple[str, str, Detector]]:
         """Yield for each detector where its memory lies in the state, its name in the verdict, and itself."""
@@ -160,10 +151,10 @@ class Context(Guarded):
         returned, or, where it says `partial`, move to that mean by the sum of these weights. `priors` are a
         method's own weights of the clients (the root pseudo-client has none), in place of their sample
         counts."""
-        people = up.ids != ROOT
-        verdict = verdict or Verdict(up.ids[people])
-        root = up["update"][~people][0] if bool((~people).any()) else None
-        up = up.only(people)
+        clients = up.is_client
+        verdict = verdict or Verdict(up.ids[clients])
+        root = up["update"][~clients][0] if bool((~clients).any()) else None
+        up = up.clients()
         if len(up) == 0:
             refused = any(client != ROOT for client in up.refused)
             reason = "nobody's update was used" if len(verdict.ids) or refused else "nobody answered"

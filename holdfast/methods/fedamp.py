@@ -8,7 +8,6 @@ The client goes on from its own model, and u_i pulls: min F_i(w) + lambda / (2 a
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from holdfast.aggregators.geometry import distances
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Round, State, Steps, Verdict
 from holdfast.local.client import Local, Received
 from holdfast.methods import model_memory
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
@@ -47,16 +46,16 @@ class FedAmpServer(ServerRule):
     def init(self, ctx: Context) -> State:
         return model_memory.empty(ctx)
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         with ctx.timer.part("attend"):
             sent, xi = self.mixtures(state, ctx, ctx.cohort)
         up = yield _each_its_own("train", ctx.cohort, sent)
-        answered, p = torch.isin(ctx.cohort, up.ids), ctx.wire.parameters
-        trained = torch.cat([sent[answered, :p] + up["update"], up["buffers"]], 1)
+        answered = torch.isin(ctx.cohort, up.ids)
+        trained = ctx.wire.moved(sent[answered], up["update"], up["buffers"])
         tables = {"attention": xi[answered], "attended": state["ids"]}
         return model_memory.with_sent(state, up.ids, trained), Verdict(up.ids, tables=tables)
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return _each_its_own("deliver", ids, self.mixtures(state, ctx, ids)[0])
 
@@ -64,8 +63,8 @@ class FedAmpServer(ServerRule):
         """u [n, size], and xi [n, kept models]. A client that has sent nothing yet is where everybody began.
         How close two models are is a matter of their parameters: counters and running statistics of BatchNorm
         are mixed, but have no say."""
-        method, p, own = self.method, ctx.wire.parameters, model_memory.last(state, ids, ctx.initial)
-        apart = distances(torch.cat([state["models"], ctx.initial[None]])[:, :p])[:, :-1]
+        method, own = self.method, model_memory.last(state, ids, ctx.initial)
+        apart = distances(ctx.wire.split(torch.cat([state["models"], ctx.initial[None]]))[0])[:, :-1]
         rows = torch.where(
             torch.isin(ids, state["ids"]), torch.searchsorted(state["ids"], ids), len(state["ids"])
         )

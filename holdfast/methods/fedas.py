@@ -8,7 +8,7 @@ own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.core.types import Field, Round, Schema, State, Steps, Uplink, Verdict, broadcast
 from holdfast.evaluation.prototypes import prototypes, width_of
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
@@ -120,11 +120,9 @@ class FedASClient(ClientRule):
     def align(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         """One link of a chain: the backbone as this client leaves it for the next."""
         start = self._aligned(local, state, received.into(state["own"]), received.has)
-        sent, p = local.wire.pack(start), local.wire.parameters
-        return {**state, "start": start}, {
-            "update": sent[:, :p] - received.model[:, :p],
-            "buffers": sent[:, p:],
-        }
+        aligned, buffers = local.wire.split(local.wire.pack(start))
+        update = aligned - local.wire.split(received.model)[0]
+        return {**state, "start": start}, {"update": update, "buffers": buffers}
 
     def train(self, local: Local, state: State, received: Received, extra: Fields) -> tuple[State, Fields]:
         begun, base = received.into(state["own"]), received
@@ -187,8 +185,9 @@ class FedASClient(ClientRule):
             trainable=shared,
             aux=aux,
         ).model
-        p = layout.parameters
-        return aligned if method.align_statistics else torch.cat([aligned[:, :p], start[:, p:]], 1)
+        if method.align_statistics:
+            return aligned
+        return torch.cat([layout.split(aligned)[0], layout.split(start)[1]], 1)
 
     def _aligning(self, state: State, who: Tensor) -> Tensor:
         """Those of `who` that have features to align to."""
@@ -227,12 +226,12 @@ class FedASServer(ServerRule):
 
     method: FedAS
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         up = yield from (self._chained(ctx, model) if self.method.align == "serial" else _asked(ctx, model))
-        said = up.only(up.ids != ROOT)
+        said = up.clients()
         state, up, verdict = yield from ctx.judge(state, up, model)
-        heard = up.only(up.ids != ROOT)
+        heard = up.clients()
         priors, verdict = (
             self._weighed(ctx, said, heard, verdict) if self.method.synchronise else (None, verdict)
         )
@@ -264,25 +263,26 @@ class FedASServer(ServerRule):
         verdict = replace(verdict, tables={**verdict.tables, **told}, notes=(*verdict.notes, *silent))
         return None if weights is None else weights.to(ctx.initial.dtype), verdict
 
-    def _chained(self, ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:
+    def _chained(self, ctx: Context, model: Tensor) -> Steps[Uplink]:
         """The authors' in-place alignment: each client, in the order of ids, aligns what the one before it
         left, and trains from there. One exchange for each link; what a client aligned it has, and is not sent
         again."""
-        p, at, starts = ctx.wire.parameters, model, {}
+        at, starts = model, {}
         for client in ctx.cohort:
             link = yield broadcast("align", at, client[None])
             if len(link):
-                at = torch.cat([at[:p] + link["update"][0], link["buffers"][0]])
-                starts[int(client)] = at[:p]
+                at = ctx.wire.moved(at, link["update"][0], link["buffers"][0])
+                starts[int(client)] = ctx.wire.split(at)[0]
         asked = ctx.ask("train", model, torch.tensor(list(starts), dtype=torch.int64))
-        up = yield replace(asked, pick=torch.where((asked.to == ROOT)[:, None], asked.pick, -1))
-        led = [model[:p] if client == ROOT else starts[client] for client in up.ids.tolist()]
-        if not led:
+        up = yield replace(asked, pick=torch.where(asked.is_client[:, None], -1, asked.pick))
+        if not len(up):
             return up
-        return replace(up, fields={**up.fields, "update": up["update"] + (torch.stack(led) - model[:p])})
+        common = ctx.wire.split(model)[0]  # from which the server's own pseudo-client trains
+        led = torch.stack([starts.get(client, common) for client in up.ids.tolist()])
+        return up.having(update=up["update"] + (led - common))
 
 
-def _asked(ctx: Context, model: Tensor) -> Generator[Exchange, Uplink, Uplink]:
+def _asked(ctx: Context, model: Tensor) -> Steps[Uplink]:
     return (yield ctx.ask("train", model))
 
 

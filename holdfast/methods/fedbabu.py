@@ -6,7 +6,6 @@ After the last round every client tunes the common model on its own data."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink
+from holdfast.core.types import Field, Schema, State, Steps
 from holdfast.local.client import Local, Received
 from holdfast.methods.averaging import Averaging
 from holdfast.methods.base import ClientRule, Fields, Method
@@ -70,7 +69,7 @@ class FedBabuServer(Averaging):
 
     method: FedBabu
 
-    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+    def finish(self, state: State, ctx: Context) -> Steps[State]:
         return (yield from ask_to_tune(state, ctx, self.method.tune_epochs))
 
 

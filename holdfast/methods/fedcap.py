@@ -12,7 +12,7 @@ the reference against which the pool was calibrated, the client trains from it a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import ROOT, Exchange, Schema, State, Uplink, Verdict, broadcast
+from holdfast.core.types import Exchange, Round, Schema, State, Steps, Uplink, Verdict, broadcast
 from holdfast.detectors.norm import PAPER, Norm
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, FinishedRun, Method, ServerRule
@@ -104,7 +104,7 @@ class FedCapServer(ServerRule):
         }
         return state | {"previous": ctx.initial} | pools | nobody
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         if (
             "banned" in state
         ):  # they are drawn, but neither asked nor sent anything, nor may they judge others
@@ -119,7 +119,7 @@ class FedCapServer(ServerRule):
         up = yield asked
         with ctx.timer.part("calibrate"):
             recovered, calibrated = (
-                _calibrated(asked, up, reference) if self.method.customise else (up["update"], up)
+                _calibrated(asked, up, reference, ctx.wire) if self.method.customise else (up["update"], up)
             )
         judged = calibrated if self.method.calibrate else up
         state, passed, verdict = yield from ctx.judge(state, judged, reference, own=self.method.detectors())
@@ -141,7 +141,7 @@ class FedCapServer(ServerRule):
                     torch.cat([state["banned"], torch.tensor([*verdict.banned], dtype=torch.int64)]).unique()
                 )
             }
-        people = kept & (up.ids != ROOT)
+        people = kept & up.is_client
         if not bool(
             people.any()
         ):  # nobody survived: reference and pools stay, and so both still belong together
@@ -161,14 +161,12 @@ class FedCapServer(ServerRule):
             verdict,
         )
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         """Members of the pool from the pool; everybody else is asked for an update first, as in a round."""
         weights, _ = yield from self._weights(state, ctx, ids)
         return _customised(broadcast("deliver", state["model"], ids), state, weights)
 
-    def _weights(
-        self, state: State, ctx: Context, ids: Tensor
-    ) -> Generator[Exchange, Uplink, tuple[Tensor, Tensor]]:
+    def _weights(self, state: State, ctx: Context, ids: Tensor) -> Steps[tuple[Tensor, Tensor]]:
         """How much each client is given of each model in the pool: p' [n, m], a row of zeros where it gets
         the reference model; and how many samples each is known to have."""
         pool = state.get("pool/ids", ids[:0])
@@ -239,20 +237,17 @@ def _customised(asked: Exchange, state: State, weights: Tensor) -> Exchange:
     models = state["pool/models"]
     bank = torch.cat([asked.bank, weights[served].to(models.dtype) @ models])
     pick = asked.pick.clone()
-    pick[asked.to != ROOT] = torch.where(served, served.cumsum(0), 0)[:, None]
+    pick[asked.is_client] = torch.where(served, served.cumsum(0), 0)[:, None]
     return replace(asked, bank=bank, pick=pick)
 
 
-def _calibrated(asked: Exchange, up: Uplink, reference: Tensor) -> tuple[Tensor, Uplink]:
+def _calibrated(asked: Exchange, up: Uplink, reference: Tensor, wire: Wire) -> tuple[Tensor, Uplink]:
     """w~_k = what_k + d_k with the buffers that came with it, and the replies with d~_k = w~_k - w as their
     update."""
-    sent = asked.bank[asked.pick[torch.searchsorted(asked.to, up.ids), 0]]
-    p = up["update"].shape[1]
-    recovered = torch.cat([sent[:, :p] + up["update"], up["buffers"]], dim=1)
-    moved = up["update"] + (
-        sent[:, :p] - reference[:p]
-    )  # in this order nothing is lost where a client was sent the reference itself
-    return recovered, replace(up, fields={**up.fields, "update": moved})
+    sent = asked.sent_to(up.ids)
+    recovered = wire.moved(sent, up["update"], up["buffers"])
+    away = wire.split(sent)[0] - wire.split(reference)[0]
+    return recovered, up.having(update=up["update"] + away)  # exact where a client was sent the reference
 
 
 def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tensor, Verdict]:
@@ -263,16 +258,15 @@ def _finite(passed: Uplink, calibrated: Uplink, verdict: Verdict) -> tuple[Tenso
     kept = torch.isin(calibrated.ids, passed.ids)
     rejected = {
         client: "recovered model is not finite"
-        for client in calibrated.ids[kept & ~finite].tolist()
-        if client != ROOT
+        for client in calibrated.ids[kept & ~finite & calibrated.is_client].tolist()
     }
     return kept & finite, replace(verdict, rejected={**verdict.rejected, **rejected})
 
 
 def _sent(up: Uplink, verdict: Verdict) -> Tensor:
     """The lengths of the updates before they were calibrated, beside those of the verdict."""
-    people = up.only(up.ids != ROOT)
-    return laid_out(norms(people["update"]), people.ids, verdict.ids)
+    clients = up.clients()
+    return laid_out(norms(clients["update"]), clients.ids, verdict.ids)
 
 
 def _without(state: State, verdict: Verdict) -> State:

@@ -8,7 +8,7 @@ everybody's update: `train` (w), match, `personalise` (v)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Slot, Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Uplink, Verdict
 from holdfast.evaluation import metrics
 from holdfast.local.augment import Augment
 from holdfast.local.client import Local, Received
@@ -193,13 +193,13 @@ class FedComServer(ServerRule):
         }
         return state | {"signal/ids": nobody, "signal/rows": ctx.initial.new_zeros(0, *head.shape)}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         up = yield ctx.ask("train", model)
         state, passed, verdict = yield from ctx.judge(state, up, model)
         merged = ctx.reduce(state, passed, model, verdict)
         state, verdict = merged.state | {"model": merged.model}, merged.verdict
-        asking = up.only((up.ids != ROOT) & ~_among(up.ids, verdict.banned))
+        asking = up.only(up.is_client & ~_among(up.ids, verdict.banned))
         with ctx.timer.part("match"):
             state, matches = self._matched(
                 state, ctx, asking, passed, {*up.refused, *verdict.rejected}, set(verdict.banned)
@@ -225,7 +225,7 @@ class FedComServer(ServerRule):
             state = forget(state, name, banned)
         if not self.method.matching:
             return state, torch.full(asking["wanted"].shape, NOT_WANTED, dtype=torch.int64)
-        good = passed.only(passed.ids != ROOT)
+        good = passed.clients()
         state = remember(state, "signal", good.ids, self._signal(ctx, good))
         ids = state["signal/ids"]
         usable = ~_among(ids, not_now)

@@ -11,7 +11,6 @@ If nothing helps, it keeps its own. Then it trains. The server adds up the omega
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,7 +21,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import mix
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Verdict
 from holdfast.data.client_rows import Padded, either
 from holdfast.evaluation.evaluate import score
 from holdfast.local.client import Local, Received
@@ -93,8 +92,8 @@ class FedFomoClient(ClientRule):
     def _served(self, local: Local, held: Padded, before: Tensor, old: Tensor, model: Tensor) -> Tensor:
         """omega_j. How far two models are apart is a matter of their parameters; counters of BatchNorm have
         no say."""
-        p = local.network.layout.parameters
-        apart = (model[:, :p] - old[:, :p]).double().norm(dim=1)
+        split = local.network.layout.split
+        apart = (split(model)[0] - split(old)[0]).double().norm(dim=1)
         omega = (before - self._loss(local, held, model)) / torch.where(
             apart > 0, apart, torch.ones_like(apart)
         )
@@ -143,7 +142,7 @@ class FedFomoServer(ServerRule):
     def init(self, ctx: Context) -> State:
         return {**model_memory.empty(ctx), "affinity": ctx.initial.new_zeros(0, 0)}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         best = self._best(state, ctx, ctx.cohort)
         up = yield Exchange(
             "train",
@@ -152,7 +151,7 @@ class FedFomoServer(ServerRule):
             torch.cat([torch.full_like(ctx.cohort, -1)[:, None], best], 1),
         )
         best = best[torch.isin(ctx.cohort, up.ids)]
-        trained = torch.cat([ctx.initial[: ctx.wire.parameters] + up["update"], up["buffers"]], 1)
+        trained = ctx.wire.moved(ctx.initial, up["update"], up["buffers"])
         fresh = model_memory.with_sent(state, up.ids, trained)
         place = torch.searchsorted(fresh["ids"], state["ids"])
         affinity = ctx.initial.new_zeros(len(fresh["ids"]), len(fresh["ids"]))
@@ -165,7 +164,7 @@ class FedFomoServer(ServerRule):
         }
         return {**fresh, "affinity": affinity}, Verdict(up.ids, tables=tables)
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         """A client that has never sent anything has no model and no friends: it is given the mean of all that
         there are."""
         yield from ()

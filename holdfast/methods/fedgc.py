@@ -7,7 +7,6 @@ each embedding near its class and far from what other clients hold."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
-from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
@@ -132,14 +131,14 @@ class FedGCServer(ServerRule):
         empty = ctx.initial.new_zeros(0, int(head_of(ctx).sum()) + linear_head(ctx.layout)[0].shape[0])
         return {"model": ctx.initial, "ids": torch.zeros(0, dtype=torch.int64), "models": empty}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         asked = self._sent(state, ctx, ctx.ask("train", model))
         up = yield asked
-        state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model), model)
+        state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
         merged = ctx.reduce(state, up, model, verdict)
-        heard = up.only(up.ids != ROOT)
-        sent = (heard["update"] + model[: ctx.wire.parameters])[:, head_of(ctx)]
+        heard = up.clients()
+        sent = (heard["update"] + ctx.wire.split(model)[0])[:, head_of(ctx)]
         state = with_sent(
             without(merged.state, verdict.banned),
             heard.ids,
@@ -150,7 +149,7 @@ class FedGCServer(ServerRule):
         verdict = replace(merged.verdict, notes=(*merged.verdict.notes, *notes))
         return {**state, "models": heads, "model": merged.model}, verdict
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 

@@ -7,7 +7,6 @@ even differ."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import Field, Round, Schema, State, Verdict
 from holdfast.evaluation.prototypes import prototypes
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import MOST_SAMPLES, ClientRule, Fields, Method, ServerRule
@@ -72,7 +71,7 @@ class FedGHServer(ServerRule):
         linear_head(ctx.layout)  # or a refusal, before anybody trains
         return super().init(ctx)
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         up = yield ctx.ask("train", state["model"])
         client, label = (up["held"] > 0).nonzero(
             as_tuple=True

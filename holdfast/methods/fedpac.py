@@ -9,7 +9,6 @@ others' (a bias) and how much the others' scatter (a variance): a small quadrati
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -21,7 +20,7 @@ from holdfast.core.flat import Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
 from holdfast.core.simplex import least
-from holdfast.core.types import ROOT, Exchange, Field, Schema, State, Uplink, Verdict
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Uplink, Verdict
 from holdfast.evaluation.prototypes import Prototypes, apart, averaged, prototypes
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
@@ -144,16 +143,16 @@ class FedPACServer(ServerRule):
         heads = {"ids": torch.zeros(0, dtype=torch.int64), "models": zeros(0, int(head_of(ctx).sum()))}
         return {"model": ctx.initial, **heads, "prototypes": zeros(classes, width), "known": zeros(classes)}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         model = state["model"]
         told = {
             name: state[name].expand(len(ctx.cohort), *state[name].shape) for name in ("prototypes", "known")
         }
         asked = self._sent(state, ctx, ctx.ask("train", model, **told))
         up = yield asked
-        state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model), model)
+        state, up, verdict = yield from ctx.judge(state, as_of_one_model(up, asked, model, ctx.wire), model)
         merged = ctx.reduce(state, up, model, verdict)
-        heard = up.only(up.ids != ROOT)
+        heard = up.clients()
         heard = heard.only(heard["held"].sum(1) > 0)  # whoever has no sample knows nothing of features
         with ctx.timer.part("heads"):
             state, verdict = self._mixed(merged.state, ctx, heard, model, merged.verdict)
@@ -162,7 +161,7 @@ class FedPACServer(ServerRule):
         )
         return {**state, "model": merged.model, "prototypes": prototypes, "known": known}, verdict
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return self._sent(state, ctx, ctx.ask("deliver", state["model"], ids))
 
@@ -170,7 +169,7 @@ class FedPACServer(ServerRule):
         self, state: State, ctx: Context, heard: Uplink, model: Tensor, verdict: Verdict
     ) -> tuple[State, Verdict]:
         head = head_of(ctx)
-        sent = heard["update"][:, head] + model[: ctx.wire.parameters][head]
+        sent = heard["update"][:, head] + ctx.wire.split(model)[0][head]
         alpha, alone = mixtures(heard["variance"], heard["h"], self.method.smallest)
         place, table = (
             torch.isin(verdict.ids, heard.ids),

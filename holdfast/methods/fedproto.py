@@ -8,7 +8,6 @@ as nobody has sent any prototype, a client answers with its own head."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -18,7 +17,17 @@ from torch import Tensor, nn
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.recorded_table import RecordedTable
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast, nothing
+from holdfast.core.types import (
+    Exchange,
+    Field,
+    Round,
+    Schema,
+    State,
+    Steps,
+    Verdict,
+    broadcast,
+    nothing,
+)
 from holdfast.evaluation.prototypes import apart, averaged, held, prototypes
 from holdfast.local.client import Local, Received
 from holdfast.local.losses import Batch, Loss
@@ -168,7 +177,7 @@ class FedProtoServer(ServerRule):
 
     method: FedProto
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         shape = _shape(ctx.layout)
         old, known = _parts(state["model"], shape)
         up = yield self._sent("train", state, ctx, ctx.cohort)
@@ -179,7 +188,7 @@ class FedProtoServer(ServerRule):
         )
         return {**state, "model": model}, verdict
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return self._sent("deliver", state, ctx, ids)
 

@@ -3,14 +3,13 @@ round."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.core.types import Exchange, State, Uplink
+from holdfast.core.types import State, Steps
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Fitted
 from holdfast.methods.context import Context
@@ -42,7 +41,7 @@ def tuned_or_newest(local: Local, state: State, received: Received) -> Tensor:
     return torch.where(own[:, None], state["own"], received.into(local.initial))
 
 
-def ask_to_tune(state: State, ctx: Context, epochs: int) -> Generator[Exchange, Uplink, State]:
+def ask_to_tune(state: State, ctx: Context, epochs: int) -> Steps[State]:
     """The end of a run: everybody who is there tunes the last model, not only a cohort."""
     if epochs:
         yield ctx.ask("tune", state["model"], ctx.available)

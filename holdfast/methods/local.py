@@ -3,14 +3,12 @@ federation has to beat."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
 from holdfast.core.flat import Wire
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, nothing
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Verdict, nothing
 from holdfast.local.client import Local, Received
 from holdfast.methods.base import ClientRule, Fields, Method, ServerRule
 from holdfast.methods.context import Context
@@ -43,13 +41,13 @@ class Silent(ServerRule):
     def init(self, ctx: Context) -> State:
         return {}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         method = self.method
         assert isinstance(method, LocalTraining)
         up = yield nothing("train", ctx.available if method.everyone else ctx.cohort, ctx.initial.dtype)
         return state, Verdict(up.ids)
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return nothing("deliver", ids, ctx.initial.dtype)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.flat import Wire
 from holdfast.core.types import Exchange, Uplink
 from holdfast.methods.context import Context
 from holdfast.models.features import NO_HEAD
@@ -31,9 +32,8 @@ def under_own_heads(asked: Exchange, model: Tensor, head: Tensor, ids: Tensor, h
     return replace(asked, bank=bank, pick=pick[:, None])
 
 
-def as_of_one_model(up: Uplink, asked: Exchange, model: Tensor) -> Uplink:
+def as_of_one_model(up: Uplink, asked: Exchange, model: Tensor, wire: Wire) -> Uplink:
     """Updates as of the common model, although each client came from a head of its own: rules compare and
     average what they are given."""
-    p = up["update"].shape[1]
-    came_from = asked.bank[asked.pick[torch.isin(asked.to, up.ids), 0], :p]
-    return replace(up, fields={**up.fields, "update": up["update"] + (came_from - model[:p])})
+    (start, _), (common, _) = wire.split(asked.sent_to(up.ids)), wire.split(model)
+    return up.having(update=up["update"] + (start - common))

@@ -6,7 +6,7 @@ then w_i <- w_i - eta lambda (w_i - theta); the server mixes: w <- (1 - beta) w 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, State, Uplink, Verdict
+from holdfast.core.types import Round, State
 from holdfast.local.client import Local, Received
 from holdfast.local.gradients import Tensors
 from holdfast.local.losses import Batch, Loss
@@ -110,12 +110,13 @@ class PFedMeServer(ServerRule):
 
     method: PFedMe
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
-        model, p = state["model"], ctx.wire.parameters
+    def round(self, state: State, ctx: Context) -> Round:
+        model = state["model"]
         up = yield ctx.ask("train", model)
         state, up, verdict = yield from ctx.judge(state, up, model)
         merged = ctx.reduce(state, up, model, verdict)
-        mixed = torch.cat([model[:p] + self.method.beta * (merged.model[:p] - model[:p]), merged.model[p:]])
+        (old, _), (new, buffers) = ctx.wire.split(model), ctx.wire.split(merged.model)
+        mixed = torch.cat([old + self.method.beta * (new - old), buffers])
         return merged.state | {"model": mixed}, merged.verdict
 
 

@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.aggregators.median import Median
-from holdfast.core.types import Exchange, Uplink, Verdict
+from holdfast.core.types import Exchange, Steps, Uplink, Verdict
 from holdfast.engine.simulator import Simulator
 from holdfast.results.run import Run
 from holdfast.sweeps.session import resume
@@ -37,7 +37,7 @@ def run_case(
     where: World, state: dict[str, Tensor], answer: Answer, cohort: list[int]
 ) -> tuple[dict[str, Tensor], Verdict, list[Exchange]]:
     half = where.method.Server(where.method)
-    steps: Generator[Exchange, Uplink, Any] = half.round(state, where.ctx(cohort=torch.tensor(cohort)))
+    steps: Steps[Any] = half.round(state, where.ctx(cohort=torch.tensor(cohort)))
     asked: list[Exchange] = []
     try:
         asked.append(next(steps))

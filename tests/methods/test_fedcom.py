@@ -6,7 +6,7 @@ step of 0.1 leads to (0.85, 2) and (0.9, 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.flat import Layout, Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import build
-from holdfast.core.types import ROOT, Exchange, State, Uplink, Verdict
+from holdfast.core.types import ROOT, Exchange, State, Steps, Uplink, Verdict
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.engine.simulator import Simulator
 from holdfast.local.client import Local, Received
@@ -319,9 +319,7 @@ class Judge(Detector):
     banned: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
 
-    def judge(
-        self, state: State, ctx: Context, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         yield from ()
         return Judgement(
             state, dict.fromkeys(self.banned, "told to"), {}, dict.fromkeys(self.rejected, "told to")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from holdfast.core.flat import Layout, Wire
 from holdfast.core.types import ROOT, Uplink, broadcast
 from holdfast.methods.own_heads import as_of_one_model, under_own_heads
 from tests.methods.halves import close, double
 
 MODEL = double([1.0, 2.0, 3.0, 9.0])  # the last is a buffer
+WIRE = Wire(torch.arange(4), 3, True, Layout(()))
 HEAD = torch.tensor([False, True, True])
 
 
@@ -22,7 +24,7 @@ def test_there_and_back() -> None:
     up = Uplink(
         torch.tensor([ROOT, 4, 7]), {"update": double([[0.5, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]])}
     )
-    back = as_of_one_model(up, sent, MODEL)
+    back = as_of_one_model(up, sent, MODEL, WIRE)
     close(back["update"] + MODEL[:3], [[1.5, 2, 3], [1, 6, 6], [1, 7, 7]])
 
 
@@ -31,6 +33,5 @@ def test_nobody_has_a_head_or_answers() -> None:
     asked = broadcast("train", MODEL, torch.tensor([2, 4]))
     sent = under_own_heads(asked, MODEL, HEAD, nobody, double([]).reshape(0, 2))
     assert sent.bank.tolist() == [MODEL.tolist()] and sent.pick.tolist() == [[0], [0]]
-    assert as_of_one_model(Uplink(nobody, {"update": double([]).reshape(0, 3)}), sent, MODEL)[
-        "update"
-    ].shape == (0, 3)
+    none = Uplink(nobody, {"update": double([]).reshape(0, 3)})
+    assert as_of_one_model(none, sent, MODEL, WIRE)["update"].shape == (0, 3)

@@ -5,7 +5,7 @@ losses."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.flat import Wire
 from holdfast.core.keys import Key
 from holdfast.core.registry import register, setting
-from holdfast.core.types import Exchange, Field, Schema, State, Uplink, Verdict, broadcast
+from holdfast.core.types import Exchange, Field, Round, Schema, State, Steps, Uplink, Verdict, broadcast
 from holdfast.detectors.base import Detector, Judgement
 from holdfast.local.client import Local, Received
 from holdfast.local.fit import Recipe
@@ -147,7 +147,7 @@ class CustomServer(ServerRule):
     def init(self, ctx: Context) -> State:
         return {"model": ctx.initial, "bank": ctx.initial.repeat(len(ctx.available), 1)}
 
-    def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+    def round(self, state: State, ctx: Context) -> Round:
         ids = ctx.cohort
         up = yield Exchange("train", ids, state["bank"], ids[:, None])
         bank = state["bank"].clone()
@@ -168,11 +168,11 @@ class CustomServer(ServerRule):
             rated.ids, scores={"rating": rated["rating"][:, 0]}, tables={"hint": rated["rating"]}
         )
 
-    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Generator[Exchange, Uplink, Exchange]:
+    def deliver(self, state: State, ctx: Context, ids: Tensor) -> Steps[Exchange]:
         yield from ()
         return Exchange("deliver", ids, state["bank"], ids[:, None])
 
-    def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+    def finish(self, state: State, ctx: Context) -> Steps[State]:
         up = yield broadcast("train", state["model"], ctx.available)
         bank = state["bank"].clone()
         bank[up.ids, : ctx.wire.parameters] = state["model"][: ctx.wire.parameters] + up["update"]
@@ -250,7 +250,7 @@ def test_an_aggregator_on_a_method_that_never_reduces_is_a_mistake(simulate: Sim
 
 def test_a_task_that_the_client_half_does_not_have(simulate: Simulate) -> None:
     class Confused(Averaging):
-        def round(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, tuple[State, Verdict]]:
+        def round(self, state: State, ctx: Context) -> Round:
             yield ctx.ask("dance", state["model"])
             raise AssertionError
 
@@ -287,7 +287,7 @@ def test_private_state_must_begin_as_it_goes_on(simulate: Simulate) -> None:
 
 def test_a_finish_that_only_computes_is_committed_too(simulate: Simulate) -> None:
     class Doubling(Averaging):
-        def finish(self, state: State, ctx: Context) -> Generator[Exchange, Uplink, State]:
+        def finish(self, state: State, ctx: Context) -> Steps[State]:
             yield from ()
             return state | {"model": 2 * state["model"]}
 
@@ -316,9 +316,7 @@ class Norm(Detector):
     def init(self) -> State:
         return {"seen": torch.zeros((), dtype=torch.int64)}
 
-    def judge(
-        self, state: State, ctx: Context, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         yield from ()
         far = (models - models.median(0).values).norm(dim=1) if len(models) else torch.zeros(0)
         limit = self.factor * float(far.median()) if len(far) else 0.0
@@ -380,9 +378,7 @@ def test_detectors_survive_rounds_without_clients(simulate: Simulate) -> None:
 class Everyone(Detector):
     """Trusts nobody."""
 
-    def judge(
-        self, state: State, ctx: Context, models: Tensor, ids: Tensor
-    ) -> Generator[Exchange, Uplink, Judgement]:
+    def judge(self, state: State, ctx: Context, models: Tensor, ids: Tensor) -> Steps[Judgement]:
         yield from ()
         return Judgement({}, {int(i): "on principle" for i in ids})
 
