@@ -61,7 +61,7 @@ def reproduce(
         typer.Option(
             "--variant", help="Follow the text (paper), the released code (authors), or run both (both)."
         ),
-    ] = "card",
+    ] = "paper",
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="AXIS=LABEL,...", help="Run only a part of the table; repeatable."),

@@ -35,12 +35,17 @@ class Wanted:
     scale: str = "quick"
     seeds: int | None = None
     """None: as many as the scale says."""
-    variant: str = "card"
+    variant: str = "paper"
+    """`card` is the name of `paper` in version 0.1."""
     only: tuple[str, ...] = ()
     changes: tuple[tuple[str, Any], ...] = ()
     """--set: keys and values, for every cell."""
     stand_ins: bool = False
     """Also at full scale."""
+
+    def __post_init__(self) -> None:
+        if self.variant == "card":
+            object.__setattr__(self, "variant", "paper")
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class Grid:
         table = self._table(at)
         cells = []
         for seed in range(self.seeds):
-            label = " ".join([*at.values(), f"seed={seed}"])
+            names = [_label_of_variant(name) if axis == "variant" else name for axis, name in at.items()]
+            label = " ".join([*names, f"seed={seed}"])
             try:
                 config = make_config({**table, "seed": seed})
                 config.parts()
@@ -141,6 +147,12 @@ class Grid:
         for cell in self.cells:
             found.setdefault(identity(cell.config), (cell.label, cell.config))
         return list(found.values())
+
+
+def _label_of_variant(variant: str) -> str:
+    """Return a variant's name in the label of a run: that of version 0.1, whose reproductions can be
+    continued."""
+    return "card" if variant == "paper" else variant
 
 
 def identity(config: Config) -> str:

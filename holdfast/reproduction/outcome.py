@@ -165,6 +165,7 @@ def _planned(content: Mapping[str, Any], path: Path) -> Any:
     """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may
     where it is played."""
     wanted = {**content["wanted"], "changes": []}
+    wanted["variant"] = Wanted(variant=wanted["variant"]).variant
     try:
         cells = sorted(
             [*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content, path).cells

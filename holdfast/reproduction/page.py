@@ -80,7 +80,7 @@ def render(outcome: Outcome, sheet: Sheet) -> str:
 def command(outcome: Outcome) -> str:
     wanted, (paper, _, what) = outcome.grid.wanted, outcome.study.key.partition("/")
     words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {outcome.grid.seeds}"]
-    words += [f"--variant {wanted.variant}"] if wanted.variant != "card" else []
+    words += [f"--variant {wanted.variant}"] if wanted.variant != "paper" else []
     words += ["--stand-ins"] if wanted.stand_ins else []
     words += [f"--only {quote(choice)}" for choice in wanted.only]
     words += [
@@ -280,7 +280,7 @@ def _notes(outcome: Outcome) -> str:
     if told := changed(outcome.study, grid.scale, grid.wanted.changes):
         items.append(f"Other than the paper's setting, in all cells: {escape('; '.join(told))}.")
     if outcome.study.variants and grid.wanted.variant != "both":
-        other = "the released code" if grid.wanted.variant == "card" else "the method card"
+        other = "the released code" if grid.wanted.variant == "paper" else "the text of the paper"
         items.append(
             "Paper and released code differ in what may decide this result; <code>--variant both</code>"
             f" plays {other} too."

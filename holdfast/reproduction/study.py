@@ -54,7 +54,7 @@ from holdfast.experiment.config import Section
 from holdfast.reproduction.inheritance import completed
 
 SCALES = ("smoke", "quick", "full")
-VARIANTS = ("card", "authors")
+VARIANTS = ("paper", "authors")
 Labels = str | tuple[str, ...]
 When = dict[str, Labels]
 

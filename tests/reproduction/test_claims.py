@@ -227,7 +227,7 @@ def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
         "accuracy": {"figure": "accuracy", "printed": "TAcc(%)"},
     }
     small |= {"scale": {"quick": {}, "smoke": {}}, "claims": []}
-    found = printed(make(small), {"attack": ["SF"], "method": ["Mean"], "variant": ["card", "authors"]})
+    found = printed(make(small), {"attack": ["SF"], "method": ["Mean"], "variant": ["paper", "authors"]})
     value = found.get("DAcc(%)", {"attack": "SF", "method": "Mean"})
     assert value is not None and value.seeds == (80.0,) and value.note == "doubtful in print"
     assert found.mean("accuracy", {"attack": "SF", "method": "Mean"}) is not None

@@ -46,8 +46,8 @@ def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quic
         )
 
     for method in ("FedAvg-P", "FedPer"):
-        assert value(method, "1", "card") == value(method, "1", "authors")  # nobody is outside the cohort
-    assert value("FedAvg-P", "0.2", "card") != value("FedAvg-P", "0.2", "authors")
+        assert value(method, "1", "paper") == value(method, "1", "authors")  # nobody is outside the cohort
+    assert value("FedAvg-P", "0.2", "paper") != value("FedAvg-P", "0.2", "authors")
 
     best, loses, _, skew = outcome.findings
     assert best[0].cases == 4 and best[1].cases == 2 and best[1].holds

@@ -57,7 +57,7 @@ def test_the_released_code_is_more_than_the_variants_of_its_parts(small: dict[st
     ]
     grid = Grid(make(small), Wanted(scale="full", variant="both", only=("attack=none",)))
     by = {(cell.at["method"], cell.at["variant"]): cell.config for cell in grid.cells}
-    assert [by["Median", v].train.shuffle for v in ("card", "authors")] == [True, False]
+    assert [by["Median", v].train.shuffle for v in ("paper", "authors")] == [True, False]
     assert (
         by["M-Krum", "authors"].plain()["aggregator"].get("variant", "card") == "card"
     )  # another paper's authors

@@ -107,8 +107,17 @@ def test_both_variants_of_the_parts_that_have_them(small: dict[str, Any]) -> Non
         (cell.at["method"], cell.at["variant"]): cell.config.plain()["method"].get("variant")
         for cell in grid.cells
     }
-    assert variants["FedAS", "authors"] == "authors" and variants["FedAS", "card"] is None  # its default
+    assert variants["FedAS", "authors"] == "authors" and variants["FedAS", "paper"] is None  # its default
     assert len(grid.cells) == 6 and len(grid.to_run()) == 4  # the others have none
+
+
+def test_the_variant_card_of_version_0_1_is_paper(small: dict[str, Any]) -> None:
+    small["axes"]["method"]["FedAS"] = {"method.name": "fedas"}
+    old, new = (Grid(make(small), Wanted(scale="smoke", variant=name)) for name in ("card", "paper"))
+    assert old.wanted == new.wanted and [c.label for c in old.cells] == [c.label for c in new.cells]
+    both = Grid(make(small), Wanted(scale="smoke", variant="both"))
+    assert {cell.at["variant"] for cell in both.cells} == {"paper", "authors"}
+    assert any("card" in cell.label for cell in both.cells)  # so that old reproductions can be continued
 
 
 def test_stand_ins_are_named(small: dict[str, Any]) -> None:
