@@ -1,42 +1,5 @@
-"""Rules that turn many updates into one. One file each."""
+"""Rules that turn many updates into one, one file each. The registry finds the files."""
 
-from holdfast.aggregators import (
-    bulyan,
-    centered_clip,
-    clustered,
-    dnc,
-    fedcpa,
-    fltrust,
-    foolsgold,
-    krum,
-    mean,
-    median,
-    multi_krum,
-    norm_bound,
-    residual,
-    rfa,
-    trimmed_mean,
-)
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced, Wrapper
 
-__all__ = [
-    "AggregationContext",
-    "Aggregator",
-    "Reduced",
-    "Wrapper",
-    "bulyan",
-    "centered_clip",
-    "clustered",
-    "dnc",
-    "fedcpa",
-    "fltrust",
-    "foolsgold",
-    "krum",
-    "mean",
-    "median",
-    "multi_krum",
-    "norm_bound",
-    "residual",
-    "rfa",
-    "trimmed_mean",
-]
+__all__ = ["AggregationContext", "Aggregator", "Reduced", "Wrapper"]

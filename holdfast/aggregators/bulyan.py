@@ -3,6 +3,7 @@ ICML 2018)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -29,6 +30,13 @@ class Bulyan(Aggregator):
     Against attackers who hide a large lie in few coordinates of an update that is otherwise close, which Krum
     alone lets through. The weight returned is each client's share of the values that were averaged."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": (
+            "n - 2f choices of repeated Krum; of each coordinate the n - 4f values nearest to the median"
+        ),
+        "weights returned": "share of the values averaged",
+        "paper": "El Mhamdi et al. 2018",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 4f + 3"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

@@ -3,6 +3,7 @@ et al., ICML 2021)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,12 @@ class CenteredClip(Aggregator):
     the honest updates' spread. The paper averages client momentum; here it is their updates. The weights
     returned are w_i times the clipping, as shares."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "shortens updates towards the last aggregate",
+        "weights returned": "the incoming ones times the clipping, as shares",
+        "variants and options": "`radius`, `iterations`",
+        "paper": "Karimireddy et al. 2021",
+    }
     condition: ClassVar[str] = "n > 2f"
     radius: float = setting(10.0, "tau: how far from the last aggregate an update counts in full", gt=0)
     iterations: int = setting(1, "steps in a round", ge=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -27,6 +28,15 @@ class Clustered(Aggregator):
     are not looked at. It cuts in every round, also when all are honest, unless `mean_below` and `max_above`
     ask for the original's test first. The weights returned are those of the part that stays."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "cuts the cohort in two by direction, weighted mean of the larger part",
+        "weights returned": "the incoming ones of that part",
+        "variants and options": (
+            '`variant = "authors"`: complete linkage (FedCAP\'s code), not single; `mean_below`, '
+            "`max_above`: the original's test before a cut"
+        ),
+        "paper": "Sattler et al. 2020",
+    }
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     variant: Literal["card", "authors"] = setting(

@@ -3,6 +3,7 @@ Houmansadr, NDSS 2021)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,6 +29,14 @@ class DnC(Aggregator):
     attackers have in common is the largest spread there is. Where nobody is left the median is the fallback.
     The weights returned are equal ones on the updates that were averaged."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": (
+            "leaves out who stands out along the first principal direction of random coordinates"
+        ),
+        "weights returned": "equal, on those averaged",
+        "variants and options": "`iterations`, `coordinates`, `c`",
+        "paper": "Shejwalkar and Houmansadr 2021",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f and n > c f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

@@ -3,6 +3,7 @@ Algorithm 1)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -26,6 +27,18 @@ class FedCPA(Scoring, Aggregator):
     the round counts as a fallback; a majority of attackers is the normal case to it. The weights returned are
     lambda over the number of clients that have any."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": (
+            "who has other most and least important parameters than the others, and than the model's "
+            "last change, loses weight"
+        ),
+        "weights returned": "lambda over the number of clients with any",
+        "variants and options": (
+            "`topk`, `bottomk`, `global_`, `local`: leave out a part of the score; `correlation`, "
+            '`literal`, `variant = "authors"`: see [FedCPA](fedcpa.md)'
+        ),
+        "paper": "Han et al. 2023",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
 

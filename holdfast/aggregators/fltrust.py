@@ -3,6 +3,7 @@ Algorithm 2)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +27,14 @@ class FLTrust(Aggregator):
     update refused: the median, as a fallback. `variant = "authors"` brings only the first tensor to length,
     as FedCAP's code does. The weights returned are the shares of trust."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "updates brought to the root update's length, averaged by their cosine to it",
+        "weights returned": "shares of trust",
+        "variants and options": (
+            '`variant = "authors"`: only the first tensor is brought to length (FedCAP\'s code)'
+        ),
+        "paper": "Cao et al. 2021",
+    }
     needs: ClassVar[frozenset[str]] = frozenset({"root"})
     uses_priors: ClassVar[bool] = False
     variant: Literal["card", "authors"] = setting(

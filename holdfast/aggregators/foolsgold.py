@@ -3,6 +3,7 @@ Algorithm 1)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -27,6 +28,15 @@ class FoolsGold(Aggregator):
     compared. Where all are alike nobody stands out, and the mean of all is the fallback. The weights returned
     are FoolsGold's, as shares."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "who resembles another client loses weight",
+        "weights returned": "FoolsGold's, as shares",
+        "variants and options": (
+            "`memory = false`: this round only (FedCPA's code); `divide_by = \"nothing\"`: the paper's "
+            'plain sum, `"kept"`: FedCPA\'s'
+        ),
+        "paper": "Fung et al. 2020",
+    }
     uses_priors: ClassVar[bool] = False
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     memory: bool = setting(

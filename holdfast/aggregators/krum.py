@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -26,6 +27,11 @@ class Krum(Aggregator):
     Assumes that honest updates lie near each other: with heterogeneous clients the one that is taken speaks
     for few of them. Equal scores: the lowest id. The weight returned is 1 for the update that was taken."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "the update with the smallest sum of squared distances to its n - f - 2 nearest",
+        "weights returned": "1 for that client",
+        "paper": "Blanchard et al. 2017",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -19,6 +20,11 @@ PAPER = (
 class Mean(Aggregator):
     """The weighted mean of the updates; a single lying client moves it anywhere."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "weighted mean; no defence",
+        "weights returned": "the incoming ones",
+        "paper": "McMahan et al. 2017",
+    }
     coordinatewise: ClassVar[bool] = True
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -21,6 +22,14 @@ class Median(Aggregator):
     Assumes that honest clients agree about where the middle is: what only a minority of them learns is lost.
     The weight returned is the share of coordinates at which a client was the middle one."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "middle value of each coordinate",
+        "weights returned": "share of coordinates at which the client is the middle",
+        "variants and options": (
+            '`variant = "lower"`: the lower of two middle values (FedCPA\'s code), not their mean'
+        ),
+        "paper": "Yin et al. 2018",
+    }
     uses_priors: ClassVar[bool] = False
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -23,6 +24,15 @@ class MultiKrum(Aggregator):
     the best client, and those nearest to it. The weights returned are equal ones on the updates that were
     averaged."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "mean of the n - f best Krum scores",
+        "weights returned": "equal, on those averaged",
+        "variants and options": (
+            '`variant = "authors"`: the best client and its nearest, by plain distances (FedCPA\'s '
+            "code); `iterative`: scores again after each choice; `keep`"
+        ),
+        "paper": "Blanchard et al. 2017",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +27,15 @@ class NormBound(Aggregator):
     length of the whole model (`of = "model"`). The weights returned are the incoming ones as they took part:
     shortened by clipping, shared out again after dropping."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "weighted mean after long updates are shortened",
+        "weights returned": "the incoming ones, shortened or shared out",
+        "variants and options": (
+            '`mode = "drop"`, `"keep-smallest"` (the n - f shortest; needs n > f); `bound`, '
+            '`relative`; `of = "model"` (FedCPA\'s code)'
+        ),
+        "paper": "Sun et al. 2019",
+    }
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
     mode: Literal["clip", "drop", "keep-smallest"] = setting("clip", "what happens to long updates")
     bound: float | None = setting(None, "the longest an update may be; none: relative to the median", gt=0)

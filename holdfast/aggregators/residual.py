@@ -4,6 +4,7 @@ al., 2019)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -30,6 +31,14 @@ class Residual(Aggregator):
     equal weights. `variant = "authors"` leaves the smallest |r| out of the median, as both codes do. Work
     grows with n^2 d, so coordinates are taken in blocks."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": ("distance to a line through the ordered values of each coordinate costs confidence"),
+        "weights returned": "squared sums of confidence, as shares",
+        "variants and options": (
+            '`variant = "authors"`: the smallest residual left out of tau; `strictness`, `threshold`'
+        ),
+        "paper": "Fu et al. 2019",
+    }
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})

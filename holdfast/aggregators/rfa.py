@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,6 +29,14 @@ class RFA(Aggregator):
     no distance changes. The weights returned are those of the last step; layer by layer (FedCAP's code) their
     mean over all coordinates."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "geometric median, by the smoothed Weiszfeld algorithm",
+        "weights returned": "those of the last step",
+        "variants and options": (
+            "`per_layer`: one for each tensor (FedCAP's code); `smoothing`, `iterations`, `tolerance`"
+        ),
+        "paper": "Pillutla et al. 2022",
+    }
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
     smoothing: float = setting(1e-6, "distances count as no smaller than this", gt=0)

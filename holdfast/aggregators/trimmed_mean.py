@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,12 @@ class TrimmedMean(Aggregator):
     beside `f = 0.3`), FedCPA's is `trim = 1` of 10. The weight returned is each client's share of the values
     that were averaged."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what it does": "mean of each coordinate without its q largest and q smallest values; q = f",
+        "weights returned": "share of the values averaged",
+        "variants and options": "`trim`: another q, a number or a share; FedCAP: half of f, FedCPA: 1 of 10",
+        "paper": "Yin et al. 2018",
+    }
     uses_priors: ClassVar[bool] = False
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f and n > 2 trim"

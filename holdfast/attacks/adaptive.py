@@ -29,6 +29,10 @@ class Adaptive(Attack):
     all of it off course, with a cosine of `align` to the mean. Where the server calibrates against another
     model than the client was sent, lengths change a little: that is what the margin is for."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends the longest harmful update that FedCAP's norm test lets pass",
+        "settings, with their defaults": "`t_norm = 10`, `margin = 0.05`, `align = 0.3`",
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "defence"
     knows: Knowledge = setting("defence", "it knows everyone's updates and the rule")

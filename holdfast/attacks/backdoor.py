@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +27,13 @@ class Backdoor(Attack):
     the patch. `attack/asr` is the share of benign clients' test images that the patch makes the deployed
     model call the target; images that show it anyway are left out unless `inclusive`."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "trains on images with a patch, labelled as the target",
+        "settings, with their defaults": (
+            '`size = 5`, `place = "bottom-right"`, `pattern = "colour"`, `colour = [1.0]`, `target = '
+            "1`, `ratio = 0.5`"
+        ),
+    }
     kinds: ClassVar[frozenset[str]] = frozenset()
     size: int = setting(5, "side of the patch in pixels", ge=1)
     place: Place = setting("bottom-right", "where in the image")

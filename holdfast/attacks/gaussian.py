@@ -26,6 +26,10 @@ class Gaussian(Attack):
     FedCPA's released code draws it in proportion to the spread of the model's own numbers: `scale = "model"`.
     There the counters of BatchNorm are among these numbers; here only parameters are."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends noise",
+        "settings, with their defaults": '`sigma = 0.05`, `scale = "absolute"`',
+    }
     tasks: ClassVar[None] = None
     sigma: float = setting(0.05, "standard deviation of the noise", ge=0)
     scale: Literal["absolute", "model"] = setting(

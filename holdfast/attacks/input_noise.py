@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +25,10 @@ class InputNoise(Attack):
     or with `scale = "normalised"` in units of what the model sees. Images are bytes, so they stay between
     black and white; each sample's noise is drawn once."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "trains on noisy inputs, labels kept; not for texts",
+        "settings, with their defaults": '`sigma = 0.1`, `scale = "raw"`, `ratio = 1`',
+    }
     kinds: ClassVar[frozenset[str]] = frozenset()
     sigma: float = setting(0.1, "standard deviation of the noise", ge=0)
     scale: Literal["raw", "normalised"] = setting(

@@ -20,6 +20,10 @@ class Ipm(Attack):
     With eps above benign / attackers, the mean of all points backwards. FedCAP's eps is the size of the
     cohort."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends -eps times the mean of the benign updates",
+        "settings, with their defaults": "`eps`: the size of the cohort",
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -28,6 +29,10 @@ class LabelFlip(Attack):
     own, Dirichlet(0.25), true labels not excluded, and the samples anew every round: `skew = 0.25`, `fresh =
     true`."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "trains on wrong labels",
+        "settings, with their defaults": '`flip = "next"`, `ratio = 1`, `skew`, `fresh = false`',
+    }
     kinds: ClassVar[frozenset[str]] = frozenset()
     flip: Literal["next", "mirrored", "random"] = setting("next", "which label an affected sample gets")
     ratio: float = setting(1.0, "share of an attacker's samples that are affected", ge=0, le=1)

@@ -26,6 +26,10 @@ class Lie(Attack):
     so. `variant = "authors"` is FedCAP's released code, which does not clamp: an infinite z makes updates
     that are not numbers, which screening refuses, so such a round has no attackers."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends mean - z std of the honest updates",
+        "settings, with their defaults": '`z` by the formula, `z_max = 3`, `statistics = "all"`',
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting(

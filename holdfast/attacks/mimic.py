@@ -29,6 +29,10 @@ class Mimic(Attack):
     every round that it attends, or (`whom = "spread"`) the farthest one of this round. Alone in a cohort,
     attackers stay honest."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends one benign client's update",
+        "settings, with their defaults": '`whom = "first"`',
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "everyone"
     knows: Knowledge = setting("everyone", "it copies what another client sends, so everyone or more")

@@ -21,6 +21,10 @@ class MinMax(Attack):
     gamma is the largest at which its largest distance to a client is no larger than the largest between two
     clients. Where fewer than two clients are known, they stay honest."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends mean + gamma p, within the largest distance of two clients",
+        "settings, with their defaults": '`perturbation = "std"`, `statistics = "all"`',
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")

@@ -21,6 +21,10 @@ class MinSum(Attack):
     gamma is the largest at which the sum of its squared distances to the clients is no larger than the
     largest sum of a client. Where fewer than two clients are known, they stay honest."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "the same, within the largest sum of squared distances of a client",
+        "settings, with their defaults": '`perturbation = "std"`, `statistics = "all"`',
+    }
     tasks: ClassVar[None] = None
     least: ClassVar[Knowledge] = "colluders"
     knows: Knowledge = setting("everyone", "whose updates count: colluders, everyone")

@@ -19,6 +19,10 @@ from holdfast.core.types import Schema, Uplink
 class Replacement(Attack):
     """Sends the honest update times the size of the cohort, so that a plain mean becomes it (FedCAP's MR)."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends its update times the size of the cohort",
+        "settings, with their defaults": "`factor`: another number",
+    }
     tasks: ClassVar[None] = None
     factor: float | None = setting(None, "how many times the update is sent; none: the size of the cohort")
 

@@ -19,6 +19,10 @@ from holdfast.core.types import Schema, Uplink
 class SignFlip(Attack):
     """Sends the honest update turned around: -scale * update (FedCAP's SF)."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what an attacker does": "sends -scale times its update",
+        "settings, with their defaults": "`scale = 1`",
+    }
     tasks: ClassVar[None] = None
     scale: float = setting(1.0, "length of what is sent, in honest updates", gt=0)
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import pkgutil
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
@@ -70,6 +72,8 @@ class Part(BaseModel):
     search: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Values worth trying, by setting: what `holdfast tune` draws from for a method. From its paper, where
     that says."""
+    in_docs: ClassVar[Mapping[str, str]] = {}
+    """What the table of its kind in the documentation says of it, by column."""
     tables: ClassVar[Mapping[str, RecordedTable]] = {}
     """The tables that it records in every round, by name: what they mean and how they are drawn."""
 
@@ -128,9 +132,17 @@ def parts(kind: str) -> dict[str, type[Part]]:
     """All parts of a kind by name, sorted; loads the built-in ones and installed plug-ins on first use."""
     if kind not in _PARTS:
         raise ConfigError(f"unknown kind of part '{kind}'{suggest(kind, KINDS)}")
-    importlib.import_module(_HOMES[kind])
+    _load_built_in(_HOMES[kind])
     _load_entry_points()
     return dict(sorted(_PARTS[kind].items()))
+
+
+@cache
+def _load_built_in(home: str) -> None:
+    """Import a package of parts with all its modules: a part is found because its file is there."""
+    package = importlib.import_module(home)
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+        importlib.import_module(f"{home}.{module.name}")
 
 
 def find(kind: str, name: str) -> type[Part]:

@@ -1,6 +1,5 @@
-"""Who is malicious: tests that can be attached to any method. One file each."""
+"""Tests that find malicious clients, for any method, one file each. The registry finds the files."""
 
-from holdfast.detectors import committee, norm, normality
 from holdfast.detectors.base import Detector, Judgement
 
-__all__ = ["Detector", "Judgement", "committee", "norm", "normality"]
+__all__ = ["Detector", "Judgement"]

@@ -11,6 +11,7 @@ alpha_i is fixed, or moves at the start of each round by one step along <v_i - w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -114,6 +115,11 @@ class Apfl(Method):
     also in round 30. The authors' code mixes predictions instead of parameters and adds 0.02 alpha to alpha's
     gradient; PFLlib moves alpha in every step."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "a second model and its share alpha in the mixture",
+        "personal model": "the mixture",
+    }
     Client = ApflClient
     Server = Averaging
     models = ("global", "personal")

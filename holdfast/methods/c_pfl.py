@@ -155,6 +155,11 @@ class CPfl(Method):
     The committee's settings stand in a table of their own, [method.committee]: see `holdfast show
     committee`."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "backbone under a head that is never trained; to the committee, all models",
+        "what a client keeps": "after the last round: its tuned head",
+        "personal model": "newest backbone under that head",
+    }
     Client = CPflClient
     Server = CPflServer
     models = ("global", "personal")

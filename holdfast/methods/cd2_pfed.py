@@ -147,6 +147,11 @@ class Cd2Pfed(Method):
     beside its own private ones; one that never trained has the common start's. With `rho = 0` this is fedavg.
     FedAS's `decoupling = "channels"` makes the same cut."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "a share of every layer's channels",
+        "what a client keeps": "the other channels",
+        "personal model": "both together",
+    }
     Client = Cd2PfedClient
     Server = Narrowing
     models = ("personal",)

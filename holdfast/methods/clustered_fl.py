@@ -11,6 +11,7 @@ update takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -285,6 +286,11 @@ class ClusteredFl(Method):
     last common model first, once for each cut, to find its place, and until then that is its model. eps1 = 0
     never cuts: FedAvg. The aggregator and the detectors work inside each cluster."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model of the client's cluster",
+        "what a client keeps": "nothing",
+        "personal model": "its cluster's",
+    }
     Client = FedAvgClient
     Server = ClusteredServer
     tables = {

@@ -5,6 +5,9 @@ batches is one stack of two models per client."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -41,6 +44,11 @@ class DittoClient(ClientRule):
 class Ditto(Method):
     """A global model by averaging, and a private model per client that is pulled towards it."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "a second model, pulled to the received one",
+        "personal model": "that",
+    }
     Client = DittoClient
     Server = Averaging
     models = ("global", "personal")

@@ -9,7 +9,7 @@ settled; later, W has only to follow, and one epoch does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -163,6 +163,11 @@ class FedAla(Method):
     that code: whether anything is to be mixed is told by all top tensors, not by the sum of the first one;
     "settled" looks at the mean loss of an epoch, not at its last batch; learning ends after `most_epochs`."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "its model and the weights of an element-wise mixture",
+        "personal model": "what it trained from the mixture",
+    }
     Client = FedAlaClient
     Server = Averaging
     models = ("global", "personal")

@@ -8,6 +8,7 @@ The client goes on from its own model, and u_i pulls: min F_i(w) + lambda / (2 a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -99,6 +100,11 @@ class FedAmp(Method):
     sent in the round before, not every client's last model. Each round's attention is recorded in the
     verdict's tables."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "down a mixture of all models by attention, up the own one",
+        "what a client keeps": "its model",
+        "personal model": "that",
+    }
     Client = FedAmpClient
     Server = FedAmpServer
     models = ("personal",)

@@ -8,11 +8,11 @@ own model (client synchronisation, Eq. 5-8). Without either this is FedPer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -332,6 +332,11 @@ class FedAS(Method):
     clients that have not trained yet (towards the features of the random start), to class means that leave
     out the last incomplete batch, in evaluation mode."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "backbone, and up the trace of the Fisher information",
+        "what a client keeps": "its model",
+        "personal model": "that",
+    }
     Client = FedASClient
     Server = FedASServer
     tables = {

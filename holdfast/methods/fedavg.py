@@ -4,6 +4,9 @@ epochs from w_t."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from holdfast.aggregators.mean import PAPER
 from holdfast.core.registry import register
 from holdfast.core.types import State
@@ -24,5 +27,10 @@ class FedAvgClient(ClientRule):
 class FedAvg(Method):
     """One model for all: the average of what the clients trained. The yardstick of the field."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "nothing",
+        "personal model": "none: the global one",
+    }
     Client = FedAvgClient
     Server = Averaging

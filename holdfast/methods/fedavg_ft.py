@@ -7,6 +7,9 @@ repository does), or trains a copy (`"finetune"`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from holdfast.aggregators.mean import PAPER
@@ -39,6 +42,11 @@ class FedAvgFt(Method):
     """FedAvg, scored after each client's own local training: the simplest personalisation. With `mu` above 0,
     the same of FedProx."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "what it trained",
+        "personal model": "what it trained",
+    }
     Client = FedAvgFtClient
     Server = Averaging
     models = ("global", "personal")

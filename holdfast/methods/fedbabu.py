@@ -6,6 +6,7 @@ After the last round every client tunes the common model on its own data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +83,11 @@ class FedBabu(Method):
     is after tuning, which counts as one more round (its one backbone per client is in the bytes). Whoever is
     away at the end stays untuned."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "backbone under a head that nobody trains",
+        "what a client keeps": "after the last round: all of it, tuned",
+        "personal model": "that",
+    }
     Client = FedBabuClient
     Server = FedBabuServer
     models = ("global", "personal")

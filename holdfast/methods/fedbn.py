@@ -6,6 +6,9 @@ the client."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError
@@ -39,6 +42,11 @@ class FedBn(Method):
     nothing of other samples and travel. A client that has never trained has the start's statistics, which fit
     nobody: score such clients by `evaluate.unselected = "finetune"`."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "all but BatchNorm",
+        "what a client keeps": "BatchNorm's parameters and statistics",
+        "personal model": "both together",
+    }
     Client = FedBnClient
     Server = Averaging
     models = ("personal",)

@@ -318,6 +318,11 @@ class FedCap(Method):
     outside the last cohort costs a second trip and a second training. `variant = "authors"`: banned clients
     are still drawn, but left out, and a uniform phi is that of the first pool."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "down a mixture of the last cohort's models, up the update",
+        "what a client keeps": "a second model, pulled to the received one",
+        "personal model": "that",
+    }
     Client = FedCapClient
     Server = FedCapServer
     models = ("global", "customised", "personal")

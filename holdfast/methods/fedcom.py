@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -314,6 +314,11 @@ class FedCom(Method):
     partition names (`target`, as complementary-pairs does); where it names none, all classes the client has
     less than `threshold` times its largest of."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model, then personal models of peers",
+        "what a client keeps": "a second model, mixed with those of its peers",
+        "personal model": "that",
+    }
     Client = FedComClient
     Server = FedComServer
     models = ("global", "personal")

@@ -11,6 +11,7 @@ If nothing helps, it keeps its own. Then it trains. The server adds up the omega
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -216,6 +217,11 @@ class FedFomo(Method):
     the own model takes one of the M places, luck does not decide among equals, and models that nobody sent
     may be; FedCAP's port never mixes anything."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "down the models that served the client best, up the own one",
+        "what a client keeps": "its model",
+        "personal model": "that",
+    }
     Client = FedFomoClient
     Server = FedFomoServer
     models = ("personal",)

@@ -7,6 +7,7 @@ each embedding near its class and far from what other clients hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -195,6 +196,11 @@ class FedGC(Method):
     several hold a class, each is drawn to the class's mean, and they are not driven apart unless `against`
     says so."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "body and head, corrected by the server",
+        "what a client keeps": "head of the classes at hand",
+        "personal model": "both together",
+    }
     Client = FedGCClient
     Server = FedGCServer
     models = ("personal",)

@@ -7,6 +7,7 @@ even differ."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -116,6 +117,11 @@ class FedGH(Method):
     Up go class means, down comes the head, which must be one linear layer. A client answers with its own body
     under the head it was sent last; one that was not in the cohort keeps the head it trained."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "up class means, down a head that the server trained on them",
+        "what a client keeps": "the body",
+        "personal model": "own body under that head",
+    }
     Client = FedGHClient
     Server = FedGHServer
     tables = {"held": RecordedTable("how many samples of each class each client holds", kind="pairs")}

@@ -9,6 +9,7 @@ others' (a bias) and how much the others' scatter (a variance): a small quadrati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -202,6 +203,13 @@ class FedPAC(Method):
     the body. Whoever a detector turns away is in no mixture. The programme's matrix is made positive by
     lifting its small eigenvalues."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": (
+            "up model, class means and statistics; down body, a head mixed for the client, prototypes"
+        ),
+        "what a client keeps": "head",
+        "personal model": "both together",
+    }
     Client = FedPACClient
     Server = FedPACServer
     tables = {

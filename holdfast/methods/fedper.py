@@ -6,6 +6,9 @@ k; a client trains both at once by SGD, from the W_B it was sent and its own W_P
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from holdfast.core.registry import register
@@ -33,6 +36,11 @@ class FedPer(Method):
     its head has never seen the newest. A client that has never trained has the newest backbone and the common
     start's head."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "backbone",
+        "what a client keeps": "head",
+        "personal model": "newest backbone under the own head",
+    }
     Client = FedPerClient
     Server = Averaging
     models = ("personal",)

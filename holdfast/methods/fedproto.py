@@ -8,6 +8,7 @@ as nobody has sent any prototype, a client answers with its own head."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -235,6 +236,11 @@ class FedProto(Method):
     the model before that step, in training mode and augmented as it was, over all epochs (PFLlib);
     `last-epoch` those of the last as many steps as an epoch has (the authors' code)."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "class means of features",
+        "what a client keeps": "the whole model",
+        "personal model": "by the nearest prototype, or by the head",
+    }
     Client = FedProtoClient
     Server = FedProtoServer
     models = ("personal",)

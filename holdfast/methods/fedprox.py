@@ -4,6 +4,9 @@ mu (w - w_t))."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from holdfast.core.registry import register, setting
 from holdfast.core.types import State
 from holdfast.local.client import Local, Received
@@ -25,6 +28,11 @@ class FedProxClient(ClientRule):
 class FedProx(Method):
     """FedAvg whose clients are pulled back to the received model, so that heterogeneous data drift less."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "nothing",
+        "personal model": "none: the global one",
+    }
     Client = FedProxClient
     Server = Averaging
     search = {"mu": (0.001, 0.01, 0.1, 1.0)}

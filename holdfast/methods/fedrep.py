@@ -6,6 +6,7 @@ it moves phi, under the head it has now; only phi is averaged."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -56,6 +57,11 @@ class FedRep(Method):
     epochs for the head and 1 for the backbone, PFLlib 1 for the head. While one part is trained, the other
     stays to the last number, running statistics included."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "backbone",
+        "what a client keeps": "head, trained first under a frozen backbone",
+        "personal model": "the same",
+    }
     Client = FedRepClient
     Server = Averaging
     models = ("personal",)

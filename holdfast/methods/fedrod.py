@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -159,6 +161,11 @@ class FedRod(Method):
     has no voice of its own yet and predicts by the generic head. A class that a client does not have is left
     out of its balanced softmax. This is the paper's linear version, without the hypernetwork."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "body and generic head",
+        "what a client keeps": "personal head",
+        "personal model": "sum of both heads",
+    }
     Client = FedRodClient
     Server = Averaging
     models = ("global", "personal")

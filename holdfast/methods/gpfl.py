@@ -9,6 +9,7 @@ the distance to the embedding of the label as it was received. Body, valve and e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -141,6 +142,11 @@ class GPFL(Method):
     the valve, which a client works out anew whenever it receives embeddings. The valve is built around any
     model whose head is named. `lam` and `mu` are those of the common code; the paper tunes both."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "body, valve and class embeddings",
+        "what a client keeps": "head and conditions",
+        "personal model": "both together",
+    }
     Client = GPFLClient
     Server = Averaging
     models = ("personal",)

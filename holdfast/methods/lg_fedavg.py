@@ -6,6 +6,9 @@ averaged. Both are trained at once, from the g that was sent and the own l_k."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from holdfast.core.registry import register
@@ -35,6 +38,11 @@ class LgFedAvg(Method):
     `model.weights`. From a random start, as in PFLlib, a client that has never trained has a random
     backbone."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "head",
+        "what a client keeps": "backbone",
+        "personal model": "own backbone under the newest head",
+    }
     Client = LgFedAvgClient
     Server = Averaging
     models = ("personal",)

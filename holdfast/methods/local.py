@@ -3,6 +3,9 @@ federation has to beat."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -57,6 +60,11 @@ class LocalTraining(Method):
     """Every client trains alone and no model travels, only its training loss: what one has without a
     federation."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the training loss only",
+        "what a client keeps": "its model",
+        "personal model": "that",
+    }
     Client = LocalClient
     Server = Silent
     models = ("personal",)

@@ -6,7 +6,7 @@ then w_i <- w_i - eta lambda (w_i - theta); the server mixes: w <- (1 - beta) w 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -130,6 +130,11 @@ class PFedMe(Method):
     starts from w on every batch; the authors' code goes on from the last batch's theta. One inner step with
     inner_lr = 1 / lam and beta = 1 is FedAvg."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what travels": "the model",
+        "what a client keeps": "theta, found from it by inner steps on every batch",
+        "personal model": "theta",
+    }
     Client = PFedMeClient
     Server = PFedMeServer
     models = ("global", "personal")

@@ -1,8 +1,7 @@
-"""Aggregators around aggregators: a wrapper registers here under kind `wrapper` and maps one rule to another.
-One file each."""
+"""Aggregators around aggregators, one file each: a wrapper maps one rule to another. The registry finds the
+files."""
 
 from holdfast.aggregators.base import Wrapper
-from holdfast.wrappers import bucketing, clip, gas, nnm
 from holdfast.wrappers.base import Around, Wrapped
 
-__all__ = ["Around", "Wrapped", "Wrapper", "bucketing", "clip", "gas", "nnm"]
+__all__ = ["Around", "Wrapped", "Wrapper"]

@@ -8,8 +8,9 @@ buckets as if it were the same as among clients; `variant = "authors"` does so t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ PAPER = (
 class Bucketing(Around):
     """The rule on the means of random buckets of s clients; new buckets in every round."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what the rule sees": "the means of random buckets of `s` clients, by sample counts",
+        "what comes out": "the rule's aggregate; a bucket's weight is shared out among its clients",
+        "from": "Karimireddy et al., ICLR 2022",
+    }
     s: int = setting(2, "clients in a bucket; the last one may have fewer", ge=1)
     variant: Literal["card", "authors"] = setting(
         "card",

@@ -3,7 +3,8 @@ followed."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -19,6 +20,10 @@ class Clip(Around):
     """The rule on updates shortened to a norm; shorter ones pass as they are. The server's own root update is
     not touched."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what the rule sees": "updates shortened to `norm`, in median norms or absolute",
+        "what comes out": "the rule's aggregate",
+    }
     norm: float = setting(1.0, "the longest an update may be", gt=0)
     unit: Literal["median", "absolute"] = setting(
         "median", "the norm in units of the cohort's median norm, or as it stands"

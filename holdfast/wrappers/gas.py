@@ -7,8 +7,9 @@ aggregates, and averages the n - f clients of the lowest scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ class GradientSplitting(Around):
     as many attackers as it can bear, (n - 3) // 2 in Krum's case. A cohort of no more than f clients is
     averaged whole, and the round counts as a fallback."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what the rule sees": "one of `p` random groups of coordinates at a time",
+        "what comes out": "the mean of the n - f clients nearest to the rule's aggregates of all groups",
+        "from": "Liu et al., ICML 2023",
+    }
     p: int = setting(1000, "groups of coordinates; a shorter vector has one coordinate in each", ge=1)
 
     def check(self, inner: Aggregator) -> None:

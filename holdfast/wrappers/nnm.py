@@ -3,6 +3,9 @@ nearest to it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import field_validator
 from torch import Tensor
 
@@ -26,6 +29,11 @@ class NearestNeighbourMixing(Around):
     Where f is as large as the cohort there is nothing to mix: the rule gets the updates themselves, and the
     round counts as a fallback."""
 
+    in_docs: ClassVar[Mapping[str, str]] = {
+        "what the rule sees": "for every client the mean of the n - f updates nearest to its own",
+        "what comes out": "the rule's aggregate; weights say how much of each client is in it",
+        "from": "Allouah et al., AISTATS 2023",
+    }
     f: float | None = setting(
         None,
         "updates left out of each mixture: a number (>= 1) or a share (< 1); none: the rule's own f",

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 
+import holdfast.wrappers
 from holdfast.aggregators.mean import Mean
+from holdfast.core import registry
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import KINDS, Part, build, describe, find, load_plugin, parts, register, setting
 from holdfast.experiment.config import make_config
@@ -172,3 +175,15 @@ def test_a_variant_presets_what_is_not_given(forget: None) -> None:
     assert Preset(**kept.settings()) == kept  # as a manifest spells it out
     with pytest.raises(ConfigError, match="variant"):
         build("loss", {"name": "test-preset", "variant": "other"})
+
+
+def test_a_part_is_found_because_its_file_is_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: None
+) -> None:
+    file = "from holdfast.core.registry import Part, register\n"
+    file += "@register('wrapper', 'test-found')\nclass Found(Part):\n    'A wrapper that no list names.'\n"
+    (tmp_path / "found_by_its_file.py").write_text(file)
+    monkeypatch.setattr(holdfast.wrappers, "__path__", [*holdfast.wrappers.__path__, str(tmp_path)])
+    registry._load_built_in.cache_clear()
+    assert parts("wrapper")["test-found"].__module__ == "holdfast.wrappers.found_by_its_file"
+    del sys.modules["holdfast.wrappers.found_by_its_file"]

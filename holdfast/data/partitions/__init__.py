@@ -1,30 +1,6 @@
-"""How samples are dealt to clients, one idea per file. base.py says how to add one."""
+"""How samples are divided among clients, one way per file; base.py says how to add one. The registry finds
+the files."""
 
-from holdfast.data.partitions import (
-    by_user,
-    complementary_pairs,
-    dirichlet,
-    flower,
-    grouped,
-    iid,
-    pathological,
-    quantity,
-    similarity,
-    single_label,
-)
 from holdfast.data.partitions.base import Assignment, Partition
 
-__all__ = [
-    "Assignment",
-    "Partition",
-    "by_user",
-    "complementary_pairs",
-    "dirichlet",
-    "flower",
-    "grouped",
-    "iid",
-    "pathological",
-    "quantity",
-    "similarity",
-    "single_label",
-]
+__all__ = ["Assignment", "Partition"]

@@ -2,40 +2,8 @@
 
 To add one: subclass Source, register it under a name, return Samples from load. One that reads Parquet files
 subclasses FolderSource, which finds them; what it decodes goes through `cached`, so that it is done once.
+The registry finds the files."""
 
-"""
-
-from holdfast.data.sources import (
-    cifar,
-    declared,
-    digits,
-    images,
-    mnist,
-    recordings,
-    svhn,
-    synthetic,
-    table,
-    text,
-    tiny_imagenet,
-    windows,
-    wisdm,
-)
 from holdfast.data.sources.base import FolderSource, Source
 
-__all__ = [
-    "FolderSource",
-    "Source",
-    "cifar",
-    "declared",
-    "digits",
-    "images",
-    "mnist",
-    "recordings",
-    "svhn",
-    "synthetic",
-    "table",
-    "text",
-    "tiny_imagenet",
-    "windows",
-    "wisdm",
-]
+__all__ = ["FolderSource", "Source"]

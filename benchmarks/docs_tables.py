@@ -1,0 +1,76 @@
+"""Writes the tables of parts in docs/*.md from what the parts declare (`Part.in_docs`).
+
+python -m benchmarks.docs_tables            # writes them
+python -m benchmarks.docs_tables --check    # exits with 1 where a page is not current"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from holdfast.core.registry import Part, parts
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {
+    "method": "methods.md",
+    "aggregator": "aggregators.md",
+    "wrapper": "wrappers.md",
+    "attack": "attacks.md",
+}
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "method": ("what travels", "what a client keeps", "personal model"),
+    "aggregator": ("what it does", "needs", "weights returned", "variants and options", "paper"),
+    "wrapper": ("what the rule sees", "what comes out", "from"),
+    "attack": ("what an attacker does", "knows (at least)", "settings, with their defaults"),
+}
+COMPUTED: Mapping[str, Callable[..., str]] = {
+    "needs": lambda cls: cls().condition,
+    "knows (at least)": lambda cls: f"{cls.model_fields['knows'].default} ({cls.least})",
+}
+"""Columns that follow from what a part declares for its work."""
+
+
+def table(kind: str) -> str:
+    """The table of all built-in parts of a kind, as Markdown."""
+    head = (kind, *COLUMNS[kind])
+    built_in = {name: cls for name, cls in parts(kind).items() if cls.__module__.startswith("holdfast.")}
+    rows = [(f"`{name}`", *(_cell(cls, column) for column in head[1:])) for name, cls in built_in.items()]
+    return "\n".join(_line(row) for row in (head, ["---"] * len(head), *rows))
+
+
+def _cell(cls: type[Part], column: str) -> str:
+    return COMPUTED[column](cls) if column in COMPUTED else cls.in_docs.get(column, "")
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def updated(page: str, kind: str) -> str:
+    """The page with the table of this kind between its markers."""
+    begin, end = f"<!-- table of parts: {kind} -->", "<!-- end of table -->"
+    found = re.search(f"{re.escape(begin)}\n.*?{re.escape(end)}", page, re.S)
+    if found is None:
+        raise SystemExit(f"docs/{PAGES[kind]} has no line '{begin}' with '{end}' after it")
+    return page[: found.start()] + f"{begin}\n{table(kind)}\n{end}" + page[found.end() :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of parts in docs/ from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
+    check = parser.parse_args().check
+    old = []
+    for kind, name in PAGES.items():
+        page = (DOCS / name).read_text()
+        if updated(page, kind) != page:
+            old.append(name)
+            if not check:
+                (DOCS / name).write_text(updated(page, kind))
+    if check and old:
+        raise SystemExit(f"not current: {', '.join(old)}; run python -m benchmarks.docs_tables")
+
+
+if __name__ == "__main__":
+    main()
