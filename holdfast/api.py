@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
-from holdfast.experiment.config import Config, as_table, make_config, merge
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import as_table, merge
 from holdfast.experiment.runner import Watch
 from holdfast.forecast.extrapolation import Forecast
 from holdfast.forecast.measure import forecast_cost

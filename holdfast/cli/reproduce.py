@@ -110,7 +110,7 @@ def reproduce(
     if paper is None:
         return _list(as_json)
     with only_json(as_json):
-        from holdfast.experiment.config import parse_changes
+        from holdfast.experiment.config_tables import parse_changes
         from holdfast.reproduction.experiments import Wanted
         from holdfast.reproduction.study import find
         from holdfast.tracking import chosen

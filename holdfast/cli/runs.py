@@ -275,7 +275,7 @@ def read_cells(
 ) -> list[tuple[str, Config]]:
     """Return (label, config) of every experiment that the file, --set and the other options ask for,
     checked."""
-    from holdfast.experiment.config import assign, read_config
+    from holdfast.experiment.config_tables import assign, read_config
     from holdfast.sweeps.grid import configs
 
     load_plugins(plugins)

@@ -88,7 +88,7 @@ def tune(
 
     """
     with only_json(as_json):
-        from holdfast.experiment.config import assign, read_config
+        from holdfast.experiment.config_tables import assign, read_config
         from holdfast.tracking import chosen, tracked
         from holdfast.tuning.tune import Tuning
 

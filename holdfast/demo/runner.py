@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from holdfast.experiment.config import Config, read_config
+from holdfast.experiment.config import Config
+from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.runner import Watch
 from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, read_cells

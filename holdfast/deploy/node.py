@@ -35,7 +35,8 @@ from holdfast.deploy.privacy import Guard
 from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.client_task import EVALUATE, schema_of, sends_global_first
 from holdfast.engine.run_context import Call
-from holdfast.experiment.config import Config, make_config, read_config
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import digest_of, plugins_of
 from holdfast.local.plan import Plan

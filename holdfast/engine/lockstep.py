@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.core.errors import StoreError
+from holdfast.core.generators import Finished, advance
 from holdfast.core.types import Exchange, Uplink
 from holdfast.engine.client_task import EVALUATE
 from holdfast.engine.host_threads import each
@@ -42,13 +43,14 @@ class RunDriver:
         """Go on to the next exchange, or to the end. An experiment that fails stops there and takes no other
         with it; a disk that refuses is nobody's failure and stops them all."""
         try:
-            self.waiting = self.steps.send(up)
-        except StopIteration as end:
-            self.waiting, self.result = None, end.value
+            request = advance(self.steps, up)
         except StoreError:
             raise
         except Exception as error:
             self.fail(error)
+        else:
+            finished = isinstance(request, Finished)
+            self.waiting, self.result = (None, request.value) if finished else (request, None)
 
     def fail(self, error: Exception) -> None:
         self.waiting, self.error = None, error

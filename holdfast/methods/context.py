@@ -13,6 +13,7 @@ from torch import Tensor
 from holdfast.aggregators.base import AggregationContext, Aggregator, Reduced
 from holdfast.aggregators.geometry import norms
 from holdfast.core.flat import Layout, Wire
+from holdfast.core.generators import relay
 from holdfast.core.guard import Guarded
 from holdfast.core.keys import Key
 from holdfast.core.types import ROOT, Exchange, State, Steps, T, Uplink, Verdict, broadcast, nothing
@@ -47,14 +48,7 @@ class Timer:
 
     def steps(self, name: str, steps: Steps[T]) -> Steps[T]:
         """The same for a generator; waiting for clients does not count."""
-        up = None
-        while True:
-            with self.part(name):
-                try:
-                    exchange = steps.send(up)  # type: ignore[arg-type]  # None starts it
-                except StopIteration as end:
-                    return end.value
-            up = yield exchange
+        return (yield from relay(steps, during=lambda: self.part(name)))
 
 
 @dataclass(frozen=True)

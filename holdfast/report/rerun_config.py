@@ -11,7 +11,8 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import plugin_options
 from holdfast.core.toml import key, to_toml, value
-from holdfast.experiment.config import PART_SECTIONS, Config, make_config
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import PART_SECTIONS
 from holdfast.report.read_runs import Cell
 from holdfast.sweeps.grid import expand, flatten
 

@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.registry import parts
-from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
 from holdfast.reproduction.study import (
     SCALES,
     VARIANTS,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.experiment.config import PART_SECTIONS
+from holdfast.experiment.config_tables import PART_SECTIONS
 
 Table = Mapping[str, Any]
 _BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}

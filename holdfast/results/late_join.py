@@ -25,7 +25,8 @@ from holdfast.data.sources.base import FolderSource
 from holdfast.data.sources.table import TableSource
 from holdfast.engine.run_context import RunContext
 from holdfast.evaluation.evaluate import score
-from holdfast.experiment.config import make_config, read_config
+from holdfast.experiment.config import make_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.local.plan import Plan
 
 if TYPE_CHECKING:

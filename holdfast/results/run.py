@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, NoSuchResult, RunError
+from holdfast.core.generators import run_to_end
 from holdfast.core.registry import parts, plugin_options
 from holdfast.core.screening import screen
 from holdfast.core.types import Exchange, Schema, State, Uplink
@@ -24,6 +25,8 @@ from holdfast.evaluation.scores import METRICS
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import config_of, read_manifest, run_folders
+from holdfast.experiment.records import server_state
+from holdfast.experiment.round_evaluation import discarding_state
 from holdfast.local.plan import Plan
 from holdfast.methods.base import Method
 from holdfast.results.late_join import parameters_of
@@ -137,11 +140,7 @@ class Run:
 
     def state(self) -> State:
         """The server's committed state."""
-        return {
-            name.removeprefix("server/"): value
-            for name, value in self._head()[1].items()
-            if name.startswith("server/")
-        }
+        return server_state(self._head()[1])
 
     def vector(self, client: int | None = None, model: str | None = None) -> Tensor:
         """A model as one vector: of a client (by default the model the method deploys) or, without a client,
@@ -176,9 +175,7 @@ class Run:
         run_context.round = max(round, 1)
         run_context.rows = RowStore(self.path / "rows", saved["rows/index"])
         self._experiment.participation.restore(saved)
-        return {
-            name.removeprefix("server/"): value for name, value in saved.items() if name.startswith("server/")
-        }
+        return server_state(saved)
 
     def of_client(self, round: int, state: State, client: int, kind: str, run_context: RunContext) -> Tensor:
         """Ask the server half what the client would receive now, and the client half what it would make of
@@ -206,12 +203,8 @@ class Run:
             ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort)
         )  # drawn before this round's bans
         experiment.meter.steps = (self.store.part(round) or {}).get("exchanges", 0)
-        steps, up = experiment.discarding(experiment.server.deliver(state, ctx, ids)), None
-        while True:
-            try:
-                up = answer(steps.send(up))
-            except StopIteration as end:
-                return end.value
+        steps = discarding_state(experiment.server.deliver(state, ctx, ids), experiment.meter)
+        return run_to_end(steps, answer)
 
     def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
         """The same as an ordinary module, ready to use."""

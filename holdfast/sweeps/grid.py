@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.registry import parts
-from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
 from holdfast.experiment.object_names import Numbers, numbered, spelt
 
 Settings = dict[str, Any]

@@ -20,8 +20,9 @@ from holdfast.core.errors import ConfigError, HoldfastError, InUse, RunError
 from holdfast.core.registry import load_plugin
 from holdfast.data.federation import Samples
 from holdfast.engine.simulator import Simulator
+from holdfast.experiment.build import shared_samples
 from holdfast.experiment.config import Config
-from holdfast.experiment.loop import Experiment, shared_samples
+from holdfast.experiment.loop import Experiment
 from holdfast.experiment.manifest import manifest_of, read_manifest, warn_of_objects
 from holdfast.experiment.runner import (
     MakeEngine,

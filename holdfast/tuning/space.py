@@ -22,7 +22,8 @@ import torch
 from holdfast.core.errors import ConfigError, HoldfastError, suggest
 from holdfast.core.keys import Key
 from holdfast.core.registry import Part, parts
-from holdfast.experiment.config import PART_SECTIONS, Config, assign, make_config, rank
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
 from holdfast.sweeps.grid import Settings, combinations, copied, flatten, label
 
 SEED = 1000

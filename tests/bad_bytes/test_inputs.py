@@ -25,7 +25,7 @@ from holdfast.data.cache import cached
 from holdfast.data.hub import _is_whole
 from holdfast.data.layout import arrange, find_splits
 from holdfast.data.sources.wisdm import read_raw
-from holdfast.experiment.config import parse_changes, read_config
+from holdfast.experiment.config_tables import parse_changes, read_config
 from holdfast.models.weights import Weights
 from holdfast.sweeps.grid import configs
 from tests.bad_bytes.helpers import DEEP, JUNK, LONG, altered, broken, budget, limited, one_line

@@ -20,7 +20,8 @@ from safetensors.torch import save
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.core.files import read_json
-from holdfast.experiment.config import make_config, read_config
+from holdfast.experiment.config import make_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.participation import read_availability
 from holdfast.report.live import Lookout
 from holdfast.report.read_runs import by_setting, not_begun, read_cells

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.experiment.config import read_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.results.run import Run
 from tests.helpers import built_in
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.demo import runner as demo
-from holdfast.experiment.config import read_config
+from holdfast.experiment.config_tables import read_config
 
 
 def test_the_demo_writes_a_page_and_says_where(

@@ -13,7 +13,8 @@ from holdfast.deploy.ledger_check import LedgerCheck
 from holdfast.deploy.processes import free_port
 from holdfast.deploy.project import Project, init, open_project
 from holdfast.deploy.up import RunningFederation
-from holdfast.experiment.config import make_config, read_config
+from holdfast.experiment.config import make_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.storage.store import Store
 from holdfast.sweeps.session import start
 

@@ -31,7 +31,8 @@ from holdfast.deploy.flower_engine import FlowerEngine, _screened  # noqa: E402
 from holdfast.deploy.node import Node, expected, federated, fingerprint  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
 from holdfast.engine.simulator import Call, Simulator, empty_uplink  # noqa: E402
-from holdfast.experiment.config import make_config, read_config  # noqa: E402
+from holdfast.experiment.config import make_config  # noqa: E402
+from holdfast.experiment.config_tables import read_config  # noqa: E402
 from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.local.client import Local, Received  # noqa: E402
 from holdfast.local.losses import Batch  # noqa: E402

@@ -26,7 +26,8 @@ from holdfast.deploy.node import Node, federated, fingerprint  # noqa: E402
 from holdfast.deploy.node_worker import NodeHome  # noqa: E402
 from holdfast.deploy.project import open_node  # noqa: E402
 from holdfast.deploy.server_app import serve  # noqa: E402
-from holdfast.experiment.config import make_config, read_config  # noqa: E402
+from holdfast.experiment.config import make_config  # noqa: E402
+from holdfast.experiment.config_tables import read_config  # noqa: E402
 from holdfast.experiment.loop import Experiment  # noqa: E402
 from holdfast.storage.store import Store  # noqa: E402
 from tests.data.folders import encode, write_table  # noqa: E402

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from holdfast.core.types import State
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment.config import Config, make_config, read_config
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.runner import MakeEngine, Watch
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.store import Store, read_tensors

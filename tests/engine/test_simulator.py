@@ -17,7 +17,8 @@ from holdfast.engine.client_stack import ClientStack, client_key
 from holdfast.engine.lockstep import RunDriver, drive
 from holdfast.engine.run_context import join, take
 from holdfast.engine.simulator import Call, Simulator
-from holdfast.experiment.loop import Experiment, shared_samples
+from holdfast.experiment.build import shared_samples
+from holdfast.experiment.loop import Experiment
 from holdfast.local.per_client import plain
 from holdfast.local.plan import Plan
 from holdfast.results.run import Run

@@ -12,15 +12,8 @@ import pytest
 from torch import nn
 
 from holdfast.core.errors import ConfigError
-from holdfast.experiment.config import (
-    Config,
-    assign,
-    make_config,
-    merge,
-    parse_memory,
-    parse_value,
-    read_config,
-)
+from holdfast.experiment.config import Config, make_config, parse_memory
+from holdfast.experiment.config_tables import assign, merge, parse_value, read_config
 from holdfast.experiment.object_names import unnamed
 from holdfast.methods.ditto import Ditto
 from holdfast.models.network import Model

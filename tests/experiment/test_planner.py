@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from holdfast.experiment import planner
-from holdfast.experiment.loop import Experiment, shared_samples
+from holdfast.experiment.build import shared_samples
+from holdfast.experiment.loop import Experiment
 from holdfast.local.plan import Plan
 from holdfast.local.plan_choice import Forecast
 from tests.experiment.sessions import config

@@ -18,8 +18,7 @@ import torch
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment import loop as experiment_module
-from holdfast.experiment import manifest, planner
+from holdfast.experiment import build, manifest, planner
 from holdfast.experiment.config import Config, make_config
 from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
@@ -35,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded digits are decoded once, not in each of a hundred runs, and nothing waits for the disk:
     what a killed process wrote is the kernel's, synced or not."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
+    monkeypatch.setattr(build, "load_samples", lambda settings: digits())
 
 
 def config(method: str = "ditto", plan: str = "loop", **train: Any) -> Config:

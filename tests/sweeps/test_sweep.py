@@ -20,8 +20,7 @@ from holdfast.core.files import read_json, write_if_absent
 from holdfast.core.registry import register
 from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.simulator import Simulator
-from holdfast.experiment import loop as experiment_module
-from holdfast.experiment import planner
+from holdfast.experiment import build, planner
 from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.loop import Experiment
 from holdfast.methods import ClientRule, Method
@@ -60,7 +59,7 @@ class StumblesMethod(Method):
 def quick(quick_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pulls the plug here, and the embedded digits are decoded once, not in each of hundreds of
     runs."""
-    monkeypatch.setattr(experiment_module, "load_samples", lambda settings: digits())
+    monkeypatch.setattr(build, "load_samples", lambda settings: digits())
 
 
 def cells_of(**grid: Any) -> Cells:

@@ -1,0 +1,150 @@
+"""Configs as plain tables: read from TOML, changed by --set, laid over each other. A sweep and `holdfast.run`
+work on them before a typed config is made."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.aggregators.base import Aggregator
+from holdfast.attacks.base import Attack
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import read_toml, shallow
+from holdfast.experiment.config import Config
+
+_DEEPEST = 16  # sections within each other that a key may name
+PART_SECTIONS = {"method", "model", "aggregator", "attack", "partition", "loss"}
+_COMMON = {"attack": set(Attack.model_fields), "aggregator": {*Aggregator.model_fields, "wrap"}}
+"""What every part of a kind can be told: a sweep over attacks is about the same attackers, one over rules
+about the same assumptions."""
+
+
+def read_config(file: str | Path | None, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file (or nothing) with --set changes applied, as plain tables; may hold a [sweep] section."""
+    table: dict[str, Any] = {}
+    if file is not None:
+        path = Path(file)
+        try:
+            table = read_toml(path)
+        except FileNotFoundError:
+            raise ConfigError(f"config file not found: {file}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"config file {file} cannot be read: {error}") from None
+    for key, value in sorted(parse_changes(changes), key=lambda pair: rank(pair[0])):
+        assign(table, key, value)
+    return table
+
+
+def parse_changes(changes: Sequence[str]) -> list[tuple[str, Any]]:
+    """What --set says, key by key."""
+    wanted = []
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {change}: write key=value, for example --set train.lr=0.05")
+        wanted.append((key.strip(), parse_value(text.strip())))
+    return wanted
+
+
+def rank(path: str) -> tuple[int, bool]:
+    """The order in which keys are set: a part's name before its settings, because naming another part resets
+    its own."""
+    return path.count("."), not path.endswith(".name")
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that quotes are not needed."""
+    try:
+        table = shallow(tomllib.loads(f"value = {text}"))
+        return table["value"] if len(table) == 1 else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def assign(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted key; a part given by its name alone becomes a table when one of its settings is set."""
+    *folders, last = path.split(".")
+    if len(folders) > _DEEPEST:
+        raise ConfigError(f"--set {path[:60]}...: no setting lies so deep")
+    for folder in folders:
+        inner = table.get(folder)
+        if isinstance(inner, str) and folder in PART_SECTIONS:
+            inner = {"name": inner}
+        elif isinstance(inner, Mapping):
+            inner = dict(inner)
+        elif inner is None:
+            inner = _default_of(folder)
+        else:
+            raise ConfigError(f"--set {path}: '{folder}' is not a section")
+        table[folder] = inner
+        table = inner
+    if last == "name" and folders:
+        _rename(table, folders[-1], value)
+    table[last] = value
+
+
+def _rename(table: dict[str, Any], section: str, name: Any) -> None:
+    """Another part: settings of the old one mean nothing to it, except those that every part of the kind
+    has."""
+    if section in PART_SECTIONS and table.get("name", name) != name:
+        kept = {key: table[key] for key in table if key in _COMMON.get(section, ())}
+        table.clear()
+        table |= kept
+
+
+def merge(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with sections laid over it, key by key, as --set would do it: what they do not name stays. An
+    object stands for the whole part."""
+    out = dict(table)
+    for key, given in sections.items():
+        there = out.get(key)
+        if isinstance(there, str) and key in PART_SECTIONS:
+            there = {"name": there}
+        if isinstance(given, str) and key in PART_SECTIONS and isinstance(there, Mapping):
+            given = {"name": given}
+        if not isinstance(given, Mapping) or not isinstance(there, Mapping):
+            if (
+                isinstance(given, Mapping)
+                and "name" not in given
+                and key in PART_SECTIONS
+                and there is not None
+            ):
+                raise ConfigError(
+                    f"{key}: the config has a Python object there, which has no single settings to change;"
+                    " give it anew"
+                )
+            out[key] = given
+            continue
+        inner = dict(there)
+        if isinstance(name := given.get("name"), str):  # in a sweep it is a list
+            _rename(inner, key, name)
+            if key == "data" and inner.get("name", name) != name:
+                inner.pop("options", None)  # they are the old dataset's
+        out[key] = merge(inner, given)
+    return out
+
+
+def as_table(config: Any) -> dict[str, Any]:
+    """What a caller gives as a config, where tables are wanted: tables, or the path of a TOML file."""
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if isinstance(config, (str, os.PathLike)):
+        return read_config(Path(config))
+    if isinstance(config, Config):
+        raise ConfigError(
+            'a Config is one experiment, without a sweep; give a table with "sweep", or the path of a TOML'
+            " file"
+        )
+    shown = repr(config).splitlines()[0][:60]
+    raise ConfigError(f"the config must be a table, a Config or the path of a TOML file, not {shown}")
+
+
+def _default_of(section: str) -> dict[str, Any]:
+    """Setting one key of a part that was not named means the default part."""
+    named = {"method": "fedcap", "model": "mlp", "aggregator": "mean"}
+    if section in named:
+        return {"name": named[section]}
+    return {"name": "pathological"} if section == "partition" else {}
