@@ -13,8 +13,8 @@ from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.runner import Watch
 from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, read_cells
-from holdfast.report.sections import verdict
 from holdfast.report.table import narrowed, tabulate, to_rich
+from holdfast.report.verdict import verdict
 from holdfast.sweeps.grid import configs
 from holdfast.sweeps.session import start
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.samples import Samples
-from holdfast.report.charts import shorten
+from holdfast.report.axis import shorten
 from holdfast.report.raster import write_image
 from holdfast.results.run import Run
 

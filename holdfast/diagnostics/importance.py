@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from holdfast.experiment.config import Config, make_config
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.runner import Watch
 from holdfast.report.charts import Series, curves
-from holdfast.report.page import document, header
+from holdfast.report.markup import fill
 from holdfast.results.run import Run
 from holdfast.sweeps.session import start
 
@@ -87,23 +86,14 @@ def write_page(frame: pd.DataFrame, path: str | Path, title: str = "Importance-r
         "Rank change": [n for n in ("benign", "poisoned") if n in means],
         "Disparity": [n for n in ("disparity",) if n in means],
     }
-    body = [
-        header(
-            "diagnostics",
-            title,
-            '<p class="note">Shares of the number of parameters; 0 is the least important one.</p>',
-        )
+    across = "place in the order by importance, in per cent"
+    charts = [
+        (name, curves([series_of(means, figure) for figure in figures], name, True, across))
+        for name, figures in groups.items()
+        if figures
     ]
-    for name, figures in groups.items():
-        if figures:
-            drawn = curves(
-                [series_of(means, figure) for figure in figures],
-                name,
-                True,
-                "place in the order by importance, in per cent",
-            )
-            body.append(f"<section><h2>{escape(name)}</h2>{drawn}</section>")
-    write_atomically(Path(path), document(title, body).encode(errors="replace"))
+    page = fill("rank_changes.html", title=title, charts=charts)
+    write_atomically(Path(path), page.encode(errors="replace"))
     return Path(path)
 
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.recorded_table import RecordedTable
-from holdfast.report.charts import Point, Series
+from holdfast.report.axis import Point
+from holdfast.report.charts import Series
 from holdfast.report.diagnosis import Cells, Curves, Diagnosis
 from holdfast.results.run import Run, name_of
 

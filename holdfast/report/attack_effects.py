@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from holdfast.report.charts import NAME_LETTERS, line_class, name_room, round_ticks, shorten
+from holdfast.report import svg
+from holdfast.report.axis import PlotArea, shorten
+from holdfast.report.charts import NAME_LETTERS, line_class, name_room
+from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Line
 from holdfast.report.settings_by_attack import BENIGN, Crossing, Grid, Score
 
@@ -124,56 +126,38 @@ def _bans_in_words(line: Line) -> str:
     return f" {did} {who} and {'nobody else' if wronged == 0 else f'{100 * wronged:.0f} % of the others'}."
 
 
-def bans(lines: Sequence[Line], crossing: Crossing) -> str:
-    """When each setting banned whom: a dot per ban, full for an attacker, hollow for a benign client."""
+def bans(lines: Sequence[Line], crossing: Crossing) -> Section | None:
+    """When each setting banned which clients: a dot per ban, full for an attacker, hollow for a benign
+    client."""
     shown = [
         (crossing.place(line), line, _bans_of(line))
         for line in lines
         if any(cell.bans for cell in line.cells)
     ]
     if not shown:
-        return ""
-    width, left, right, top, row = 1120, name_room([line.label for _, line, _ in shown]), 60, 8, 56
+        return None
+    width, top, row = 1120, 8, 56
     height, last = top + row * len(shown) + 44, max(cell.rounds for line in lines for cell in line.cells)
-
-    def x(round: float) -> float:
-        return left + (round - 1) / max(last - 1, 1) * (width - left - right)
-
-    out = [
-        f'<svg class="chart wide" viewBox="0 0 {width} {height}" role="img" aria-label="Bans by round, a row'
-        ' per setting">'
-    ]
-    for tick in round_ticks(1, last):
-        out.append(f'<path class="grid" d="M{x(tick):.1f} {top}V{height - 44}"/>')
-        out.append(f'<text class="tick middle" x="{x(tick):.1f}" y="{height - 26}">{tick}</text>')
-    out.append(f'<text class="tick middle" x="{(left + width - right) / 2}" y="{height - 6}">round</text>')
+    area = PlotArea(name_room([line.label for _, line, _ in shown]), top, width - 60, height - 44)
+    out = [*area.upright_axis(area.rounds(1, last)), area.name_below("round")]
     for down, (place, line, banned) in enumerate(shown):
         middle = top + row * down + row / 2
-        out.append(f'<g class="{line_class(place)}" data-line="{place}">')
-        out.append(
-            '<text class="name" x="0"'
-            f' y="{middle + 4:.1f}">{escape(shorten(line.label, NAME_LETTERS))}</text>'
-        )
+        drawn = [svg.text("name", 0, middle + 4, shorten(line.label, NAME_LETTERS))]
         for round in sorted({when for when, *_ in banned}):
             now = [entry for entry in banned if entry[0] == round]
-            step = min(8.0, (row - 10) / len(now))
+            x, step = area.round_x(round, 1, last), min(8.0, (row - 10) / len(now))
             for i, (_, rightly, about) in enumerate(now):
-                at = f'cx="{x(round):.1f}" cy="{middle + (i - (len(now) - 1) / 2) * step:.1f}" r="3.6"'
-                out.append(
-                    f'<circle class="{"banned" if rightly else "wronged"}"'
-                    f" {at}><title>{escape(about)}</title></circle>"
-                )
-        out.append("</g>")
-    count = {
-        kind: sum(rightly == kind for _, _, banned in shown for _, rightly, _ in banned)
-        for kind in (True, False)
-    }
-    over = " in all seeds together" if max(line.seeds for line in lines) > 1 else ""
-    return (
-        '<section><h2>Who was banned</h2><p class="note">A dot is a ban: full of an attacker, hollow of a'
-        f" benign client; {count[True]} and {count[False]}{over}. A ban is for good.</p><div"
-        f' class="scroll">{"".join(out)}</svg></div></section>'
-    )
+                at = {"cx": f"{x:.1f}", "cy": f"{middle + (i - (len(now) - 1) / 2) * step:.1f}", "r": 3.6}
+                kind = "banned" if rightly else "wronged"
+                drawn.append(svg.element("circle", svg.title(about), class_=kind, **at))
+        out.append(svg.group(line_class(place), *drawn, data_line=place))
+    chart = svg.chart("chart wide", width, height, "Bans by round, a row per setting", out)
+    counts = [
+        sum(rightly == kind for _, _, banned in shown for _, rightly, _ in banned) for kind in (True, False)
+    ]
+    several_seeds = max(line.seeds for line in lines) > 1
+    body = fill("sections/bans.html", counts=counts, several_seeds=several_seeds, chart=chart)
+    return Section("Who was banned", body)
 
 
 def _bans_of(line: Line) -> list[tuple[int, bool, str]]:

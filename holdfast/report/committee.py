@@ -3,31 +3,32 @@ whether it passed."""
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
+from markupsafe import Markup
 
+from holdfast.report.markup import Section, fill
 from holdfast.report.run_data import Frame, Story
 from holdfast.report.shaded_grid import Grid
 from holdfast.report.threshold_chart import against
 from holdfast.report.timelines import legend, over_rounds, thinned
 
 
-def committees(story: Story) -> str:
+def committees(story: Story) -> list[Section]:
     names = [
         name.removesuffix("/members")
         for name, sat in story.members.items()
         if name.endswith("/members") and any(sat.values())
     ]
-    return "".join(
+    found = [
         _section(story, name, f"The committee{f' ({name})' if len(names) > 1 else ''}") for name in names
-    )
+    ]
+    return [section for section in found if section is not None]
 
 
-def _section(story: Story, name: str, title: str) -> str:
+def _section(story: Story, name: str, title: str) -> Section | None:
     scores, threshold = story.grids.get(f"{name}/accuracy"), story.numbers.get(f"{name}/threshold")
     if scores is None:
-        return ""
+        return None
     row = {client: place for place, client in enumerate(story.clients)}
     sat = story.members[f"{name}/members"]
     seats = [
@@ -36,18 +37,18 @@ def _section(story: Story, name: str, title: str) -> str:
         for client in sat.get(round, ())
         if client in row
     ]
-    lines = "" if threshold is None else against(story, scores, threshold, "Score", True)
+    lines = Markup() if threshold is None else against(story, scores, threshold, "Score", True)
     drawn = over_rounds(story, scores, "The committee's score", True, seats)
-    votes = _votes(story, name)
-    note = (
-        f"{_in_words(story, name, sat)} A model passes whose score, of the members' accuracies with it,"
-        " reaches the threshold."
+    body = fill(
+        "sections/committee.html",
+        about=_in_words(story, name, sat),
+        left_out=thinned(story),
+        legend=legend(story, committee=True),
+        lines=lines,
+        scores=drawn.html(),
+        votes=_votes(story, name),
     )
-    return (
-        f"<section><h2>{escape(title)}</h2><p"
-        f' class="note">{escape(note + thinned(story))}</p>{legend(story, committee=True)}'
-        f"{lines}{drawn.html()}{votes}</section>"
-    )
+    return Section(title, body)
 
 
 def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
@@ -73,11 +74,11 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     )
 
 
-def _votes(story: Story, name: str) -> str:
+def _votes(story: Story, name: str) -> Markup | None:
     """Members down, models across, and below them the score and the decision."""
     votes = story.frames.get(f"{name}/votes", [])
     if not votes:
-        return ""
+        return None
     clients, seats = story.of_pairs(), max(len(frame.rows) for frame in votes)
     place = {round: i for i, round in enumerate(story.rounds)}
     below = [story.grids.get(f"{name}/{what}") for what in ("accuracy", "admitted")]
@@ -106,10 +107,7 @@ def _votes(story: Story, name: str) -> str:
         square=True,
         flags=1,
     )
-    return (
-        '<h3 class="apart">Votes <small>each member\'s accuracy with each model, in per cent; the score is'
-        " what counts of them</small></h3>" + drawn.html()
-    )
+    return drawn.html()
 
 
 def laid_out(frame: Frame, rows: list[int], columns: list[int]) -> np.ndarray:

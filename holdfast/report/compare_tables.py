@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from holdfast.core.files import write_atomically
 from holdfast.core.version import __version__
 from holdfast.report.compare import Comparison, by_seed, mean_of, spread_of
 from holdfast.report.config_differences import in_short
-from holdfast.report.page import document, header
+from holdfast.report.markup import fill
 from holdfast.report.paired_tests import Paired
 from holdfast.report.table import (
     WORDS,
@@ -225,49 +224,14 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def write_compare_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison as a page."""
     labels = [line.label for line in comparison.lines]
-    title = " and ".join(labels) if len(labels) <= 3 else f"{len(labels)} settings side by side"
-    facts = (
-        f"<li>compared by <b>{escape(comparison.metric)}</b></li><li>to"
-        f" <b>{escape(comparison.reference.label)}</b></li>"
+    page = fill(
+        "compare.html",
+        title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} settings side by side",
+        comparison=comparison,
+        parts=parts(comparison),
+        words=WORDS,
+        footer=f"Page by holdfast {__version__}.",
     )
-    body = [
-        header("comparison", title, f'<ul class="facts">{facts}</ul>'),
-        *(_section(part) for part in parts(comparison)),
-        _notes(comparison.notes),
-        f"<footer>Page by holdfast {escape(__version__)}.</footer>",
-    ]
-    write_atomically(path, document(title, body).encode(errors="replace"))
-
-
-def _section(part: Part) -> str:
-    heads = "".join(f'<th scope="col"{_kind(title)}>{escape(title)}</th>' for title in part.table.titles)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(row[0].text)}</th>'
-        + "".join(
-            f"<td{_kind(title, entry.best)}>{escape(entry.text)}</td>"
-            for title, entry in zip(part.table.titles[1:], row[1:], strict=True)
-        )
-        + "</tr>"
-        for row in part.table.rows
-    )
-    note = f'<p class="note below">{escape(part.note)}</p>' if part.note else ""
-    kind = ' class="words"' if part.words else ""
-    table = (
-        f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
-    return f"<section><h2>{escape(part.title)}</h2>{table}{note}</section>"
-
-
-def _kind(title: str, best: bool = False) -> str:
-    return ' class="status"' if title in WORDS else ' class="best"' if best else ""
-
-
-def _notes(notes: Sequence[str]) -> str:
-    return (
-        "<section><h2>To be known</h2><ul>"
-        + "".join(f"<li>{escape(note)}</li>" for note in notes)
-        + "</ul></section>"
-        if notes
-        else ""
-    )
+    write_atomically(path, page.encode(errors="replace"))

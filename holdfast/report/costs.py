@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 
-from holdfast.report.charts import NAME_LETTERS, shorten
+from markupsafe import Markup
+
+from holdfast.report import svg
+from holdfast.report.axis import shorten
+from holdfast.report.charts import NAME_LETTERS
+from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Line
-from holdfast.report.sections import folded
 from holdfast.report.table import amount, duration
 
 _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
@@ -19,31 +22,20 @@ _PARTS: dict[str, tuple[dict[str, str], Callable[[float], str]]] = {
 }
 
 
-def costs(lines: Sequence[Line]) -> str:
-    """For a comparison; of a single run, the table says it."""
+def costs(lines: Sequence[Line]) -> Section | None:
+    """Bars that compare several settings; a single run has its costs in the table of figures."""
     if len(lines) < 2:
-        return ""
+        return None
     charts = []
     for title, (names, write) in _PARTS.items():
         rows = [(line.label, [line.mean(metric) or 0.0 for metric in names]) for line in lines]
-        if not any(sum(values) for _, values in rows):
-            continue
-        told = "".join(
-            f'<span class="patch p{place}"></span>{word}' for place, word in enumerate(names.values())
-        )
-        bars = _bars(rows, title, list(names.values()), write)
-        charts.append(
-            f'<div><h3>{title}</h3><p class="note">{told}</p><div class="scroll">{bars}</div></div>'
-        )
+        if any(sum(values) for _, values in rows):
+            charts.append((title, list(names.values()), _bars(rows, title, list(names.values()), write)))
     if not charts:
-        return ""
-    words = ["Means over seeds."] if any(line.seeds > 1 for line in lines) else []
-    body = f'<div class="two">{"".join(charts)}</div>'
-    words.append("Runs that are played together share their time, so it does not rank methods.")
-    return (
-        "<section><h2>What it cost</h2><p"
-        f' class="note">{" ".join(words)}</p>{folded(body, len(lines))}</section>'
-    )
+        return None
+    several_seeds = any(line.seeds > 1 for line in lines)
+    body = fill("sections/costs.html", charts=charts, several_seeds=several_seeds, rows=len(lines))
+    return Section("What it cost", body)
 
 
 def _bars(
@@ -51,25 +43,20 @@ def _bars(
     title: str,
     words: Sequence[str],
     write: Callable[[float], str],
-) -> str:
+) -> Markup:
     """A row per line, its parts one after the other, their sum in words at the end."""
     width, right, row = 560, 76, 24
     left = 14 + round(8.0 * max(len(shorten(label, NAME_LETTERS)) for label, _ in rows))
     most = max(sum(values) for _, values in rows)
-    out = [
-        f'<svg class="chart bars" viewBox="0 0 {width} {row * len(rows) + 4}" role="img"'
-        f' aria-label="{escape(title)} of every setting">'
-    ]
+    out = []
     for down, (label, values) in enumerate(rows):
         y, at = row * down + 4, float(left)
-        out.append(f'<text class="name" x="0" y="{y + 13}">{escape(shorten(label, NAME_LETTERS))}</text>')
+        out.append(svg.text("name", 0, y + 13, shorten(label, NAME_LETTERS)))
         for place, (word, value) in enumerate(zip(words, values, strict=True)):
             wide = value / most * (width - left - right)
-            about = escape(f"{label}, {word}: {write(value)}")
-            out.append(
-                f'<rect class="bar{place}" x="{at:.1f}" y="{y}" width="{wide:.1f}"'
-                f' height="17"><title>{about}</title></rect>'
-            )
+            box = {"x": f"{at:.1f}", "y": y, "width": f"{wide:.1f}", "height": 17}
+            about = svg.title(f"{label}, {word}: {write(value)}")
+            out.append(svg.element("rect", about, class_=f"bar{place}", **box))
             at += wide
-        out.append(f'<text class="tick" x="{at + 7:.1f}" y="{y + 13}">{write(sum(values))}</text>')
-    return "".join(out) + "</svg>"
+        out.append(svg.text("tick", at + 7, y + 13, write(sum(values))))
+    return svg.chart("chart bars", width, row * len(rows) + 4, f"{title} of every setting", out)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from holdfast.report.charts import Axis, Series, round_ticks, shorten, spread_out, tick_text
+from holdfast.report.axis import Axis, round_ticks, shorten, spread_out, tick_text
+from holdfast.report.charts import Series
 from holdfast.report.raster import LINES, RULE, SOFT, Pen, width_of
 
 _WIDTH, _TOP, _BOTTOM, _EDGE, _HEIGHT = 760, 76, 50, 20, 420

@@ -7,18 +7,20 @@ import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
 import pandas as pd
+from markupsafe import Markup
 from PIL import Image
 
 from holdfast.core.files import write_atomically
 from holdfast.core.version import __version__
-from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report import svg
+from holdfast.report.axis import Axis
+from holdfast.report.charts import Series, curves, heat_map
 from holdfast.report.curves_png import draw_curves
 from holdfast.report.heat_map_png import Map, draw_map
-from holdfast.report.page import document, header
+from holdfast.report.markup import whole_page
 from holdfast.report.raster import png_of, stacked, write_image
 
 _MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
@@ -37,11 +39,10 @@ class Curves:
     def drawn(self) -> Image.Image:
         return draw_curves(self.series, self.title, self.note, self.percent, self.across, self._axis())
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         drawn = curves(self.series, self.title, self.percent, self.across, self._axis())
-        return (  # wider, its words would be larger than the page's
-            f'<div style="max-width: 760px">{drawn}</div>'
-        )
+        limit = "max-width: 760px"  # wider, its words would be larger than the page's
+        return svg.element("div", drawn, style=limit)
 
     def _axis(self) -> Axis:
         return Axis.over([point for one in self.series for point in one.points])
@@ -92,11 +93,11 @@ class Cells:
             )
         )
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         drawn = heat_map(
             self.values, self.names, self.title, 0, self.most, self.heads, (*self.words, ""), self.texts
         )
-        return f'<div class="scroll">{drawn}</div>'
+        return svg.element("div", drawn, class_="scroll")
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,10 @@ class Sheet:
     def drawn(self) -> Image.Image:
         return self.image
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         data = b64encode(png_of(self.image)).decode()
-        return (
-            f'<img alt="{escape(self.title)}" width="{self.image.width}" src="data:image/png;base64,{data}">'
-        )
+        source = f"data:image/png;base64,{data}"
+        return svg.element("img", alt=self.title, width=self.image.width, src=source)
 
 
 @dataclass(frozen=True)
@@ -137,20 +137,14 @@ class Diagnosis:
             write_atomically(path, self.page().encode(errors="replace"))
 
     def page(self) -> str:
-        heads = ["" if one.title == self.title else f"<h2>{escape(one.title)}</h2>" for one in self.figures]
-        notes = [f'<p class="note">{escape(one.note)}</p>' for one in self.figures]
-        sections = [
-            f"<section>{head}{note}{one.html()}</section>"
-            for head, note, one in zip(heads, notes, self.figures, strict=True)
-        ]
         table = self.short.to_html(index=False, border=0, float_format=number, escape=True)
-        body = [
-            header("diagnosis", self.title, ""),
-            *sections,
-            f"<section><details><summary>In numbers</summary>{table}</details></section>",
-            f"<footer>Page by holdfast {escape(__version__)}.</footer>",
-        ]
-        return document(self.title, body)
+        return whole_page(
+            "diagnosis.html",
+            title=self.title,
+            figures=self.figures,
+            table=Markup(table),
+            footer=f"Page by holdfast {__version__}.",
+        )
 
 
 def number(value: object) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from holdfast.report.charts import round_step, shorten
+from holdfast.report.axis import round_step, shorten
 from holdfast.report.class_counts import Holdings, what
 from holdfast.report.raster import CELL, HEAT, INK, PAPER, SOFT, Pen, width_of, write_image
 

@@ -12,22 +12,22 @@ import errno
 import hashlib
 import json
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from markupsafe import Markup
+
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.experiment.manifest import read_manifest, run_folders
-from holdfast.report.page import MOST_TOGETHER, document, header, render, render_one
+from holdfast.report.markup import script_json, whole_page
+from holdfast.report.page import MOST_TOGETHER, render, render_one
 from holdfast.report.read_runs import read_cells
 from holdfast.storage.status import FAILURE, run_status
 from holdfast.sweeps.folder import listed
@@ -187,29 +187,22 @@ class Viewed:
         return self._state
 
     def _drawn(self, state: State, path: str) -> str:
+        live = script_json(state.plain())
         if state.waiting:
-            text = document(
-                f"{self.folder.name}: {state.words}",
-                [header("live", self.folder.name, ""), _said(state.words)],
-            )
-        else:
-            try:
-                text = self._report(path)
-            # of a run that is only half there, say: the next round may mend it, so the page lives on
-            except Exception as error:
-                why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-                text = document(
-                    self.folder.name,
-                    [header("live", self.folder.name, ""), _said(f"this cannot be drawn now: {why}")],
-                )
-        return _alive(text, state)
+            return _message(f"{self.folder.name}: {state.words}", self.folder.name, state.words, live)
+        try:
+            return self._report(path, live)
+        # for example a run that is written only in part: the next round may complete it, so the page goes on
+        except Exception as error:
+            why = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+            return _message(self.folder.name, self.folder.name, f"this cannot be drawn now: {why}", live)
 
-    def _report(self, path: str) -> str:
+    def _report(self, path: str, live: Markup) -> str:
         cells = read_cells(self.folder)
         paths = _paths([cell.path for cell in cells])
         if path == "/":
-            return render(cells, links={run: quote(to) for to, run in paths.items()})
-        return render_one(cells, [cell.path for cell in cells].index(paths[path]), "/")
+            return render(cells, links={run: quote(to) for to, run in paths.items()}, live=live)
+        return render_one(cells, [cell.path for cell in cells].index(paths[path]), "/", live)
 
 
 def _paths(runs: Sequence[Path]) -> dict[str, Path]:
@@ -217,26 +210,11 @@ def _paths(runs: Sequence[Path]) -> dict[str, Path]:
     return {f"/runs/{run.name}.html": run for run in runs} if len(runs) > MOST_TOGETHER else {}
 
 
-def _said(words: str) -> str:
-    return f'<p class="verdict">{escape(words[:1].upper() + words[1:])}.</p>'
-
-
-def _alive(page: str, state: State) -> str:
-    """A report that asks its own server, and nobody else, whether there is more."""
-    policy = r'(<meta http-equiv="Content-Security-Policy" content="[^"]*)"'
-    page, found = re.subn(policy, lambda met: f"{met[1]}; connect-src 'self'\"", page, count=1)
-    assert found == 1, "a page without a policy"
-    page = page.replace(
-        "</head>", '<link rel="icon" href="data:,">\n</head>', 1
-    )  # or the browser asks for one
-    told = json.dumps(state.plain()).replace("<", "\\u003c")
-    script = (files("holdfast.report") / "live.js").read_text()
-    tail = (
-        '<script type="application/json"'
-        f' id="live-state">{told}</script>\n<script>\n{script}</script>\n</body>'
+def _message(title: str, heading: str, words: str, live: Markup) -> str:
+    """A page that has nothing to show but a sentence."""
+    return whole_page(
+        "message.html", title=title, heading=heading, words=words[:1].upper() + words[1:], live=live
     )
-    before, _, after = page.rpartition("</body>")
-    return before + tail + after
 
 
 class Server(ThreadingHTTPServer):

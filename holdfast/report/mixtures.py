@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
+from markupsafe import Markup
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.class_counts import federation_of
 from holdfast.report.committee import laid_out
+from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Cell
 from holdfast.report.run_data import Frame, Story
 from holdfast.report.shaded_grid import Grid
@@ -17,16 +17,17 @@ from holdfast.report.timelines import thinned
 _NOT_WANTED = -1
 
 
-def matrices(story: Story) -> str:
+def matrices(story: Story) -> list[Section]:
     """Customisation, attention, and whatever matrix with a row per client a method of one's own records."""
-    return "".join(
+    found = [
         _matrix(story, name, frames)
         for name, frames in story.frames.items()
         if story.declared.kind(name) != "votes"
-    )
+    ]
+    return [section for section in found if section is not None]
 
 
-def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
+def _matrix(story: Story, name: str, frames: list[Frame]) -> Section | None:
     declared, clients = story.declared, story.of_pairs()
     of_clients = declared.kind(name) == "mixture"
     present = {
@@ -39,7 +40,7 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     across = clients if of_clients else list(range(max(len(frame.columns) for frame in frames)))
     values = np.stack([laid_out(frame, clients, across) for frame in frames])
     if not np.isfinite(values).any():
-        return ""
+        return None
     title = "Whose models each client was given" if of_clients else f"Recorded: {name}"
     heads = [story.mark(i) for i in across] if of_clients else list(map(str, across))
     grid = Grid(
@@ -65,15 +66,13 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> str:
     )
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""
-    return (
-        f"<section><h2>{escape(title)}</h2><p"
-        f' class="note">{escape(note + few + some)}</p>{legend_of(story)}{grid.html()}</section>'
-    )
+    drawn = {"legend": legend_of(story), "grid": grid.html()}
+    return Section(title, fill("sections/matrix.html", note=note + few + some, **drawn))
 
 
-def legend_of(story: Story) -> str:
-    """Attackers only: bans are not drawn here."""
-    return '<ul class="legend"><li><span class="bad">▲</span> attacker</li></ul>' if story.attackers else ""
+def legend_of(story: Story) -> Markup:
+    """The sign of attackers only: bans are not drawn here."""
+    return fill("sections/legend_of_attackers.html", attackers=story.attackers)
 
 
 def _from_attackers(story: Story, frames: list[Frame]) -> str:
@@ -90,10 +89,10 @@ def _from_attackers(story: Story, frames: list[Frame]) -> str:
     )
 
 
-def matches(story: Story, cell: Cell) -> str:
+def matches(story: Story, cell: Cell) -> Section | None:
     """Whom the server took for each client's peer; against the truth where the partition knows it."""
     if not any((frame.values != _NOT_WANTED).any() for frame in story.matches.values()):
-        return ""
+        return None
     facts = _facts(cell)
     partner, target = facts.get("partner"), facts.get("target")
     clients = story.of_pairs()
@@ -115,13 +114,15 @@ def matches(story: Story, cell: Cell) -> str:
     note += "" if all(right.values()) else " Underlined and pale: not the true partner."
     several = any(len(found) > 1 for now in peers.values() for found in now.values())
     note += " Of several classes at once: the peers of all." if several else ""
-    return (
-        "<section><h2>Who was matched with whom</h2><p"
-        f' class="note">{escape(note + thinned(story))}</p>{legend_of(story)}'
-        f"{_by_round(story, clients, peers, right, known).html()}"
-        '<h3 class="apart">How often <small>over the rounds shown'
-        f"{'; framed: the true partner' if known else ''}</small></h3>{_how_often(story, clients, peers, partner).html()}</section>"  # noqa: E501
+    body = fill(
+        "sections/matches.html",
+        note=note + thinned(story),
+        legend=legend_of(story),
+        by_round=_by_round(story, clients, peers, right, known).html(),
+        known=known,
+        how_often=_how_often(story, clients, peers, partner).html(),
     )
+    return Section("Who was matched with whom", body)
 
 
 def _peers(row: np.ndarray, target: np.ndarray | None, client: int) -> list[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 from holdfast.core.files import readable, write_atomically
 from holdfast.core.progress import progress
@@ -15,14 +14,15 @@ from holdfast.core.version import __version__
 from holdfast.report import attack_effects, rounds, sections
 from holdfast.report.costs import costs
 from holdfast.report.federation_section import federated
+from holdfast.report.figures_section import figures, headline
+from holdfast.report.markup import whole_page
+from holdfast.report.protocol import protocol
 from holdfast.report.read_runs import Cell, by_setting, read_cells
 from holdfast.report.run_details import inside_each
 from holdfast.report.settings_by_attack import Crossing
+from holdfast.report.verdict import verdict
 
 MOST_TOGETHER = 12  # runs on one page; more of them get a page each
-
-# Nothing may be fetched: a page about private data must not talk to anybody.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def write_page(folder: Path, out: Path | None = None, title: str | None = None, alone: bool = False) -> Path:
@@ -55,88 +55,50 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
 
 
 def render(
-    cells: Sequence[Cell], title: str | None = None, links: Mapping[Path, str] | None = None, back: str = ""
+    cells: Sequence[Cell],
+    title: str | None = None,
+    links: Mapping[Path, str] | None = None,
+    back: Sequence[tuple[str, str]] = (),
+    live: Markup | None = None,
 ) -> str:
-    """`links` lead to the pages of single runs, where they have some; `back` leads from such a page to the
-    one about all."""
+    """The page about these runs. `links` lead to the pages of single runs, where they have some; `back` are
+    words and links from such a page to others. `live` is the state of a page that asks for news."""
     lines = by_setting(cells)
     crossing = Crossing(lines)
-    title = title or sections.title(lines, crossing)
-    body = [
-        sections.headline(lines, crossing),
+    found = [
+        headline(lines, crossing),
         rounds.over_rounds(lines, crossing),
-        sections.figures(lines, crossing),
+        figures(lines, crossing),
         attack_effects.bans(lines, crossing),
         sections.clients(lines, crossing),
         federated(cells),
-        inside_each(cells),
+        *inside_each(cells),
         sections.partition(cells),
         costs(lines),
-        sections.protocol(lines, crossing),
+        protocol(lines, crossing),
         sections.runs(cells, links or {}),
         sections.repeat(cells),
     ]
-    contents, body = _contents(body)
-    skip = '<a class="skip" href="#s1">Skip to the result</a>'
-    body = [
-        skip,
-        back,
-        header("report", title, sections.facts(lines)),
-        contents,
-        *body,
-        f"<footer>{escape(_origin(cells))}</footer>",
-    ]
-    data = rounds.pointed_at(lines, crossing)
-    script = (
-        '<div id="tip" role="status" hidden></div>\n<script type="application/json"'
-        f' id="data">{data}</script>\n'
-        f"<script>\n{_resource('page.js')}{_resource('run_details.js')}</script>\n"
+    name, said = verdict(lines, crossing)
+    return whole_page(
+        "report.html",
+        title=title or sections.title(lines, crossing),
+        facts=sections.facts(lines),
+        back=back,
+        best=name,
+        said=said,
+        sections=[section for section in found if section is not None],
+        footer=_origin(cells),
+        data=rounds.pointed_at(lines, crossing),
+        live=live,
     )
-    return document(title, body, script)
 
 
-def render_one(cells: Sequence[Cell], place: int, top: str) -> str:
-    """The page of one run of many, beside the pages of the others; `top` leads to the one about all."""
+def render_one(cells: Sequence[Cell], place: int, top: str, live: Markup | None = None) -> str:
+    """The page of one run of many, beside the pages of the others; `top` leads to the page about all."""
     near = [("previous run", cells[place - 1 : place]), ("next run", cells[place + 1 : place + 2])]
     ways = [(words, quote(f"{one.path.name}.html")) for words, some in near for one in some]
-    return render([cells[place]], back=_way_back([(f"all {len(cells)} runs", top), *ways]))
-
-
-def _way_back(links: Sequence[tuple[str, str]]) -> str:
-    return (
-        '<nav class="back" aria-label="Other pages">'
-        + "".join(f'<a href="{href}">{words}</a>' for words, href in links)
-        + "</nav>"
-    )
-
-
-def _contents(body: Sequence[str]) -> tuple[str, list[str]]:
-    """Links to the sections, and the sections with the names that the links lead to."""
-    titles: list[str] = []
-
-    def named(found: re.Match[str]) -> str:
-        titles.append(found[1])
-        return f'<section id="s{len(titles)}" tabindex="-1"><h2>{found[1]}</h2>'
-
-    marked = [re.sub(r"<section><h2>(.*?)</h2>", named, part) for part in body]
-    links = "".join(f'<a href="#s{place}">{title}</a>' for place, title in enumerate(titles, 1))
-    return f'<nav class="contents" aria-label="On this page">{links}</nav>', marked
-
-
-def header(kind: str, title: str, facts: str) -> str:
-    return f'<header><p class="brand">Holdfast {kind}</p><h1>{escape(title)}</h1>{facts}</header>'
-
-
-def document(title: str, body: Sequence[str], script: str = "") -> str:
-    """A whole page around its sections."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_resource('page.css')}{_resource('run_details.css')}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n</main>\n{script}</body>\n</html>\n"
-    )
+    return render([cells[place]], back=[(f"all {len(cells)} runs", top), *ways], live=live)
 
 
 def _origin(cells: Sequence[Cell]) -> str:
@@ -146,7 +108,3 @@ def _origin(cells: Sequence[Cell]) -> str:
         f" {manifest['python']}, device {manifest['device']}, {manifest['threads']} threads. Page by holdfast"
         f" {__version__}."
     )
-
-
-def _resource(name: str) -> str:
-    return (files("holdfast.report") / name).read_text()

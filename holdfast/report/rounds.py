@@ -3,11 +3,13 @@ colour throughout."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from html import escape
 
-from holdfast.report.charts import Axis, Point, Series, curves, nice_ticks, swatch, worth_seeing
+from markupsafe import Markup
+
+from holdfast.report.axis import Axis, Point, nice_ticks, worth_seeing
+from holdfast.report.charts import Series, curves, swatch
+from holdfast.report.markup import Section, fill, script_json
 from holdfast.report.read_runs import Line, asked
 from holdfast.report.settings_by_attack import BENIGN, HIGHLIGHTED, Crossing, Faced
 
@@ -30,46 +32,28 @@ def charted(lines: Sequence[Line]) -> dict[str, str]:
     return {metric: CURVES[metric] for metric in ("accuracy", "loss", *more)}
 
 
-def over_rounds(lines: Sequence[Line], crossing: Crossing) -> str:
-    """All metrics side by side where everybody faced the same; else accuracy attack by attack, and the other
-    metrics folded away."""
-    cut = (
-        " What is far off the other values lies outside the charts."
-        if any(_is_cut(lines, metric) for metric in charted(lines))
-        else ""
+def over_rounds(lines: Sequence[Line], crossing: Crossing) -> Section:
+    """All metrics side by side where all settings faced the same attack; else accuracy attack by attack, and
+    the other metrics folded away."""
+    metrics = charted(lines)
+    body = fill(
+        "sections/over_rounds.html",
+        bands=any(line.seeds > 1 for line in lines),
+        cut=any(_is_cut(lines, metric) for metric in metrics),
+        keys=[(swatch(place), setting) for place, setting in enumerate(crossing.settings)],
+        highlighted=HIGHLIGHTED if crossing.many else None,
+        several=len(crossing.panels) > 1,
+        metrics=[(metric, name, _charts(metric, name, lines, crossing)) for metric, name in metrics.items()],
     )
-    band = (
-        " Bands reach from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
-    )
-    how = " Point at a chart, or reach it by Tab and press the arrow keys, to read a round."
-    several = len(crossing.panels) > 1
-    parts = []
-    for metric, name in charted(lines).items():
-        drawn = _charts(metric, name, lines, crossing)
-        if not several:
-            parts.append(drawn)
-        elif metric == "accuracy":
-            parts.append(f'<div class="two">{drawn}</div>')
-        else:
-            parts.append(
-                f"<details><summary>{name}, attack by attack</summary><div"
-                f' class="two">{drawn}</div></details>'
-            )
-    body = "".join(parts) if several else f'<div class="two">{"".join(parts)}</div>'
-    return (
-        "<section><h2>Over the rounds</h2>"
-        '<p class="note">Of the model each method deploys, on the clients\' test'
-        f" samples.{band}{cut}{how}</p>"
-        f"{_keys(crossing)}{body}</section>"
-    )
+    return Section("Over the rounds", body)
 
 
-def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -> str:
-    """Charts of one metric share their axis, so that they can be compared by eye."""
+def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -> list[tuple[str, Markup]]:
+    """Headings and charts of one metric. They share their axis, so they can be compared by eye."""
     points, most = [point for line in lines for point in line.curve(metric)], _room(lines)
     axis = Axis(nice_ticks(*worth_seeing(points, metric != "loss"))) if points else None
     out = []
-    for place, (title, faced) in enumerate(crossing.panels):
+    for title, faced in crossing.panels:
         heading = (
             name
             if len(crossing.panels) == 1
@@ -85,18 +69,17 @@ def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -
             places=[crossing.place(one.line) for one in faced],
             highlighted=HIGHLIGHTED if crossing.many else None,
         )
-        out.append(f'<div data-chart="{metric}/{place}"><h3>{escape(heading)}</h3>{chart}</div>')
-    return "".join(out)
+        out.append((heading, chart))
+    return out
 
 
-def pointed_at(lines: Sequence[Line], crossing: Crossing) -> str:
-    """The values that a pointer reads, by chart. `<` is written as an escape, so that no label can end the
-    script element."""
+def pointed_at(lines: Sequence[Line], crossing: Crossing) -> Markup:
+    """The values that a pointer reads, by chart."""
     out, most = {}, _room(lines)
     for metric in charted(lines):
         for place, (_, faced) in enumerate(crossing.panels):
             out[f"{metric}/{place}"] = [_values(one, metric, crossing.place(one.line), most) for one in faced]
-    return json.dumps(out, separators=(",", ":")).replace("<", "\\u003c")
+    return script_json(out)
 
 
 def _values(one: Faced, metric: str, place: int, most: int) -> dict[str, object]:
@@ -126,23 +109,3 @@ def _is_cut(lines: Sequence[Line], metric: str) -> bool:
         min(p[2] for p in points),
         max(p[3] for p in points),
     )
-
-
-def _keys(crossing: Crossing) -> str:
-    """The legend, which is also what chooses lines. Of more than can be told apart, those that hold best are
-    chosen at first."""
-    if len(crossing.settings) < 2:
-        return ""
-    buttons = [
-        '<button type="button" class="key"'
-        f' aria-pressed="{"true" if not crossing.many or place < HIGHLIGHTED else "false"}"'
-        f' data-key="{place}">{swatch(place)}{escape(setting)}</button>'
-        for place, setting in enumerate(crossing.settings)
-    ]
-    if crossing.many:
-        buttons += [
-            '<button type="button" class="key plain" data-all="true">all</button>',
-            '<button type="button" class="key plain" data-all="false">none</button>',
-        ]
-    many = ' data-many="1"' if crossing.many else ""
-    return f'<div class="keys" role="group" aria-label="Lines to show"{many}>{"".join(buttons)}</div>'

@@ -17,7 +17,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import progress
 from holdfast.detectors.base import named
-from holdfast.report.charts import round_step
+from holdfast.report.axis import round_step
 from holdfast.report.read_runs import Cell
 from holdfast.results.tables import DeclaredTables, RoundTable, attackers, tables_in
 

@@ -4,9 +4,9 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from holdfast.report.committee import committees
+from holdfast.report.markup import Section, fill
 from holdfast.report.mixtures import matches, matrices
 from holdfast.report.read_runs import Cell
 from holdfast.report.run_data import read
@@ -17,50 +17,38 @@ MOST_CELLS = 12
 _BUDGET = 3_500_000  # letters: a page stays under 6 MB, and has other things to show
 
 
-def inside(cell: Cell) -> str:
-    """All sections about one run; empty where nothing was recorded."""
+def inside(cell: Cell) -> list[Section]:
+    """All sections about one run; none where nothing was recorded."""
     story = read(cell)
     if story is None:
-        return ""
-    return "".join(
-        (
-            timelines(story),
-            committees(story),
-            matrices(story),
-            matches(story, cell),
-            every_client(story, str(cell.protocol["deployed"])),
-            costs(cell),
-        )
+        return []
+    found = (
+        timelines(story),
+        *committees(story),
+        *matrices(story),
+        matches(story, cell),
+        every_client(story, str(cell.protocol["deployed"])),
+        costs(cell),
     )
+    return [section for section in found if section is not None]
 
 
-def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> str:
-    """The same for the runs of a page: of one run as it is, of a few one below the other, closed. A large
-    sweep has a page for each."""
+def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> list[Section]:
+    """The same for the runs of a page: the sections of a single run, or one section with a closed part for
+    each of a few runs. A large sweep has a page for each run."""
     if len(cells) == 1:
         return inside(cells[0])
     if len(cells) > MOST_CELLS:
-        return ""
-    out, left_out = [], []
+        return []
+    shown, left_out = [], []
     for cell in cells:
-        text = inside(cell)
-        if len(text) > budget:
+        sections = inside(cell)
+        letters = sum(len(section.body) for section in sections)
+        if letters > budget:
             left_out.append(cell.label)
-        elif text:
-            text = text.replace(
-                "<section>", '<section class="within">'
-            )  # no card in a card, and nothing for a table of contents
-            out.append(f'<details class="inside"><summary>{escape(cell.label)}</summary>{text}</details>')
-            budget -= len(text)
-    if left_out:
-        out.append(
-            '<p class="note">For the size of this page, not shown: the inside of'
-            f" {escape(', '.join(left_out))}. `holdfast report` with the folder of one run shows it.</p>"
-        )
-    note = (
-        "Client by client, as far as it was recorded: what the server saw and decided, who got what of whom,"
-        " what each client had of it."
-    )
-    return (
-        f'<section><h2>Inside each run</h2><p class="note">{note}</p>{"".join(out)}</section>' if out else ""
-    )
+        elif sections:
+            shown.append((cell.label, sections))
+            budget -= letters
+    if not shown and not left_out:
+        return []
+    return [Section("Inside each run", fill("sections/inside_each.html", runs=shown, left_out=left_out))]

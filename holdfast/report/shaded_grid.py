@@ -4,15 +4,16 @@ drawn at first needs no script, and prints."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
+from markupsafe import Markup
 
-from holdfast.report.charts import round_step
+from holdfast.report import svg
+from holdfast.report.axis import round_step
+from holdfast.report.markup import attribute_json, fill
 
 LEVELS = 12  # shades; level 0 is a recorded zero, and where nothing was recorded there is no cell
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -99,23 +100,27 @@ class Grid:
     def scale(self) -> Scale:
         return Scale(0.0, self.top) if self.top else Scale.over(self.frames, self.share)
 
-    def html(self) -> str:
-        frame, scale, box = self.frames[-1], self.scale, self._box()
+    def html(self) -> Markup:
+        scale = self.scale
+        return fill(
+            "shaded_grid.html", grid=self, data=self._data(scale), chart=self._chart(scale), levels=LEVELS
+        )
+
+    def _chart(self, scale: Scale) -> Markup:
+        """The last frame."""
+        frame, box = self.frames[-1], self._box()
         left, top, wide, tall = box
         height = top + tall * len(self.rows) + (34 if any(map(_bad, self.columns)) else 22)
-        unit = f'transform="translate({left} {top}) scale({wide:.4g} {tall:.4g})"'
-        out = [
-            f'<div class="cells" tabindex="0" role="group" aria-label="{escape(self.name)}: arrow keys read'
-            ' the values" '
-            f"data-grid='{self._data(scale, box)}'>{self._slider()}"
-            f'<div class="scroll"><svg class="chart wide" viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
-            f'aria-label="{escape(self.name)}"><g {unit}>{self._shades(scale.levels(frame))}{self._split()}',
-            *(f'<path class="{kind}" d="{path}"/>' for kind, path in self.marks),
-            '<rect class="here" width="1" height="1" visibility="hidden"/></g>',
-            f"{self._values(frame, scale, box)}{self._names(box)}</svg></div>",
-            f"{scale_bar(scale, self.share) if self.legend else ''}</div>",
-        ]
-        return "".join(out)
+        cells = svg.element(
+            "g",
+            *self._shades(scale.levels(frame)),
+            self._split(),
+            *(svg.path(kind, path) for kind, path in self.marks),
+            svg.element("rect", class_="here", width=1, height=1, visibility="hidden"),
+            transform=f"translate({left} {top}) scale({wide:.4g} {tall:.4g})",
+        )
+        inside = (cells, self._values(frame, scale, box), *self._names(box))
+        return svg.chart("chart wide", _WIDTH, f"{height:.0f}", self.name, inside)
 
     def _box(self) -> tuple[float, float, float, float]:
         """Left, top, and the size of a cell."""
@@ -130,7 +135,7 @@ class Grid:
         tall = self.most_tall if len(self.rows) <= 24 else 14.0 if len(self.rows) <= 40 else 12.0
         return round(left), 20, wide, min(24.0, max(wide, 11.0)) if self.square else tall
 
-    def _shades(self, levels: np.ndarray) -> str:
+    def _shades(self, levels: np.ndarray) -> list[Markup]:
         paths = [""] * (LEVELS + 1)
         for down, row in enumerate(levels.tolist()):
             start = 0
@@ -141,20 +146,20 @@ class Grid:
                 if row[start] >= 0:
                     paths[row[start]] += f"M{start} {down}.5h{f'{stop - start - 0.06:.2f}'.lstrip('0')}"
                 start = stop
-        return "".join(
-            f'<path class="shade s{level}" d="{path}"/>'
+        return [
+            svg.path(f"shade s{level}", path)
             for level, path in enumerate(paths)
             if path or len(self.frames) > 1
-        )
+        ]
 
-    def _split(self) -> str:
+    def _split(self) -> Markup:
         """A line between attackers and the others."""
         rows, columns = sum(map(_bad, self.rows)), sum(map(_bad, self.columns))
         down = f"M0 {rows}H{len(self.columns)}" if 0 < rows < len(self.rows) and not self.row_names else ""
         across = f"M{columns} 0V{len(self.rows)}" if 0 < columns < len(self.columns) else ""
-        return f'<path class="split" d="{down}{across}"/>' if down or across else ""
+        return svg.path("split", down + across) if down or across else Markup()
 
-    def _values(self, frame: np.ndarray, scale: Scale, box: tuple[float, float, float, float]) -> str:
+    def _values(self, frame: np.ndarray, scale: Scale, box: tuple[float, float, float, float]) -> Markup:
         left, top, wide, tall = box
         yes_or_no = len(self.rows) - self.flags
         texts = self.texts or [
@@ -163,18 +168,16 @@ class Grid:
         ]
         letters = max((len(text) for row in texts for text in row), default=0)
         if wide < 6.6 * letters + 4 or tall < 14:
-            return ""
+            return Markup()
         levels, out = scale.levels(frame), []
         for down, row in enumerate(texts):
-            y = f"{top + tall * (down + 0.5) + 3.6:.1f}"
+            y = top + tall * (down + 0.5) + 3.6
             for place, text in enumerate(row):
                 shade = " bright" if levels[down, place] > _BRIGHT else ""
                 if text or len(self.frames) > 1:
-                    out.append(
-                        f'<text class="count{shade}" x="{left + wide * (place + 0.5):.0f}"'
-                        f' y="{y}">{escape(text)}</text>'
-                    )
-        return f'<g class="counts">{"".join(out)}</g>'
+                    x = f"{left + wide * (place + 0.5):.0f}"
+                    out.append(svg.text(f"count{shade}", x, y, text))
+        return svg.group("counts", *out)
 
     def _short(self, value: float, flag: bool = False) -> str:
         if flag:
@@ -183,29 +186,23 @@ class Grid:
             return ""
         return "∞" if math.isinf(value) else f"{100 * value:.0f}" if self.share else f"{value:.2g}"
 
-    def _names(self, box: tuple[float, float, float, float]) -> str:
+    def _names(self, box: tuple[float, float, float, float]) -> list[Markup]:
         left, top, wide, tall = box
         rows, below = self.row_names[-1] if self.row_names else self.rows, top + tall * len(self.rows)
         out = []
         for down, name in enumerate(rows):
-            y = top + tall * (down + 0.5) + 4
-            out.append(
-                f'<text class="tick end whose{" bad" if _bad(name) else ""}" x="{left - 8}"'
-                f' y="{y:.1f}">{escape(name)}</text>'
-            )
+            kind = f"tick end whose{' bad' if _bad(name) else ''}"
+            out.append(svg.text(kind, left - 8, top + tall * (down + 0.5) + 4, name))
         for place, (name, labelled) in enumerate(zip(self.columns, self._labelled(wide), strict=True)):
             x = left + wide * (place + 0.5)
             if labelled:
-                out.append(
-                    f'<text class="tick middle{" bad" if _bad(name) else ""}" x="{x:.1f}"'
-                    f' y="{below + 14:.1f}">'
-                    f"{escape(name.removeprefix('▲ '))}</text>"
-                )
+                kind = f"tick middle{' bad' if _bad(name) else ''}"
+                out.append(svg.text(kind, x, below + 14, name.removeprefix("▲ ")))
             if _bad(name):
-                out.append(f'<text class="tick middle bad" x="{x:.1f}" y="{below + 27:.1f}">▲</text>')
+                out.append(svg.text("tick middle bad", x, below + 27, "▲"))
         for word, y in ((self.words[0], 12.0), (self.words[1], below + 14)):
-            out.append(f'<text class="tick end" x="{left - 8}" y="{y:.1f}">{escape(word)}</text>')
-        return "".join(out)
+            out.append(svg.text("tick end", left - 8, y, word))
+        return out
 
     def _labelled(self, wide: float) -> list[bool]:
         """Which columns have room for their names; of rounds, those with round numbers, and the first."""
@@ -219,23 +216,13 @@ class Grid:
         )
         return [int(name) % every == 0 or place == 0 for place, name in enumerate(self.columns)]
 
-    def _slider(self) -> str:
-        if len(self.frames) < 2:
-            return ""
-        last = len(self.frames) - 1
-        return (
-            f'<label class="slide">round <output>{self.rounds[-1]}</output><input type="range" min="0"'
-            f' max="{last}" value="{last}" aria-label="round of: {escape(self.name)}" aria-valuetext="round'
-            f' {self.rounds[-1]}"/></label>'
-        )
-
-    def _data(self, scale: Scale, box: tuple[float, float, float, float]) -> str:
-        """For the script. It stands between single quotes."""
-        content = {
+    def _data(self, scale: Scale) -> Markup:
+        """The values as JSON, for the page's script."""
+        content: dict[str, object] = {
             "rows": list(self.rows),
             "columns": list(self.columns),
             "words": self.words,
-            "box": [round(side, 4) for side in box],
+            "box": [round(side, 4) for side in self._box()],
             "low": scale.low,
             "high": scale.high,
             "log": scale.log,
@@ -252,20 +239,13 @@ class Grid:
             content["flags"] = len(self.rows) - self.flags
         if self.says:
             content["says"] = {f"{down},{place}": text for (down, place), text in self.says.items()}
-        return escape(json.dumps(content, separators=(",", ":"), ensure_ascii=False), quote=False).replace(
-            "'", "&#x27;"
-        )
+        return attribute_json(content)
 
-
-def scale_bar(scale: Scale, share: bool) -> str:
-    """The shades between the least and the most."""
-    boxes = "".join(
-        f'<path class="shade s{level}" d="M{level - 1} .5h.94"/>' for level in range(1, LEVELS + 1)
-    )
-    low, high = (f"{100 * value:.3g} %" if share else f"{value:.3g}" for value in (scale.low, scale.high))
-    how = " <span>(logarithmic)</span>" if scale.log else ""
-    bar = f'<svg viewBox="0 0 {LEVELS} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
-    return f'<p class="shades">{low} {bar} {high}{how}</p>'
+    @property
+    def ends(self) -> list[str]:
+        """The least and the most that the shades show, in words."""
+        scale = self.scale
+        return [f"{100 * value:.3g} %" if self.share else f"{value:.3g}" for value in (scale.low, scale.high)]
 
 
 def _bad(name: str) -> bool:

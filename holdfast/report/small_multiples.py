@@ -4,25 +4,28 @@ seconds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 
 import numpy as np
+from markupsafe import Markup
 
-from holdfast.report.charts import nice_ticks, round_ticks
+from holdfast.report import svg
+from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks
+from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Cell
 from holdfast.report.run_data import MOST_ROUNDS, Story
 from holdfast.report.table import amount, duration
 
-_WIDE, _HIGH, _TOP = 132, 68, 20  # of one client's chart, and where its lines begin
+_WIDE, _HIGH = 132, 68  # of one client's chart
+_AREA = PlotArea(7, 20, _WIDE - 7, _HIGH - 5)
 _CLASSES = ("c0", "c1", "c2")
 
 
-def every_client(story: Story, model: str) -> str:
+def every_client(story: Story, model: str) -> Section | None:
     """A chart for each: its accuracy, and behind it the mean of all benign clients."""
     rounds = [round for round, found in story.accuracy.items() if found]
     clients = [client for client in story.clients if any(client in story.accuracy[round] for round in rounds)]
     if not clients or len(rounds) < 2:
-        return ""
+        return None
     attackers = story.malicious
     values = np.array([[story.accuracy[round].get(client, np.nan) for round in rounds] for client in clients])
     benign = [
@@ -34,58 +37,56 @@ def every_client(story: Story, model: str) -> str:
     charts = [
         _chart(story, client, row, rounds, low, back) for client, row in zip(clients, values, strict=True)
     ]
-    few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
-    foes = " ▲ and a dashed frame: an attacker." if attackers & set(clients) else ""
-    gone = " ✕: banned in that round." if any(client in story.banned for client in clients) else ""
-    return (
-        f'<section><h2>Every client over the rounds</h2><p class="note">Accuracy of the {escape(model)} model'
-        f" on the client's own test samples, from {100 * low:.3g} to 100 %, with the last value at the top"
-        " right. Dashed behind it: the mean of the"
-        f" {'benign ' if attackers else ''}clients.{foes}{gone}{few}</p><div"
-        f' class="many">{"".join(charts)}</div></section>'
+    body = fill(
+        "sections/every_client.html",
+        model=model,
+        low=f"{100 * low:.3g}",
+        attackers=bool(attackers),
+        shown_attackers=bool(attackers & set(clients)),
+        bans=any(client in story.banned for client in clients),
+        shown=len(clients),
+        everyone=story.everyone,
+        charts=charts,
     )
+    return Section("Every client over the rounds", body)
 
 
-def _chart(story: Story, client: int, row: np.ndarray, rounds: Sequence[int], low: float, back: str) -> str:
+def _chart(
+    story: Story, client: int, row: np.ndarray, rounds: Sequence[int], low: float, back: str
+) -> Markup:
     name, known = story.mark(client), row[np.isfinite(row)]
     foe, banned = name.startswith("▲"), story.banned.get(client)
-    words = (
-        "client"
-        f" {client}{', an attacker' if foe else ''}{f', banned in round {banned[0]}: {banned[1]}' if banned else ''}:"  # noqa: E501
-        " accuracy "
-    )
-    words += f"{100 * known[-1]:.1f} % at last, {100 * known.min():.1f} to {100 * known.max():.1f} %"
-    cross = ""
-    if banned:
-        x = _x(max(banned[0], rounds[0]), rounds)
-        cross = f'<path class="cross" d="M{x - 3:.0f} {_HIGH - 10}l6 6m0 -6l-6 6"/>'
+    words = f"client {client}{', an attacker' if foe else ''}"
+    words += f", banned in round {banned[0]}: {banned[1]}" if banned else ""
+    words += f": accuracy {100 * known[-1]:.1f} % at last"
+    words += f", {100 * known.min():.1f} to {100 * known.max():.1f} %"
     kind = "foe" if foe else "own"
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {_WIDE} {_HIGH}" role="img"'
-        f' aria-label="{escape(words)}"><title>{escape(words)}</title><text class="{kind}" x="7"'
-        f' y="14">{name}</text><text class="end" x="{_WIDE - 7}" y="14">{100 * known[-1]:.1f} %</text><path'
-        f' class="mean-behind" d="{back}"/><path class="own" d="{_path(rounds, row, low)}"/>{cross}</svg>'
-    )
-
-
-def _x(round: float, rounds: Sequence[int]) -> float:
-    return 7 + (round - rounds[0]) / (rounds[-1] - rounds[0]) * (_WIDE - 14)
+    drawn = [
+        svg.title(words),
+        svg.text(kind, 7, 14, name),
+        svg.text("end", _WIDE - 7, 14, f"{100 * known[-1]:.1f} %"),
+        svg.path("mean-behind", back),
+        svg.path("own", _path(rounds, row, low)),
+    ]
+    if banned:
+        x = _AREA.round_x(max(banned[0], rounds[0]), rounds[0], rounds[-1])
+        drawn.append(svg.path("cross", f"M{x - 3:.0f} {_HIGH - 10}l6 6m0 -6l-6 6"))
+    return svg.chart(kind, _WIDE, _HIGH, words, drawn)
 
 
 def _path(rounds: Sequence[int], values: np.ndarray, low: float) -> str:
-    out, pen = "", "M"
-    for round, value in zip(rounds, values.tolist(), strict=True):
-        if np.isfinite(value):
-            out += f"{pen}{_x(round, rounds):.0f} {_TOP + (1 - value) / (1 - low) * (_HIGH - _TOP - 5):.1f}"
-        pen = "L" if np.isfinite(value) else "M"
-    return out
+    axis = Axis([low, 1.0])
+    return broken_line(
+        (_AREA.round_x(round, rounds[0], rounds[-1]), _AREA.y(axis.share(value)))
+        for round, value in zip(rounds, values.tolist(), strict=True)
+    )
 
 
-def costs(cell: Cell) -> str:
+def costs(cell: Cell) -> Section | None:
     """Bytes and seconds of every round, each as a pile of its parts."""
     parts = [part for part in cell.parts if part.get("metrics")]
     if not parts:
-        return ""
+        return None
     rounds = [part["round"] for part in parts]
     seconds = {
         word: [float(p.get("seconds", {}).get(name, 0.0)) for p in parts]
@@ -96,17 +97,13 @@ def costs(cell: Cell) -> str:
         for name, word in (("down", "down"), ("up", "up"))
     }
     charts = [
-        f"<div><h3>{title}"
-        f" <small>{escape(_in_all(piles, write))}</small></h3>{stack(rounds, piles, title, write)}</div>"
+        (title, _in_all(piles, write), stack(rounds, piles, title, write))
         for title, piles, write in (("Bytes", traffic, amount), ("Seconds", seconds, _spent))
         if any(map(any, piles.values()))
     ]
-    return (
-        "<section><h2>Bytes and seconds, round by round</h2><div"
-        f' class="two">{"".join(charts)}</div></section>'
-        if charts
-        else ""
-    )
+    if not charts:
+        return None
+    return Section("Bytes and seconds, round by round", fill("sections/costs_by_round.html", charts=charts))
 
 
 def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str:
@@ -115,9 +112,10 @@ def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str
 
 def stack(
     rounds: Sequence[int], piles: dict[str, list[float]], name: str, write: Callable[[float], str]
-) -> str:
+) -> Markup:
     """Bars, the first pile at the bottom; of very many rounds, means over some of them."""
-    width, height, left, right, top, bottom = 560, 220, 62, 126, 12, 30
+    width, height = 560, 220
+    area = PlotArea(62, 12, width - 126, height - 30)
     every = -(-len(rounds) // MOST_ROUNDS)
     groups = [range(start, min(start + every, len(rounds))) for start in range(0, len(rounds), every)]
     means = {
@@ -125,33 +123,31 @@ def stack(
         for word, values in piles.items()
     }
     most = max(map(sum, zip(*means.values(), strict=True)))
-    ticks, bar = nice_ticks(0.0, most, 4), (width - left - right) / len(groups)
+    axis, bar = Axis(nice_ticks(0.0, most, 4)), (area.right - area.left) / len(groups)
 
     def y(value: float) -> float:
-        return top + (1 - value / ticks[-1]) * (height - top - bottom)
+        return area.y(axis.share(value))
 
-    out = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)}">']
-    for tick in ticks:
-        out.append(f'<path class="grid" d="M{left} {y(tick):.1f}H{width - right}"/>')
-        out.append(f'<text class="tick end" x="{left - 8}" y="{y(tick) + 4:.1f}">{write(tick)}</text>')
-    for tick in round_ticks(rounds[0], rounds[-1]):
-        x = left + (rounds.index(tick) // every + 0.5) * bar if tick in rounds else left
-        out.append(f'<text class="tick middle" x="{x:.1f}" y="{height - 12}">{tick}</text>')
-    out.append(f'<text class="tick end" x="{left - 8}" y="{height - 12}">round</text>')
+    out = area.value_axis(axis, write)
+    out += area.labels_below(
+        (area.left + (rounds.index(tick) // every + 0.5) * bar if tick in rounds else area.left, str(tick))
+        for tick in round_ticks(rounds[0], rounds[-1])
+    )
+    out.append(area.name_beside("round"))
     floor, labels = [0.0] * len(groups), 0.0
     for colour, (word, values) in zip(_CLASSES, means.items(), strict=False):
         bars = enumerate(zip(floor, values, strict=True))
         path = "".join(
-            f"M{left + (i + 0.5) * bar:.1f} {y(low):.1f}V{y(low + v):.1f}" for i, (low, v) in bars if v
+            f"M{area.left + (i + 0.5) * bar:.1f} {y(low):.1f}V{y(low + v):.1f}" for i, (low, v) in bars if v
         )
         share = sum(piles[word]) / (sum(map(sum, piles.values())) or 1)
-        out.append(
-            f'<g class="{colour}"><path class="stack" stroke-width="{max(bar - 1, 0.8 * bar):.1f}"'
-            f' d="{path}"/><text class="label" x="{width - right + 8}"'
-            f' y="{height - bottom - labels:.0f}">{word} {100 * share:.0f} %</text></g>'
+        pile = svg.path("stack", path, stroke_width=f"{max(bar - 1, 0.8 * bar):.1f}")
+        name_of_pile = svg.text(
+            "label", area.right + 8, f"{area.bottom - labels:.0f}", f"{word} {100 * share:.0f} %"
         )
+        out.append(svg.group(colour, pile, name_of_pile))
         floor, labels = [low + v for low, v in zip(floor, values, strict=True)], labels + 17
-    return "".join(out) + "</svg>"
+    return svg.chart("chart", width, height, name, out)
 
 
 def _spent(seconds: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from holdfast.data.partitions.base import even
-from holdfast.report.charts import shorten
+from holdfast.report.axis import shorten
 from holdfast.report.class_counts import Holdings
 
 MOST_CLIENTS = 40  # lines that one still reads

@@ -4,10 +4,11 @@ lines against a threshold."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import numpy as np
+from markupsafe import Markup
 
+from holdfast.report.markup import Section, fill
 from holdfast.report.run_data import MOST_CLIENTS, MOST_ROUNDS, Story
 from holdfast.report.shaded_grid import Grid
 from holdfast.report.threshold_chart import against
@@ -15,22 +16,24 @@ from holdfast.report.threshold_chart import against
 _MOST_FIELDS = 8
 
 
-def timelines(story: Story) -> str:
+def timelines(story: Story) -> Section | None:
     """All but what the committee says, which has its own section."""
     fields = _fields(story)
     if not fields and not story.banned and not story.rejected:
-        return ""
+        return None
     shown = dict(list(fields.items())[:_MOST_FIELDS])
     parts = [_field(story, name, grid) for name, grid in shown.items()]
     left_out = (
         f" {len(fields) - len(shown)} more tables: see holdfast diagnose." if len(shown) < len(fields) else ""
     )
-    return (
-        f'<section><h2>Client by client</h2><p class="note">{escape(_decided(story))} A row is a client, a'
-        " column a round; where there is "
-        "no cell, nothing was"
-        f" recorded.{escape(thinned(story) + left_out)}</p>{legend(story)}{''.join(parts)}</section>"
+    body = fill(
+        "sections/timelines.html",
+        decided=_decided(story),
+        left_out=thinned(story) + left_out,
+        legend=legend(story),
+        fields=parts,
     )
+    return Section("Client by client", body)
 
 
 def _fields(story: Story) -> dict[str, np.ndarray]:
@@ -55,21 +58,19 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.allclose(one, other, equal_nan=True))
 
 
-def _field(story: Story, name: str, grid: np.ndarray) -> str:
-    share, words = story.declared.share(name), story.declared.about(name)
-    title = story.declared.title(name)
-    head, known = (
-        f'<h3 class="apart">{escape(title)} <small>{escape(words)}</small></h3>',
-        grid[np.isfinite(grid)],
-    )
+def _field(story: Story, name: str, grid: np.ndarray) -> Markup:
+    share, known = story.declared.share(name), grid[np.isfinite(grid)]
+    title, about = story.declared.title(name), story.declared.about(name)
+    constant, note, drawn = "", "", Markup()
     if np.ptp(known) < 1e-9:
-        value = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
-        return f'{head}<p class="note">{value} for everybody in every round.</p>'
-    head += f'<p class="note">{_typical(story, grid, share)}</p>' if story.bad.any() else ""
-    bound = _bound(story, name)
-    lines = "" if bound is None else against(story, grid, bound, title, share)
-    drawn = over_rounds(story, grid, title, share).html()
-    return head + lines + drawn
+        constant = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
+    else:
+        note = _typical(story, grid, share) if story.bad.any() else ""
+        bound = _bound(story, name)
+        drawn = Markup() if bound is None else against(story, grid, bound, title, share)
+        drawn += over_rounds(story, grid, title, share).html()
+    values = {"title": title, "about": about, "constant": constant, "note": note, "drawn": drawn}
+    return fill("sections/field.html", **values)
 
 
 def _typical(story: Story, grid: np.ndarray, share: bool) -> str:
@@ -174,18 +175,6 @@ def thinned(story: Story) -> str:
     return (few if story.everyone > MOST_CLIENTS else "") + (some if story.played > MOST_ROUNDS else "")
 
 
-def legend(story: Story, committee: bool = False) -> str:
-    """Only the signs that there are."""
-    sign = '<svg viewBox="0 0 18 14" aria-hidden="true"><path class="{}" d="{}"/></svg>'
-    items = []
-    if story.attackers:
-        items.append('<span class="bad">▲</span> attacker')
-    if story.redrawn:
-        items.append(sign.format("m foe", "M3 1h12L3 13z") + "attacks in this round")
-    if story.banned:
-        items.append(sign.format("m ban", "M4 2l10 10m0-10l-10 10") + "banned, and gone")
-    if story.rejected:
-        items.append(sign.format("m cut", "M1 12h16") + "rejected for the round")
-    if committee:
-        items.append(sign.format("m seat", "M2 2h14v10h-14z") + "on the committee")
-    return f'<ul class="legend">{"".join(f"<li>{item}</li>" for item in items)}</ul>' if items else ""
+def legend(story: Story, committee: bool = False) -> Markup:
+    """The signs that there are, with their meanings."""
+    return fill("sections/legend.html", story=story, committee=committee)

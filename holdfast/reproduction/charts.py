@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from holdfast.diagnostics.computed import grad_cam
 from holdfast.diagnostics.gradcam import carriers
+from holdfast.report.axis import Axis
 from holdfast.report.axis_chart import along
-from holdfast.report.charts import Axis, Series, curves, heat_map
+from holdfast.report.charts import Series, curves, heat_map
+from holdfast.report.markup import Section, fill
 from holdfast.reproduction.experiments import At
 from holdfast.reproduction.outcome import Outcome
 from holdfast.reproduction.study import Show, as_labels, matches, spoken
@@ -20,15 +23,15 @@ _IMAGES = 3
 """Of a picture that shows where models look."""
 
 
-def chart(outcome: Outcome, number: int, show: Show) -> str:
-    """Nothing where no cell that it shows is played."""
+def chart(outcome: Outcome, number: int, show: Show) -> Section | None:
+    """One chart with its heading; None where no experiment that it shows belongs to this reproduction."""
     if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
-        return ""
+        return None
     draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix, "grad-cam": _looks}[show.kind]
-    return f"<section>{draw(outcome, number, show)}</section>"
+    return draw(outcome, number, show)
 
 
-def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
+def _over_rounds(outcome: Outcome, number: int, show: Show) -> Section:
     series = []
     for at, runs in _groups(outcome, show):
         played = [_by_round(run, show.figure) for run in runs]
@@ -43,9 +46,8 @@ def _over_rounds(outcome: Outcome, number: int, show: Show) -> str:
     percent = show.figure.startswith("accuracy")
     every = [point for one in series for point in one.points]
     axis = Axis.over(every) if every and not percent else None
-    return f"<h2>{escape(show.figure)} over the rounds{_of(show)}</h2>" + curves(
-        series, f"{show.figure} {number}", percent, axis=axis
-    )
+    drawn = curves(series, f"{show.figure} {number}", percent, axis=axis)
+    return Section(f"{show.figure} over the rounds{_of(show)}", drawn)
 
 
 def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
@@ -65,7 +67,7 @@ def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
     }
 
 
-def _along(outcome: Outcome, number: int, show: Show) -> str:
+def _along(outcome: Outcome, number: int, show: Show) -> Section:
     assert show.axis is not None
     metric, values = show.metric or next(iter(outcome.study.metrics)), outcome.ours
     kept = {axis: labels for axis, labels in show.where.items() if axis == show.axis}
@@ -77,15 +79,13 @@ def _along(outcome: Outcome, number: int, show: Show) -> str:
             dots = lines.setdefault(_name(outcome, at, (show.axis, *_fixed(show))) or metric, [])
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]
-    return (
-        f"<h2>{escape(metric)} by"
-        f" {escape(show.axis)}{_of(show)}</h2>{along(shown, labels, metric, show.axis)}"
-    )
+    drawn = along(shown, labels, metric, show.axis)
+    return Section(f"{metric} by {show.axis}{_of(show)}", drawn)
 
 
-def _matrix(outcome: Outcome, number: int, show: Show) -> str:
+def _matrix(outcome: Outcome, number: int, show: Show) -> Section:
     """The last round of a recorded table, of the first seed of every place."""
-    out = [f"<h2>{escape(show.figure.capitalize())}, last round</h2>"]
+    maps: list[tuple[str, Markup]] = []
     for at, runs in _groups(outcome, show):
         if show.figure not in runs[0].tables:
             continue
@@ -98,24 +98,25 @@ def _matrix(outcome: Outcome, number: int, show: Show) -> str:
             last.fillna(0).to_numpy().tolist(),
             [str(c) for c in last.columns],
             show.figure,
-            first=1000 * number + len(out),
+            first=1000 * number + len(maps) + 1,
             heads=[str(c) for c in last.index],
             words=("client", "other", ""),
             texts=texts,
         )
-        out.append(f'<h3>{escape(_name(outcome, at, ()))}</h3><div class="scroll">{drawn}</div>')
-    return "".join(out)
+        maps.append((_name(outcome, at, ()), drawn))
+    body = fill("maps.html", package="holdfast.reproduction", note="", maps=maps)
+    return Section(f"{show.figure.capitalize()}, last round", body)
 
 
-def _looks(outcome: Outcome, number: int, show: Show) -> str:
+def _looks(outcome: Outcome, number: int, show: Show) -> Section:
     """Where the global models of the first seed look, in the same few images that carry the trigger."""
     runs = {_name(outcome, at, _fixed(show)): found[0] for at, found in _groups(outcome, show)}
-    head = f"<h2>Where the models look{_of(show)}</h2>"
-    if not runs:
-        return f'{head}<p class="note">Nothing was measured yet.</p>'
-    found = grad_cam(runs, carriers(next(iter(runs.values())), _IMAGES), triggered=True)
-    drawn = "".join(one.html() for one in found.figures)
-    return f'{head}<p class="note">{escape(found.figures[0].note)}</p><div class="scroll">{drawn}</div>'
+    note, maps = "Nothing was measured yet.", []
+    if runs:
+        found = grad_cam(runs, carriers(next(iter(runs.values())), _IMAGES), triggered=True)
+        note, maps = found.figures[0].note, [("", one.html()) for one in found.figures]
+    body = fill("maps.html", package="holdfast.reproduction", note=note, maps=maps)
+    return Section(f"Where the models look{_of(show)}", body)
 
 
 def _fixed(show: Show) -> list[str]:
@@ -125,7 +126,7 @@ def _fixed(show: Show) -> list[str]:
 
 def _of(show: Show) -> str:
     labels = " ".join(spoken(axis, as_labels(show.where[axis])[0]) for axis in _fixed(show))
-    return f": {escape(labels)}" if labels else ""
+    return f": {labels}" if labels else ""
 
 
 def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:

@@ -15,7 +15,7 @@ from PIL import Image
 from holdfast.core.errors import ConfigError
 from holdfast.diagnostics.computed import top_fim
 from holdfast.diagnostics.recorded import diagnose
-from holdfast.report.charts import Axis
+from holdfast.report.axis import Axis
 from holdfast.results.run import Run
 from holdfast.storage.client_state import RowStore
 from holdfast.storage.store import Store, commit_all

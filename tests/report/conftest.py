@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from holdfast.experiment.config import make_config
+from holdfast.report.markup import Section
 from holdfast.sweeps.grid import expand
 from holdfast.sweeps.session import start
 
@@ -22,6 +24,12 @@ TINY: dict[str, Any] = {
 def sweep(folder: Path, **sections: Any) -> Path:
     start([(label, make_config(table)) for label, table in expand({**TINY, **sections})], folder)
     return folder
+
+
+def text_of(*sections: Section | None) -> str:
+    """The sections as HTML."""
+    known = [section for section in sections if section is not None]
+    return "".join(f"<section><h2>{escape(one.title)}</h2>{one.body}</section>" for one in known)
 
 
 @pytest.fixture(scope="session")

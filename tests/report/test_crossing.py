@@ -11,8 +11,9 @@ from holdfast.report.attack_effects import worst_cases
 from holdfast.report.page import render
 from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.robustness_map import score_map
-from holdfast.report.sections import title, verdict
+from holdfast.report.sections import title
 from holdfast.report.settings_by_attack import BENIGN, WORST, Crossing
+from holdfast.report.verdict import verdict
 from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
 

@@ -14,7 +14,7 @@ from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.settings_by_attack import Crossing
 from holdfast.report.table import tabulate
-from tests.report.conftest import sweep
+from tests.report.conftest import sweep, text_of
 
 LONG = {"name": "replacement", "clients": [2], "factor": 1000.0}
 
@@ -65,8 +65,10 @@ def test_bans_of_attackers_and_of_others(tmp_path: Path) -> None:
     method = {"name": "fedcap", "t_unit": "absolute"}
     out = sweep(tmp_path / "s", method=method, sweep={"attack": ["none", LONG], "method.t_norm": [5.0, 1e-6]})
     lines = by_setting(read_cells(out))
-    dots = [circles(bans([one], Crossing(lines))) for one in lines]
-    assert dots[0] == [] and bans(lines[:1], Crossing(lines)) == ""  # no attack, and a bound that all keep to
+    dots = [circles(text_of(bans([one], Crossing(lines)))) for one in lines]
+    assert (
+        dots[0] == [] and bans(lines[:1], Crossing(lines)) is None
+    )  # no attack, and a bound that all keep to
     assert [kind for kind, _ in dots[1]] == ["wronged"] * 4
     assert [(kind, about.split(":")[0]) for kind, about in dots[2]] == [("banned", "client 2, round 1")]
     two = [(kind, about.split(":")[0]) for kind, about in dots[3]][:2]

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from holdfast.experiment.config import make_config
-from holdfast.report.charts import round_step
+from holdfast.report.axis import round_step
 from holdfast.report.class_counts import Holdings, spread
 from holdfast.report.data_page import render
 from holdfast.report.heat_map_png import draw_holdings, write_png

@@ -22,7 +22,7 @@ from holdfast.report.shaded_grid import LETTERS, STEPS, Grid, Scale
 from holdfast.report.timelines import timelines
 from holdfast.storage.store import Store
 from tests.report.balanced_html import Balanced
-from tests.report.conftest import sweep
+from tests.report.conftest import sweep, text_of
 
 MANY = {"clients": 8, "partition": {"name": "dirichlet", "beta": 0.5, "samples_per_client": 30}}
 
@@ -64,7 +64,7 @@ def matched(tmp_path_factory: pytest.TempPathFactory) -> Cell:
 
 def grids(text: str) -> dict[str, dict[str, Any]]:
     """What the fields of a page tell the script, by their names."""
-    found = re.findall(r"aria-label=\"([^\"]*): arrow keys read the values\" data-grid='([^']*)'", text)
+    found = re.findall(r"aria-label=\"([^\"]*): arrow keys read the values\"\s+data-grid='([^']*)'", text)
     return {unescape(name): json.loads(unescape(data)) for name, data in found}
 
 
@@ -91,7 +91,8 @@ def client(name: str) -> int:
 
 
 def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: Cell) -> None:
-    grid, bad = grids(inside(fedcap))["Weight in the aggregate by client and round"], fedcap.run.malicious()
+    grid = grids(text_of(*inside(fedcap)))["Weight in the aggregate by client and round"]
+    bad = fedcap.run.malicious()
     assert grid["rows"][:2] == [f"▲ {one}" for one in bad] and not any(
         "▲" in name for name in grid["rows"][2:]
     )
@@ -102,7 +103,7 @@ def test_weights_are_those_of_the_run_and_attackers_stand_first(fedcap: Cell) ->
 
 
 def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: Cell) -> None:
-    text, banned, story = inside(fedcap), fedcap.run.table("turned-away"), read(fedcap)
+    text, banned, story = text_of(*inside(fedcap)), fedcap.run.table("turned-away"), read(fedcap)
     assert set(banned["client"]) >= set(fedcap.run.malicious())  # else the test shows nothing
     says = grids(text)["Length of the update by client and round"]["says"]
     first = banned.iloc[0]
@@ -116,7 +117,7 @@ def test_bans_are_crosses_with_their_reasons_and_a_threshold(fedcap: Cell) -> No
 
 
 def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
-    text = inside(fedcap)
+    text = text_of(*inside(fedcap))
     grid, table = grids(text)["Whose models each client was given"], fedcap.run.table("customisation")
     rounds, ids = sorted(table["round"].unique()), [client(name) for name in grid["rows"]]
     assert grid["rounds"] == rounds and f'type="range" min="0" max="{len(rounds) - 1}"' in text
@@ -133,7 +134,7 @@ def test_the_slider_has_every_round_of_the_matrix(fedcap: Cell) -> None:
 
 
 def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
-    text = inside(committee)
+    text = text_of(*inside(committee))
     found, prefix = grids(text), "verdict/tables/committee/"
     last = {
         name.removeprefix(prefix): v
@@ -159,7 +160,7 @@ def test_the_committee_its_seats_votes_and_decisions(committee: Cell) -> None:
 
 
 def test_matches_right_and_wrong(matched: Cell) -> None:
-    text = inside(matched)
+    text = text_of(*inside(matched))
     metrics = [part["metrics"] for part in matched.parts]
     right, decisions = (sum(m[f"matching/{name}"] for m in metrics) for name in ("right", "decisions"))
     assert f"{right} of {decisions} decisions name the true partner" in text
@@ -175,12 +176,12 @@ def test_a_match_in_an_unknown_federation_is_neither_right_nor_wrong(
     matched: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.report.mixtures._facts", lambda cell: {})
-    text = inside(matched)
+    text = text_of(*inside(matched))
     assert "decisions name" not in text and "says" not in grids(text)["Peers by client and round"]
 
 
 def test_every_client_has_a_chart_and_every_round_its_bytes(fedcap: Cell) -> None:
-    text, frame, bad = inside(fedcap), fedcap.run.clients(3), fedcap.run.malicious()
+    text, frame, bad = text_of(*inside(fedcap)), fedcap.run.clients(3), fedcap.run.malicious()
     for one, accuracy in zip(frame["client"], frame["accuracy/personal"], strict=True):
         words = f"client {one}{', an attacker' if one in bad else ''}"
         assert re.search(rf"<title>{words}[,:][^<]*accuracy {100 * accuracy:.1f} % at last", text), words
@@ -192,7 +193,7 @@ def test_attackers_that_change_are_marked_in_their_rounds(tmp_path: Path) -> Non
     cell = read_cells(
         sweep(tmp_path / "x", data=MANY, attack={"name": "ipm", "fraction": 0.25, "redraw": True})
     )[0]
-    text = inside(cell)
+    text = text_of(*inside(cell))
     says = grids(text)["Length of the update by client and round"]["says"]
     assert "attacks in this round" in text and "▲ 0" not in text
     assert set(says) == {f"{one},{round - 1}" for round in (1, 2, 3) for one in cell.run.malicious(round)}
@@ -200,7 +201,7 @@ def test_attackers_that_change_are_marked_in_their_rounds(tmp_path: Path) -> Non
 
 def test_nothing_for_a_run_that_recorded_nothing(single: Path) -> None:
     cell = read_cells(single)[0]
-    text = inside(cell)
+    text = text_of(*inside(cell))
     assert (
         "▲" not in text
         and "Nobody was turned away." in text
@@ -208,7 +209,7 @@ def test_nothing_for_a_run_that_recorded_nothing(single: Path) -> None:
         and "matched" not in text
     )
     cell.round, cell.parts = 0, []
-    assert inside(cell) == "" and inside_each([cell, cell]) == ""
+    assert inside(cell) == [] and inside_each([cell, cell]) == []
 
 
 def test_nothing_that_was_recorded_becomes_markup(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_a_long_run_of_many_clients_stays_small() -> None:
     story = Story(list(range(n)), n, rounds, 100, bad, frozenset(range(6)))
     story.grids = {name: draw.random((n, 100)) for name in ("weights", "norms", "fim", "scores/a/b")}
     story.rejected = {(one, round): "no" for one in range(n) for round in rounds[::2]}
-    assert len(timelines(story)) < 300_000
+    assert len(text_of(timelines(story))) < 300_000
     names = [str(i) for i in range(n)]
     assert (
         len(Grid("m", names, names, draw.random((25, n, n)), rounds=rounds[::4], square=True).html()) < 80_000
@@ -255,12 +256,13 @@ def test_of_many_clients_and_rounds_some_are_read(monkeypatch: pytest.MonkeyPatc
 
 def test_a_sweep_has_each_run_closed_and_keeps_within_its_budget(grid: Path) -> None:
     cells = read_cells(grid)
-    text = inside_each(cells)
+    text = text_of(*inside_each(cells))
     assert text.count('<details class="inside">') == len(cells) == 6 and text.count("<section>") == 1
     Balanced(text)
-    short = inside_each(cells, budget=len(inside(cells[0])) + 10)
+    budget = sum(len(section.body) for section in inside(cells[0])) + 10
+    short = text_of(*inside_each(cells, budget=budget))
     assert 1 <= short.count("<details") < 6 and "not shown: the inside of" in short
-    assert inside_each(cells * 3) == ""
+    assert inside_each(cells * 3) == []
 
 
 def test_scales() -> None:
@@ -285,7 +287,7 @@ def test_another_methods_matrix_has_numbered_columns() -> None:
             Frame(round, np.array([0, 1]), np.arange(3), np.full((2, 3), float(round))) for round in (1, 2)
         ]
     }
-    grid = grids(matrices(story))["Recorded: held"]
+    grid = grids(text_of(*matrices(story)))["Recorded: held"]
     assert grid["columns"] == ["0", "1", "2"] and unpacked(grid, 0) == pytest.approx(
         np.ones((2, 3)), abs=1e-3
     )

@@ -99,7 +99,7 @@ def test_from_waiting_to_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         now = state(server)
         assert (now["words"], now["finished"]) == ("2 of 3 rounds", False) and now["age"] >= 0
         first = ask(server)[1]
-        assert "1 of the runs has not finished" in first and f'"version": "{now["version"]}"' in first
+        assert "1 of the runs has not finished" in first and f'"version":"{now["version"]}"' in first
         resume(folder)
         then = state(server)
         assert then["version"] != now["version"] and (then["words"], then["finished"], then["age"]) == (

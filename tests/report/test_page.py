@@ -10,20 +10,12 @@ from urllib.parse import unquote
 import pytest
 
 from holdfast.cli import main
-from holdfast.report.charts import (
-    Series,
-    curves,
-    line_class,
-    nice_ticks,
-    round_ticks,
-    shorten,
-    spread_out,
-    thin_out,
-)
+from holdfast.report.axis import nice_ticks, round_ticks, shorten, spread_out
+from holdfast.report.charts import Series, curves, line_class, thin_out
 from holdfast.report.page import render, write_page
 from holdfast.report.read_runs import Dot, read_cells
 from holdfast.report.rounds import thinned
-from holdfast.report.sections import verdict
+from holdfast.report.verdict import verdict
 from holdfast.storage.store import Store
 from tests.report.balanced_html import Balanced
 from tests.report.conftest import sweep
@@ -44,7 +36,7 @@ def test_it_shows_curves_clients_partition_protocol_and_command(grid: Path) -> N
     assert text.count('class="line"') >= 6 and 'data-chart="loss/0"' in text
     assert text.count('class="client"') == 3 * 2 * 4  # methods, seeds, clients
     assert re.search(r"client 3, class \d: \d+ samples", text)
-    assert "the global model, one for all" in text and "each client&#x27;s personal model" in text
+    assert "the global model, one for all" in text and "each client&#39;s personal model" in text
     assert "holdfast run config.toml --plan loop --set engine.threads=1 --workers 1" in text
     assert "accuracy/pooled" in text
 

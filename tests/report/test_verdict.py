@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 from holdfast.report.page import render
+from holdfast.report.protocol import protocol
 from holdfast.report.read_runs import by_setting, read_cells
-from holdfast.report.sections import facts, protocol, verdict
+from holdfast.report.sections import facts
 from holdfast.report.settings_by_attack import Crossing
-from tests.report.conftest import sweep
+from holdfast.report.verdict import verdict
+from tests.report.conftest import sweep, text_of
 
 
 def unfinished(run: Path) -> None:
@@ -51,12 +53,12 @@ def test_runs_that_diverged_failed_or_go_on_are_in_the_sentence(grid: Path, tmp_
         " Of 6 runs 1 is not finished, 1 diverged, 1 failed."
     )
     shutil.rmtree(third)
-    assert "<b>1 to 2 seeds each</b>" in facts(by_setting(read_cells(tmp_path / "s")))
+    assert ("", "1 to 2 seeds each") in facts(by_setting(read_cells(tmp_path / "s")))
 
 
 def test_a_last_step_after_the_rounds_is_not_called_a_round(tmp_path: Path) -> None:
     lines = by_setting(read_cells(sweep(tmp_path / "s", method={"name": "c-pfl"})))
-    assert "last step, after round 3, made of it" in protocol(lines, Crossing(lines))
+    assert "last step, after round 3, made of it" in text_of(protocol(lines, Crossing(lines)))
 
 
 def test_only_those_on_the_same_data_are_compared(tmp_path: Path) -> None:
