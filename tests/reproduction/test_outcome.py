@@ -117,7 +117,7 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
     assert read_outcome(out).study.notes == ("Said in other words.",)
     same = reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
     fewer = reproduce(study, Wanted(scale="full", changes=(("train.rounds", 1),)), tmp_path / "c")
-    caution = ", with other settings than the paper's and with one seed."
+    caution = ", with other settings than the paper&#39;s and with one seed."
     assert [caution in render(one, sheet_of(one)) for one in (same, fewer)] == [False, True]
     with pytest.raises(ConfigError, match="holds another reproduction"):
         reproduce(study, Wanted(scale="full", seeds=2), out)
