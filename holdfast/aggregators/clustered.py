@@ -39,8 +39,8 @@ class Clustered(Aggregator):
     }
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"scale"})
-    variant: Literal["card", "authors"] = setting(
-        "card", "card: single linkage, the best cut; authors: complete linkage (FedCAP)"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: single linkage, the best cut; authors: complete linkage (FedCAP)"
     )
     mean_below: float | None = setting(None, "cut only when the mean update is shorter than this", gt=0)
     max_above: float | None = setting(None, "cut only when the longest update is longer than this", gt=0)

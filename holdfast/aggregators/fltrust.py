@@ -37,8 +37,8 @@ class FLTrust(Aggregator):
     }
     needs: ClassVar[frozenset[str]] = frozenset({"root"})
     uses_priors: ClassVar[bool] = False
-    variant: Literal["card", "authors"] = setting(
-        "card", "card: the whole update gets the root's length; authors: its first tensor does"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: the whole update gets the root's length; authors: its first tensor does"
     )
 
     def __call__(self, x: Tensor, w: Tensor, state: State, ctx: AggregationContext) -> Reduced:

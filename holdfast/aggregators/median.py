@@ -34,8 +34,8 @@ class Median(Aggregator):
     coordinatewise: ClassVar[bool] = True
     condition: ClassVar[str] = "n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "lower"] = setting(
-        "card", "of two middle values: their mean, or the lower one (FedCPA's code)"
+    variant: Literal["paper", "lower"] = setting(
+        "paper", "of two middle values: their mean, or the lower one (FedCPA's code)"
     )
 
     def least(self, f: int) -> int:

@@ -36,8 +36,8 @@ class MultiKrum(Aggregator):
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n > 2f + 2"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "authors"] = setting(
-        "card", "card: the best scores; authors: the best client and its nearest (FedCPA)"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: the best scores; authors: the best client and its nearest (FedCPA)"
     )
     keep: int | None = setting(None, "how many updates are averaged; none: n - f", ge=1)
     iterative: bool = setting(False, "score the updates that are left again after each choice")

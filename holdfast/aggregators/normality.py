@@ -55,8 +55,8 @@ class Scoring(Part):
     """The settings of the score."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"correlation": "pearson", "literal": True}}
-    variant: Literal["card", "authors"] = setting(
-        "card", "authors: correlation = pearson and literal = true, as in the released code"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "authors: correlation = pearson and literal = true, as in the released code"
     )
     k: float = setting(
         0.01, "share of the parameters in each critical set; never less than one parameter", gt=0, le=0.5

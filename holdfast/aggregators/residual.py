@@ -42,8 +42,8 @@ class Residual(Aggregator):
     uses_priors: ClassVar[bool] = False
     condition: ClassVar[str] = "n >= 3 and n > 2f"
     keeps: ClassVar[frozenset[str]] = frozenset({"shift", "scale", "hull"})
-    variant: Literal["card", "authors"] = setting(
-        "card", "card: tau from all residuals; authors: without the smallest"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: tau from all residuals; authors: without the smallest"
     )
     strictness: float = setting(2.0, "lambda: smaller trusts less", gt=0)
     threshold: float = setting(

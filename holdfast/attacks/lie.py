@@ -40,7 +40,7 @@ class Lie(Attack):
     statistics: Whom = setting(
         "all", "mean and spread of all clients, attackers' honest updates included, or of benign ones only"
     )
-    variant: Literal["card", "authors"] = setting("card", "authors: z is not clamped")
+    variant: Literal["paper", "authors"] = setting("paper", "authors: z is not clamped")
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
         z, out = self._z(view), {}

@@ -34,8 +34,8 @@ class MinMax(Attack):
     statistics: Whom = setting(
         "all", "count all clients, attackers' honest updates included, or benign ones only"
     )
-    variant: Literal["card", "authors"] = setting(
-        "card", "authors: FedCAP's search for gamma, in steps of 0.05"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "authors: FedCAP's search for gamma, in steps of 0.05"
     )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
@@ -50,5 +50,5 @@ class MinMax(Attack):
         return out
 
     def _gamma(self, way: Line) -> float:
-        bound, search = float(way.pairs.max()), largest if self.variant == "card" else coarse
+        bound, search = float(way.pairs.max()), largest if self.variant == "paper" else coarse
         return search(lambda gamma: float(way.squared(gamma).max()) <= bound)

@@ -34,8 +34,8 @@ class MinSum(Attack):
     statistics: Whom = setting(
         "all", "count all clients, attackers' honest updates included, or benign ones only"
     )
-    variant: Literal["card", "authors"] = setting(
-        "card", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "authors: FedCAP's code, distances not squared, gamma in steps of 0.05"
     )
 
     def uplink(self, task: str, schema: Schema, up: Uplink, view: View, key: Key) -> Mapping[str, Tensor]:
@@ -50,7 +50,7 @@ class MinSum(Attack):
         return out
 
     def _gamma(self, way: Line) -> float:
-        if self.variant == "card":
+        if self.variant == "paper":
             bound = float(way.pairs.sum(1).max())
             return largest(lambda gamma: float(way.squared(gamma).sum()) <= bound)
         bound = float(way.pairs.sqrt().sum(1).max())

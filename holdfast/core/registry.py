@@ -80,9 +80,18 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        return (
-            {**cls.presets.get(str(given.get("variant")), {}), **given} if isinstance(given, dict) else given
-        )
+        if not isinstance(given, dict):
+            return given
+        given = cls.current(given)
+        return {**cls.presets.get(str(given.get("variant")), {}), **given}
+
+    @classmethod
+    def current(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings as this version spells them: version 0.1 called the variant "paper" "card"."""
+        field = cls.model_fields.get("variant")
+        names = get_args(field.annotation) if field else ()
+        old = given.get("variant") == "card" and "card" not in names and "paper" in names
+        return {**given, "variant": "paper"} if old else dict(given)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -150,6 +159,14 @@ def find(kind: str, name: str) -> type[Part]:
     if name not in known:
         raise UnknownPart(f"unknown {kind} '{name}'{suggest(name, known)}")
     return known[name]
+
+
+def current(kind: str, chosen: Any) -> Any:
+    """A part as a config names it, with its settings as this version spells them."""
+    if not isinstance(chosen, Mapping) or "variant" not in chosen:
+        return chosen
+    cls = parts(kind).get(str(chosen.get("name")))
+    return chosen if cls is None else cls.current(chosen)
 
 
 def build(kind: str, chosen: Any, where: str = "") -> Any:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from torch import nn
 
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
-from holdfast.core.registry import INVALID, Part, build, explain, setting
+from holdfast.core.registry import INVALID, Part, build, current, explain, setting
 from holdfast.core.screening import FEDERATION_NORM_CAP
 from holdfast.data.federation import DataSettings
 from holdfast.detectors.base import Detector
@@ -161,6 +161,11 @@ class Config(Section):
             raise ValueError('needs a list: detectors = ["norm"], or [[detectors]] above a table of settings')
         return detectors
 
+    @model_validator(mode="before")
+    @classmethod
+    def _current(cls, given: Any) -> Any:
+        return with_current_parts(given) if isinstance(given, Mapping) else given
+
     def parts(self) -> Parts:
         return Parts.of(self)
 
@@ -174,12 +179,26 @@ class Config(Section):
         return self
 
 
+def with_current_parts(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's table with its parts as this version spells them."""
+    out = dict(table)
+    for kind in ("method", "aggregator", "attack"):
+        if kind in out:
+            out[kind] = current(kind, out[kind])
+    if isinstance(out.get("detectors"), (list, tuple)):
+        out["detectors"] = [current("detector", one) for one in out["detectors"]]
+    rule = out.get("aggregator")
+    if isinstance(rule, Mapping) and isinstance(rule.get("wrap"), (list, tuple)):
+        out["aggregator"] = {**rule, "wrap": [current("wrapper", one) for one in rule["wrap"]]}
+    return out
+
+
 def completed(began: Mapping[str, Any]) -> dict[str, Any]:
     """A plain config as this version would write it: settings that are younger than it have their
     defaults."""
     usual = Config().plain()
     return {
-        **began,
+        **with_current_parts(began),
         **{name: {**usual[name], **began.get(name, {})} for name in ("data", "train", "evaluate", "engine")},
     }
 

@@ -362,8 +362,8 @@ class FedAS(Method):
     }
     search = {"align_lr": (0.001, 0.01, 0.1)}  # the paper searches nothing; around the released code's
 
-    variant: Literal["card", "authors"] = setting(
-        "card", "card: the defaults; authors: a chain of alignments, from the first time on"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "paper: the defaults; authors: a chain of alignments, from the first time on"
     )
     align: Literal["parallel", "serial", "joint", "off"] = setting(
         "parallel",

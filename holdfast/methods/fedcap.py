@@ -374,8 +374,8 @@ class FedCap(Method):
     removal: Literal["excluded", "ignored"] = setting(
         "excluded", "banned clients are drawn no more; or still drawn and left out"
     )
-    variant: Literal["card", "authors"] = setting(
-        "card", "authors: the released code's removal and uniform phi"
+    variant: Literal["paper", "authors"] = setting(
+        "paper", "authors: the released code's removal and uniform phi"
     )
 
     @model_validator(mode="after")

@@ -37,9 +37,9 @@ class Bucketing(Around):
         "from": "Karimireddy et al., ICLR 2022",
     }
     s: int = setting(2, "clients in a bucket; the last one may have fewer", ge=1)
-    variant: Literal["card", "authors"] = setting(
-        "card",
-        "card: f bad buckets of those drawn in each round; authors: f / s bad ones of those drawn once"
+    variant: Literal["paper", "authors"] = setting(
+        "paper",
+        "paper: f bad buckets of those drawn in each round; authors: f / s bad ones of those drawn once"
         " (FedCAP)",
     )
 
@@ -57,7 +57,7 @@ class Bucketing(Around):
         return f"{inner.condition} for n buckets of {self.s} clients"
 
     def least(self, inner: Aggregator, f: int) -> int:
-        if self.variant == "card":
+        if self.variant == "paper":
             return self.s * (inner.least(f) - 1) + 1
         n = (
             self.s * (inner.least(-(-f // self.s)) - 1) + 1
@@ -68,12 +68,12 @@ class Bucketing(Around):
 
     def spoilt(self, n: int, f: int) -> int:
         """How many buckets the rule is told are bad, of those that n clients make."""
-        return f if self.variant == "card" else f * -(-n // self.s) // n
+        return f if self.variant == "paper" else f * -(-n // self.s) // n
 
     def reduce(
         self, inner: Aggregator, x: Tensor, w: Tensor, state: State, ctx: AggregationContext
     ) -> Reduced:
-        n, key = len(x), (ctx.key if self.variant == "card" else Key(0)).fold("bucketing")
+        n, key = len(x), (ctx.key if self.variant == "paper" else Key(0)).fold("bucketing")
         order = (
             key.fold(ctx.ids).bits.argsort().to(x.device)
         )  # by client, so that the order of rows does not matter

@@ -9,7 +9,7 @@ from tests.checks.aggregator_cases import apply
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 10])
-@pytest.mark.parametrize(("variant", "skip"), [("card", 0), ("authors", 1)])
+@pytest.mark.parametrize(("variant", "skip"), [("paper", 0), ("authors", 1)])
 def test_against_the_slow_reference(n: int, variant: str, skip: int) -> None:
     x = Key(5).fold(n).normal(n, 8, dtype=torch.float64)
     x[1] += 6

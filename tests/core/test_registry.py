@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import pytest
 
@@ -11,8 +12,10 @@ from holdfast.aggregators.mean import Mean
 from holdfast.core import registry
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import KINDS, Part, build, describe, find, load_plugin, parts, register, setting
-from holdfast.experiment.config import make_config
+from holdfast.experiment.config import Config, make_config
+from holdfast.experiment.manifest import config_of
 from holdfast.methods.ditto import Ditto
+from holdfast.results.run import Run
 
 PLUGIN = '''
 """A user's file."""
@@ -162,7 +165,7 @@ def test_a_variant_presets_what_is_not_given(forget: None) -> None:
         """Has a variant."""
 
         presets: ClassVar[dict[str, dict[str, Any]]] = {"authors": {"share": 0.9, "times": 3}}
-        variant: Literal["card", "authors"] = setting("card", "which")
+        variant: Literal["paper", "authors"] = setting("paper", "which")
         share: float = setting(0.5, "how much", le=1)
         times: int = setting(1, "how often")
 
@@ -175,6 +178,58 @@ def test_a_variant_presets_what_is_not_given(forget: None) -> None:
     assert Preset(**kept.settings()) == kept  # as a manifest spells it out
     with pytest.raises(ConfigError, match="variant"):
         build("loss", {"name": "test-preset", "variant": "other"})
+
+
+WITH_VARIANTS = [
+    (kind, name)
+    for kind in KINDS
+    for name, cls in parts(kind).items()
+    if "paper" in get_args(getattr(cls.model_fields.get("variant"), "annotation", None))
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), WITH_VARIANTS)
+def test_the_variant_card_of_version_0_1_is_paper(kind: str, name: str) -> None:
+    old, new = (build(kind, {"name": name, "variant": variant}) for variant in ("card", "paper"))
+    assert old == new and old.settings()["variant"] == "paper"
+
+
+def test_configs_that_say_card_and_paper_are_the_same_experiment() -> None:
+    def config(variant: str) -> Config:
+        wrap = [{"name": "bucketing", "variant": variant}]
+        return make_config(
+            {
+                "method": {"name": "fedcap", "variant": variant},
+                "aggregator": {"name": "multi-krum", "f": 1, "variant": variant, "wrap": wrap},
+                "detectors": [{"name": "normality", "variant": variant}],
+                "attack": {"name": "lie", "variant": variant, "knows": "everyone"},
+            }
+        )
+
+    old, new = config("card"), config("paper")
+    assert old.plain() == new.plain() and "card" not in repr(old.plain())
+    assert old.parts() == new.parts() and old.parts().method.structure() == new.parts().method.structure()
+
+
+def test_a_manifest_of_version_0_1_that_says_card_loads(simulate: Callable[..., Run]) -> None:
+    run = simulate(method={"name": "fedcap", "variant": "paper"})
+    file = run.path / "manifest.json"
+    file.write_text(file.read_text().replace('"paper"', '"card"'))
+    old = Run(run.path)
+    assert old.manifest["config"]["method"]["variant"] == "card"
+    assert old.config.plain() == run.config.plain()
+    assert config_of(old.path, old.manifest, run.config) is run.config  # as a resume compares them
+    assert old.vector(0).equal(run.vector(0))
+
+
+def test_a_plug_in_may_have_a_variant_called_card(forget: None) -> None:
+    @register("loss", "test-card")
+    class Card(Part):
+        """Has a variant of this name."""
+
+        variant: Literal["card", "paper"] = setting("paper", "which")
+
+    assert build("loss", {"name": "test-card", "variant": "card"}).variant == "card"
 
 
 def test_a_part_is_found_because_its_file_is_in_the_package(

@@ -629,7 +629,7 @@ def test_a_uniform_share_is_of_the_pool_and_with_the_authors_of_the_first_pool()
         answer([1, 4, 7], UPDATES, [1, 1, 1]),
         answer([1, 4, 7], [[0.0, 0.0], [0.0, 0.0], [99.0, 0.0]], [1, 1, 1]),
     )
-    for variant, shares in (("card", [1 / 3, 1 / 2]), ("authors", [1 / 3, 1 / 3])):
+    for variant, shares in (("paper", [1 / 3, 1 / 2]), ("authors", [1 / 3, 1 / 3])):
         settings = {"phi": "uniform", "variant": variant, "alpha": 0.0}
         state = run_case(None, context([1, 4, 7], initial=ORIGIN), first, **settings)[1]
         for reply, share in zip((second, answer([1, 4], [[0.0, 0.0]] * 2, [1, 1])), shares, strict=True):

@@ -53,16 +53,16 @@ def test_the_released_code_is_more_than_the_variants_of_its_parts(small: dict[st
     small["scale"] = {"quick": {}, "smoke": {}}
     small["authors"] = [
         {"set": {"train.shuffle": False}},
-        {"when": {"method": "M-Krum"}, "set": {"aggregator.variant": "card"}},
+        {"when": {"method": "M-Krum"}, "set": {"aggregator.variant": "paper"}},
     ]
     grid = Grid(make(small), Wanted(scale="full", variant="both", only=("attack=none",)))
     by = {(cell.at["method"], cell.at["variant"]): cell.config for cell in grid.cells}
     assert [by["Median", v].train.shuffle for v in ("paper", "authors")] == [True, False]
     assert (
-        by["M-Krum", "authors"].plain()["aggregator"].get("variant", "card") == "card"
+        by["M-Krum", "authors"].plain()["aggregator"].get("variant", "paper") == "paper"
     )  # another paper's authors
     assert (
-        by["Median", "authors"].plain()["aggregator"].get("variant", "card") == "card"
+        by["Median", "authors"].plain()["aggregator"].get("variant", "paper") == "paper"
     )  # has other variants
     assert by["LIE", "authors"].plain()["attack"]["variant"] == "authors"
 

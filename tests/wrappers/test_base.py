@@ -83,7 +83,10 @@ def test_a_wrapper_must_say_how_it_reduces() -> None:
 
 
 def test_an_object_is_written_down_as_a_config_would_spell_it() -> None:
-    wrap = [{"name": "bucketing", "s": 3, "variant": "card"}, {"name": "clip", "norm": 2.0, "unit": "median"}]
+    wrap = [
+        {"name": "bucketing", "s": 3, "variant": "paper"},
+        {"name": "clip", "norm": 2.0, "unit": "median"},
+    ]
     table = {"name": "mean", "weights": "uniform", "f": 1.0, "wrap": wrap}
     rule = Clip(norm=2.0)(Bucketing(s=3)(Mean(weights="uniform", f=1)))
     assert make_config({"aggregator": rule}).plain()["aggregator"] == table

@@ -101,7 +101,7 @@ def test_a_share_of_attackers_that_no_number_of_buckets_can_bear() -> None:
 
 
 @pytest.mark.parametrize("s", [1, 2, 3])
-@pytest.mark.parametrize("variant", ["card", "authors"])
+@pytest.mark.parametrize("variant", ["paper", "authors"])
 def test_what_counts_as_enough_is_what_does_not_fall_back(variant: str, s: int) -> None:
     for f in (0, 1, 2, 3):
         rule = Bucketing(s=s, variant=variant)(MultiKrum(f=f))
