@@ -1,1 +1,1 @@
-"""Data: one sample store, and tables that say which rows, under which labels, belong to which client."""
+"""Data: one sample store, and tables that record which rows, under which labels, belong to which client."""

@@ -1,9 +1,8 @@
-"""Decoded arrays, kept as .npy files so that a dataset is decoded once and then mapped into memory.
+"""Cache decoded arrays as .npy files, so that a dataset is decoded once and then mapped into memory.
 
-Arrays are decoded straight into the files and read from them page by page, so that a dataset may be larger
-than memory. The folder is ~/.cache/holdfast, or HOLDFAST_CACHE. It only saves time: where it cannot be
-written or is damaged, arrays are made again.
-
+Arrays are decoded straight into the files and read from them page by page, so a dataset may be larger than
+memory. The folder is ~/.cache/holdfast, or HOLDFAST_CACHE. The cache only saves time: where it cannot be
+written or is damaged, the arrays are made again.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from holdfast.core.errors import DataError, StoreError
 from holdfast.core.files import HOST, as_json, parse_json, read_whole, sync, write_json
 
 ENVIRONMENT = "HOLDFAST_CACHE"
-FORMAT = 3  # raise when what is made from the same files changes
+FORMAT = 3  # raise this when the same files are decoded differently
 FACTS = "facts.json"
-_PRIVATE = 1 << 29  # bytes of an array
-_SUMMED = 1 << 24  # the same: labels and users of two million rows
+_PRIVATE = 1 << 29  # bytes of an array that is mapped with private pages
+_SUMMED = 1 << 24  # bytes of an array that has a checksum: labels and users of two million rows
 
 Shape = tuple[int, ...]
 New = Callable[[str, Shape, Any], np.ndarray]
@@ -38,19 +37,18 @@ New = Callable[[str, Shape, Any], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class CachedArrays:
-    """What was made: arrays that may only be read, and small things that JSON can hold."""
+    """The arrays that were made, which may only be read, and small facts that JSON can hold."""
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
 
 
 def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str, Any]]) -> CachedArrays:
-    """What `make` makes of these files; made again when the name or a file's path, size or time of change
-    differs.
+    """Return what `make` makes of these files; it is made again when the name, or a file's path, size or time
+    of change, differs.
 
-    `make(new)` fills arrays that it gets from new(array_name, shape, dtype), and returns the small things.
-    The name begins with the dataset's and goes on with every setting that matters to what is made.
-
+    `make(new)` fills arrays that it gets from new(array_name, shape, dtype), and returns the facts. The name
+    begins with the dataset's name and continues with every setting that affects the result.
     """
     folder = _folder(name, inputs)
     found = _read(folder) if folder else None
@@ -58,14 +56,14 @@ def cached(name: str, inputs: Sequence[Path], make: Callable[[New], Mapping[str,
         return found
     with _making(folder) as place:
         maker = _Maker(place)
-        facts = json.loads(as_json(make(maker.new)))  # as they will be read
+        facts = json.loads(as_json(make(maker.new)))  # as they will be read back
         if folder and place and not maker.refused and _keep(folder, place, maker.arrays, facts):
             return _read(folder) or CachedArrays(maker.arrays, facts)
         return CachedArrays(maker.arrays, facts)
 
 
 def cache_folder() -> Path | None:
-    """None where there is no home directory."""
+    """Return the cache folder, or None where there is no home directory."""
     try:
         return Path(os.environ.get(ENVIRONMENT) or "~/.cache/holdfast").expanduser()
     except RuntimeError:
@@ -73,7 +71,7 @@ def cache_folder() -> Path | None:
 
 
 class _Maker:
-    """Hands out arrays to fill: mapped files, or memory where the folder takes no files."""
+    """Provides arrays to fill: mapped files, or memory where the folder cannot be written."""
 
     def __init__(self, place: Path | None):
         self.place, self.refused = place, ""
@@ -88,7 +86,7 @@ class _Maker:
                 why = self.refused or "there is no home directory"
                 raise DataError(
                     f"{name} does not fit into memory, and the cache cannot hold it ({why}); set"
-                    f" {ENVIRONMENT}"
+                    f" {ENVIRONMENT} to a folder with enough space"
                 ) from None
         self.arrays[name] = array
         return array
@@ -99,9 +97,8 @@ class _Maker:
         path = self.place / f"{name}.npy"
         try:
             array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-            with open(
-                path, "r+b"
-            ) as file:  # a full disk must be an error here, not a SIGBUS when a page is written
+            # a full disk must be an error here, not a SIGBUS when a page is written
+            with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
         except OSError as error:
             self.refused = error.strerror or str(error)
@@ -123,21 +120,21 @@ def _folder(name: str, inputs: Sequence[Path]) -> Path | None:
 
 
 def _read(folder: Path) -> CachedArrays | None:
-    """None unless all is there, and as it was written as far as that is quickly seen."""
+    """Read an entry; None unless all files are there and pass the quick checks."""
     try:
-        said = parse_json(read_whole(folder / FACTS))
-        facts, about = said["facts"], said["arrays"]
+        stored = parse_json(read_whole(folder / FACTS))
+        facts, about = stored["facts"], stored["arrays"]
         arrays = {name: _load(folder / f"{name}.npy", one) for name, one in about.items()}
         found = {name: _about(array, about[name]["mapped"]) for name, array in arrays.items()}
-        sound = found == about and said["sum"] == _sum(facts, about)
-    except Exception:  # whatever damaged files can make of JSON and NumPy
+        sound = found == about and stored["sum"] == _sum(facts, about)
+    except Exception:  # damaged files can make JSON and NumPy raise anything
         return None
     return CachedArrays(arrays, facts) if sound else None
 
 
 def _about(array: np.ndarray, mapped: bool) -> dict[str, Any]:
-    """What an array must be when it is read again. The values of large ones are not looked at, which would
-    take as long as to read them."""
+    """Describe an array as it must be when it is read again. The values of large arrays are not checked: that
+    would take as long as reading them."""
     values = zlib.crc32(np.ascontiguousarray(array).data) if array.nbytes <= _SUMMED else None
     return {"mapped": mapped, "shape": list(array.shape), "dtype": array.dtype.str, "values": values}
 
@@ -147,24 +144,23 @@ def _sum(facts: Mapping[str, Any], about: Mapping[str, Any]) -> int:
 
 
 def _load(path: Path, about: Mapping[str, Any]) -> np.ndarray:
-    """Small arrays as private pages: what a plug-in writes there by mistake can be noticed, and never reaches
-    the file. Large ones to be read only, where such a mistake ends the process: the system refuses private
-    pages for more than memory holds."""
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{path} is no file")
+    """Load one array. Small arrays get private pages: what a plug-in writes there by mistake can be detected
+    and never reaches the file. Large arrays are mapped read-only, where such a mistake ends the process,
+    because the system refuses private pages for more than memory holds."""
+    if not path.is_file():  # opening a pipe would block
+        raise ValueError(f"{path} is not a file")
     if about["mapped"]:
         return np.load(path, mmap_mode="r" if path.stat().st_size > _PRIVATE else "c", allow_pickle=False)
-    if (
-        0 not in about["shape"]
-    ):  # only what is empty is not mapped; to read it would ask for as much memory as the file claims
+    # only empty arrays are not mapped; reading one would allocate as much memory as the file claims
+    if 0 not in about["shape"]:
         raise ValueError(f"{path} is not empty")
     return np.empty(about["shape"], about["dtype"])
 
 
 @contextlib.contextmanager
 def _making(folder: Path | None) -> Iterator[Path | None]:
-    """A folder beside the entry that takes its place when complete; None where none can be made. What is left
-    of it goes away."""
+    """Make a folder beside the entry, which becomes the entry when it is complete; None where it cannot be
+    made. It is removed if it is still there at the end."""
     place = None
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -181,7 +177,7 @@ def _making(folder: Path | None) -> Iterator[Path | None]:
 
 
 def _sweep(folder: Path) -> None:
-    """What processes of this machine left behind that were killed while they made the entry."""
+    """Remove what killed processes of this machine left behind while they made the entry."""
     for old in folder.parent.glob(f".{folder.name}.{HOST}.*.making"):
         maker = old.name.removeprefix(f".{folder.name}.{HOST}.").partition(".")[0]
         if maker.isdigit() and not Path(f"/proc/{maker}").exists() and Path("/proc/self").exists():
@@ -189,17 +185,18 @@ def _sweep(folder: Path) -> None:
 
 
 def _keep(folder: Path, place: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> bool:
-    """Let a complete folder take its place. False where the disk refuses: work without."""
+    """Move a complete folder to its final name. Return False where the disk refuses; the caller then works
+    without the cache."""
     try:
         for name, array in arrays.items():
-            if not isinstance(array, np.memmap):  # empty: nothing to map
+            if not isinstance(array, np.memmap):  # empty arrays are not mapped
                 np.save(place / f"{name}.npy", array, allow_pickle=False)
             sync(place / f"{name}.npy")
         about = {name: _about(array, isinstance(array, np.memmap)) for name, array in arrays.items()}
         write_json(place / FACTS, {"facts": facts, "arrays": about, "sum": _sum(facts, about)})
         try:
             os.rename(place, folder)
-        except OSError:  # taken: another process was quicker, or what is there is damaged
+        except OSError:  # it exists: another process was faster, or the entry there is damaged
             if _read(folder) is None:
                 shutil.rmtree(folder)
                 os.rename(place, folder)

@@ -1,4 +1,4 @@
-"""Which rows, under which labels, belong to whom: lists of different lengths laid end to end."""
+"""Record which rows, under which labels, belong to which client: lists of different lengths, end to end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """The lists of some clients side by side. Beyond a client's count stand row 0 and label 0, which are not
-    its own: use the mask."""
+    """The lists of some clients side by side. Beyond a client's count are row 0 and label 0, which are
+    padding: use the mask."""
 
     rows: Tensor  # [n, m]
     labels: Tensor  # [n, m]
@@ -21,14 +21,14 @@ class Padded:
 
     @property
     def mask(self) -> Tensor:
-        """[n, m]: which places hold a sample."""
+        """[n, m]: True where there is a sample."""
         return (
             torch.arange(self.rows.shape[1], device=self.rows.device)
             < self.count.to(self.rows.device)[:, None]
         )
 
     def drawn(self, luck: Tensor, first: Tensor, count: Tensor) -> Padded:
-        """A part of each client's samples: those from the first-th on, `count` of them, when they are sorted
+        """Return a part of each client's samples: `count` of them from index `first` on, when they are sorted
         by `luck` [n, m]."""
         luck = torch.where(self.mask, luck.to(self.rows.device), torch.iinfo(torch.int64).max)
         place = first[:, None] + torch.arange(max(1, int(count.max()) if len(count) else 0))
@@ -39,7 +39,7 @@ class Padded:
 
 
 def either(first: Padded, second: Padded) -> Padded:
-    """The first table's samples of each client, or the second's where it has none."""
+    """Return the first table's samples of each client, or the second's where the first has none."""
     width = max(first.rows.shape[1], second.rows.shape[1])
     wide = [
         [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (p.rows, p.labels)]
@@ -53,8 +53,8 @@ def either(first: Padded, second: Padded) -> Padded:
 
 @dataclass(frozen=True, eq=False)
 class ClientRows:
-    """One list of (row, label) pairs per client; client i's are [start[i], start[i + 1]). A list may be
-    empty."""
+    """One list of (row, label) pairs per client; client i has the entries [start[i], start[i + 1]). A list
+    may be empty."""
 
     row: Tensor  # [total] int64
     label: Tensor  # [total] int64
@@ -62,7 +62,7 @@ class ClientRows:
 
     @staticmethod
     def from_lists(lists: Sequence[np.ndarray], y: Tensor | np.ndarray) -> ClientRows:
-        """Rows of each client, labelled as in the dataset (y holds a label for every row)."""
+        """Build from each client's rows, labelled as in the dataset (y holds a label for every row)."""
         rows = (
             np.concatenate([np.asarray(rows, dtype=np.int64).reshape(-1) for rows in lists])
             if lists
@@ -72,7 +72,7 @@ class ClientRows:
 
     @staticmethod
     def from_counts(rows: np.ndarray, counts: np.ndarray, y: Tensor | np.ndarray) -> ClientRows:
-        """The same from all rows in client order and how many each client has."""
+        """Build from all rows in client order and the number of rows of each client."""
         row = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         start = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
         return ClientRows(row, torch.as_tensor(y).cpu()[row].to(torch.int64), start)
@@ -86,27 +86,29 @@ class ClientRows:
         return self.start[1:] - self.start[:-1]
 
     def by_class(self, classes: int) -> Tensor:
-        """[K, classes]: how many of each label a client has."""
+        """[K, classes]: how many samples of each label a client has."""
         owner = torch.repeat_interleave(torch.arange(self.clients, device=self.label.device), self.counts)
         return torch.bincount(owner * classes + self.label, minlength=self.clients * classes).view(
             self.clients, classes
         )
 
     def client(self, index: int) -> tuple[Tensor, Tensor]:
-        """Rows and labels of one client."""
+        """Return the rows and labels of one client."""
         if not 0 <= index < self.clients:
-            raise IndexError(f"client {index} of a table of {self.clients}")
+            raise IndexError(f"client {index} does not exist: there are {self.clients} clients")
         begin, end = int(self.start[index]), int(self.start[index + 1])
         return self.row[begin:end], self.label[begin:end]
 
     def take(self, ids: Tensor, at_least: int = 1) -> Padded:
-        """The lists of these clients, padded to the longest of them, or wider when a fixed width is
-        wanted."""
+        """Return the lists of these clients, padded to the longest of them, or to a given width if that is
+        larger."""
         ids = ids.to(self.start.device)
-        if ids.numel() and not (
-            0 <= int(ids.min()) and int(ids.max()) < self.clients
-        ):  # -1 would wrap around silently
-            raise IndexError(f"client ids {int(ids.min())}..{int(ids.max())} of a table of {self.clients}")
+        # -1 would wrap around silently
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.clients):
+            raise IndexError(
+                f"client ids {int(ids.min())}..{int(ids.max())} do not exist: there are {self.clients}"
+                " clients"
+            )
         count = self.counts[ids]
         width = max(at_least, int(count.max()) if ids.numel() else 0)
         place = torch.arange(width, device=ids.device)

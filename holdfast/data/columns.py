@@ -1,9 +1,8 @@
-"""Columns of a table as numbers a network can take: each is fitted to the train split and then turns values
-into float32 [rows, width].
+"""Encode columns of a table as numbers for a network: each encoder is fitted to the train split and then
+turns values into float32 [rows, width].
 
-What is missing says nothing: a number becomes the mean, which is 0 after standardising, and a category sets
-none of its columns.
-
+A missing value adds no information: a missing number becomes the mean, which is 0 after standardising, and a
+missing category sets none of its columns.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from holdfast.data.hashed_words import hash_word
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RowPlace = Callable[[int], str]  # where a row is, for an error
+RowPlace = Callable[[int], str]  # names the place of a row, for an error message
 ColumnKind = Literal["number", "category", "neither"]
 
 
 def kind_of(type: pa.DataType) -> ColumnKind:
-    """What a column's values are unless the user says otherwise."""
+    """Return what a column's values are, unless the user says otherwise."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -38,7 +37,7 @@ def kind_of(type: pa.DataType) -> ColumnKind:
 
 
 class Number:
-    """Standardised by the train split's mean and deviation. A column that is constant there says nothing and
+    """Standardises by the train split's mean and deviation. A column that is constant in the train split
     becomes 0."""
 
     width = 1
@@ -47,9 +46,8 @@ class Number:
         self.name = name
         known = train[~np.isnan(train)]
         self.low, self.high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        self.reach = (
-            self.high / 2 - self.low / 2
-        )  # halves: the distance itself may be more than a float holds
+        # halves: the distance itself may overflow a float
+        self.reach = self.high / 2 - self.low / 2
         if self.reach:
             scaled = self._scaled(known)
             self.mean, self.std = float(scaled.mean()), float(scaled.std())
@@ -64,14 +62,14 @@ class Number:
         if not np.isfinite(out).all():
             row = int(np.isinf(out).argmax())
             raise DataError(
-                f"{place(row)} has {values[row]:g} in '{self.name}', too far from {self.low:g}..{self.high:g}"
-                " of training"
+                f"{place(row)} has {values[row]:g} in '{self.name}', too far from the range"
+                f" {self.low:g}..{self.high:g} of the train split; correct it or remove the row"
             )
         return out[:, None]
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """0..1 in the train split, which keeps small differences of large numbers and lets no square overflow
-        or vanish."""
+        """Scale to 0..1 in the train split: this keeps small differences of large numbers, and no square
+        overflows or vanishes."""
         out = values / 2
         out -= self.low / 2
         out /= self.reach
@@ -79,8 +77,8 @@ class Number:
 
 
 class Category:
-    """One column for each value of the train split, 1 where a row has it; for more than `buckets` values,
-    that many columns, by hash."""
+    """Encodes one column for each value of the train split, 1 where a row has it; with more than `buckets`
+    values, that many columns, by hash."""
 
     def __init__(self, train: pa.ChunkedArray, buckets: int):
         import pyarrow.compute as pc
@@ -103,24 +101,24 @@ class Category:
         import pyarrow.compute as pc
 
         distinct = pc.unique(words).drop_null()
-        plain = distinct.cast(
-            pa.large_binary()
-        ).to_pylist()  # bytes, which need not be UTF-8 to name something
-        bucket = np.array([hash_word(word) % self.width for word in plain] + [-1])  # the last: missing
+        # bytes, because a value need not be valid UTF-8
+        plain = distinct.cast(pa.large_binary()).to_pylist()
+        bucket = np.array(
+            [hash_word(word) % self.width for word in plain] + [-1]
+        )  # the last entry is for missing values
         return bucket[_index(words, distinct)]
 
 
 def numbers(values: pa.Array | pa.ChunkedArray, name: str, place: RowPlace) -> np.ndarray:
-    """float64, NaN where a value is missing."""
+    """Return float64 numbers, NaN where a value is missing."""
     import pyarrow as pa
 
-    plain = np.asarray(
-        _plain(values).cast(pa.float64(), safe=False)
-    )  # not safe: whole numbers beyond 2^53 are rounded
+    # not safe: whole numbers beyond 2^53 are rounded
+    plain = np.asarray(_plain(values).cast(pa.float64(), safe=False))
     if np.isinf(plain).any():
         raise DataError(
-            f"{place(int(np.isinf(plain).argmax()))} has an infinite number in '{name}'; mend it, or make it"
-            " a missing one"
+            f"{place(int(np.isinf(plain).argmax()))} has an infinite number in '{name}'; correct it, or"
+            " leave the value empty"
         )
     return plain
 
@@ -138,7 +136,7 @@ def _words(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _index(words: pa.Array | pa.ChunkedArray, known: pa.Array) -> np.ndarray:
-    """Where each is in the list, -1 where it is not."""
+    """Return the index of each word in the list, -1 where it is missing."""
     import pyarrow.compute as pc
 
     return np.asarray(pc.fill_null(pc.index_in(words, value_set=known), -1))

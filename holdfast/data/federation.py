@@ -1,4 +1,5 @@
-"""A federation's data: who holds which samples, what they are tested on, what the server holds itself."""
+"""The data of a federation: which client holds which samples, what clients are tested on, and what the server
+holds."""
 
 from __future__ import annotations
 
@@ -32,41 +33,41 @@ __all__ = [
     "load_samples",
 ]
 
-_CLIENTS = 20  # where nothing else is said
+_CLIENTS = 20  # default number of clients
 
 
 class DataSettings(BaseModel):
     """The [data] section of a config."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    name: str = Field(default="digits", description="the dataset, a source by name")
-    options: dict[str, Any] = Field(
-        default={}, description="settings of the source itself, such as normalise"
-    )
+    name: str = Field(default="digits", description="name of the dataset (a source)")
+    options: dict[str, Any] = Field(default={}, description="settings of the source, such as normalise")
     dir: str | None = Field(
-        default=None, description="folder of Parquet datasets; else the environment's HOLDFAST_DATA"
+        default=None,
+        description="folder of Parquet datasets; default: the environment variable HOLDFAST_DATA",
     )
     clients: int | None = Field(
         default=None,
         ge=1,
-        description="how many the samples are dealt to; none: 20, or one per user (by-user)",
+        description="number of clients; none: 20, or one per user (by-user)",
     )
     partition: str | dict[str, Any] | InstanceOf[Part] = Field(
         default={"name": "pathological", "classes_per_client": 2},
-        description="how samples are dealt: a name, a table with a name, or a part",
+        description="how samples are assigned to clients: a name, a table with a name, or a part",
     )
-    split: Split = Field(default=Split(), description="shares of a client's samples")
+    split: Split = Field(
+        default=Split(), description="shares of a client's samples for training, validation and testing"
+    )
     pool: Literal["train+test", "train"] = Field(
-        default="train+test", description="what clients' samples are drawn from"
+        default="train+test", description="splits of the dataset that clients' samples are drawn from"
     )
-    root: int = Field(default=0, ge=0, description="samples the server holds itself")
-    held_out: int = Field(default=0, ge=0, description="clients that never train and join late")
+    root: int = Field(default=0, ge=0, description="number of samples that the server holds")
+    held_out: int = Field(default=0, ge=0, description="number of clients that never train and join late")
 
     @model_validator(mode="after")
     def _sound(self) -> DataSettings:
-        clients = (
-            self.known_clients
-        )  # a misspelt setting of the partition is an error now, not when the data is there
+        # a misspelt setting of the partition is an error here, before the data is loaded
+        clients = self.known_clients
         if clients is not None and self.held_out >= clients:
             raise ValueError(_all_held_out(self.held_out, clients))
         self.source()
@@ -74,7 +75,7 @@ class DataSettings(BaseModel):
 
     @property
     def known_clients(self) -> int | None:
-        """How many there are, where it can be said before the data is there."""
+        """The number of clients, where it is known before the data is loaded."""
         per_user = self.partitioner().per_user
         return self.clients if self.clients is not None else None if per_user else _CLIENTS
 
@@ -86,7 +87,7 @@ class DataSettings(BaseModel):
 
     def source(self) -> Any:
         if "name" in self.options:
-            raise ConfigError("data.options.name: the dataset is named by data.name")
+            raise ConfigError("data.options.name: set the name of the dataset in data.name instead")
         return build("source", {"name": self.name, **self.options}, "data.options")
 
     @field_serializer("clients")
@@ -100,24 +101,22 @@ class DataSettings(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Samples and who holds them. Tables of one pseudo-client are read with take(tensor([0]))."""
+    """Samples and who holds them. A table of the server has one pseudo-client: read it with
+    take(tensor([0]))."""
 
     samples: Samples
     train: ClientRows
     validation: ClientRows
     test: ClientRows
-    global_test: (
-        ClientRows  # the dataset's whole test split; with pool "train+test" clients train on parts of it
-    )
-    # the server's own samples, from the train split, class by class, in no client's hands; may be empty
+    # the dataset's whole test split; with pool "train+test", clients train on parts of it
+    global_test: ClientRows
+    # the server's own samples, balanced over the classes of the train split; may be empty
     root: ClientRows
-    digest: str  # names the partition in a manifest
-    held_out: tuple[
-        int, ...
-    ] = ()  # clients that never train and join late; their tables are filled like the others'
-    facts: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # [K] int64 each: what the partition knows of its clients, such as `group`
+    digest: str  # identifies the partition in a manifest
+    # clients that never train and join late; they have rows in all tables like the others
+    held_out: tuple[int, ...] = ()
+    # [K] int64 each: what the partition knows about its clients, such as `group`
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
@@ -133,20 +132,23 @@ class Federation:
 
 
 def load_samples(settings: DataSettings) -> Samples:
-    """The dataset alone; experiments that differ in tables only can share it."""
+    """Load the dataset alone; experiments that differ only in who holds what can share it."""
     samples: Samples = settings.source().load(expand(settings.dir, "data.dir") if settings.dir else None)
     return samples
 
 
 def build_federation(settings: DataSettings, key: Key, samples: Samples | None = None) -> Federation:
-    """Load, deal, split. The same settings and key give the same federation."""
+    """Load the samples, assign them to clients and split them. The same settings and key give the same
+    federation."""
     samples = load_samples(settings) if samples is None else samples
     y = samples.y.cpu().numpy()
     root = draw_balanced(y[: samples.train_rows], settings.root, key.fold("root").numpy())
     pool = np.setdiff1d(np.arange(len(y) if settings.pool == "train+test" else samples.train_rows), root)
-    dealt = _deal(settings, samples, pool, key)
-    clients = len(dealt.lists)
-    train, validation, test = split_clients(dealt.lists, y, settings.split, key.fold("split"), dealt.tests)
+    assignment = _assign(settings, samples, pool, key)
+    clients = len(assignment.lists)
+    train, validation, test = split_clients(
+        assignment.lists, y, settings.split, key.fold("split"), assignment.tests
+    )
     tables = {
         "train": train,
         "validation": validation,
@@ -159,7 +161,8 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
     drawn = key.fold("held_out").numpy().permutation(clients)[clients - settings.held_out :]
     held_out = tuple(sorted(int(client) for client in drawn))
     facts = {
-        name: torch.from_numpy(np.asarray(values, dtype=np.int64)) for name, values in dealt.facts.items()
+        name: torch.from_numpy(np.asarray(values, dtype=np.int64))
+        for name, values in assignment.facts.items()
     }
     return Federation(
         samples,
@@ -171,71 +174,77 @@ def build_federation(settings: DataSettings, key: Key, samples: Samples | None =
 
 
 def _all_held_out(held_out: int, clients: int) -> str:
-    return f"held_out is {held_out} of {clients} clients, nobody is left to train; lower held_out"
+    return f"held_out is {held_out} of {clients} clients, so no client is left to train; lower held_out"
 
 
 def draw_balanced(labels: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """Sorted positions, as many of each class as of any other while a class lasts."""
+    """Return sorted positions, the same number of each class as far as a class has enough."""
     if wanted > len(labels):
         raise DataError(
-            f"data.root: {wanted} samples asked for but the train split has {len(labels)}; lower data.root"
+            f"data.root: {wanted} samples requested but the train split has {len(labels)}; lower data.root"
         )
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     classes, sizes = np.unique(labels, return_counts=True)
-    turn = np.arange(len(order)) - np.repeat(
-        np.cumsum(sizes) - sizes, sizes
-    )  # the first of every class, then the second, ...
-    place = np.repeat(
-        rng.permutation(len(classes)), sizes
-    )  # which classes are favoured when it does not come out even
+    # the first of every class, then the second, ...
+    turn = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    # which classes get one more when the number does not divide evenly
+    place = np.repeat(rng.permutation(len(classes)), sizes)
     return np.sort(order[np.lexsort((place, turn))[:wanted]])
 
 
-def _deal(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Assignment:
-    """Rows of each client."""
+def _assign(settings: DataSettings, samples: Samples, pool: np.ndarray, key: Key) -> Assignment:
+    """Return the rows of each client."""
     partition = settings.partitioner()
-    if not len(samples):  # declared only: every client brings its own
+    if not len(samples):  # declared data: every client brings its own
         return Assignment([pool[:0] for _ in range(settings.known_clients or 1)])
     users = None if samples.user is None else samples.user.cpu().numpy()[pool]
     if not len(pool):
-        raise DataError("data.root: the server's samples leave none for the clients; lower data.root")
+        raise DataError(
+            "data.root: the server holds all samples and leaves none for the clients; lower data.root"
+        )
     clients = settings.known_clients
     if clients is None:
-        clients = (
-            1 if users is None else len(np.unique(users))
-        )  # without users, the partition says what is wrong
+        # without users, the partition reports the error
+        clients = 1 if users is None else len(np.unique(users))
     answer = partition(samples.y.cpu().numpy()[pool], clients, key.fold("partition").numpy(), users)
-    dealt = answer if isinstance(answer, Assignment) else Assignment(answer)
-    problem = _problem(dealt, clients, len(pool))
+    assignment = answer if isinstance(answer, Assignment) else Assignment(answer)
+    problem = _problem(assignment, clients, len(pool))
     if problem:
-        raise DataError(f"data.partition: '{partition.name}' dealt {problem}")
+        raise DataError(f"data.partition: '{partition.name}' returned {problem}")
 
     def rows(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [pool[np.asarray(positions, dtype=np.int64)] for positions in lists]
 
-    return replace(dealt, lists=rows(dealt.lists), tests=None if dealt.tests is None else rows(dealt.tests))
+    return replace(
+        assignment,
+        lists=rows(assignment.lists),
+        tests=None if assignment.tests is None else rows(assignment.tests),
+    )
 
 
-def _problem(dealt: Assignment, clients: int, samples: int) -> str:
-    """What is wrong with what a partition, maybe a plug-in's, dealt; empty when nothing is."""
-    for lists in (dealt.lists, dealt.tests):
+def _problem(assignment: Assignment, clients: int, samples: int) -> str:
+    """Describe what is wrong with the result of a partition, which may be a plug-in's; empty when nothing
+    is."""
+    for lists in (assignment.lists, assignment.tests):
         if lists is None:
             continue
         if len(lists) != clients:
-            return f"to {len(lists)} clients, data.clients is {clients}"
+            return f"lists for {len(lists)} clients, but data.clients is {clients}"
         every = np.concatenate(lists).astype(np.int64)
         if len(every) and (every.min() < 0 or every.max() >= samples):
-            return f"positions {every.min()}..{every.max()} of {samples} samples"
+            return f"positions {every.min()}..{every.max()} but there are {samples} samples"
         if any(len(np.unique(positions)) != len(positions) for positions in lists):
-            return "a sample to a client twice"
-    held = np.concatenate(dealt.lists).astype(np.int64)
-    if not dealt.overlap and len(np.unique(held)) != len(held):
-        return "a sample to two clients"
-    if dealt.tests is not None and len(np.intersect1d(held, np.concatenate(dealt.tests).astype(np.int64))):
-        return "a sample for testing that a client trains on"
-    odd = [name for name, values in dealt.facts.items() if len(values) != clients]
-    return f"a fact '{odd[0]}' that is not one number for each client" if odd else ""
+            return "the same sample twice for one client"
+    held = np.concatenate(assignment.lists).astype(np.int64)
+    if not assignment.overlap and len(np.unique(held)) != len(held):
+        return "the same sample for two clients"
+    if assignment.tests is not None and len(
+        np.intersect1d(held, np.concatenate(assignment.tests).astype(np.int64))
+    ):
+        return "a test sample that a client trains on"
+    odd = [name for name, values in assignment.facts.items() if len(values) != clients]
+    return f"a fact '{odd[0]}' that does not have one number per client" if odd else ""
 
 
 def _digest(

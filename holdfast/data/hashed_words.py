@@ -1,9 +1,8 @@
-"""Texts as rows of hashed words, so that no vocabulary is made, kept, or sent to anybody.
+"""Turn texts into rows of hashed words, so that no vocabulary is made, stored or sent.
 
-A word becomes a number from 1 to 2^31 - 1 that depends on its letters alone, the same in every process and on
-every machine; 0 stands where a text has ended. A model takes the numbers modulo the rows of its embedding, so
-its size is the model's affair and not the data's.
-
+A word becomes a number from 1 to 2^31 - 1 that depends only on its letters, the same in every process and on
+every machine; 0 fills the row after the end of a text. A model takes the numbers modulo the rows of its
+embedding, so the size of the embedding is a setting of the model and not of the data.
 """
 
 from __future__ import annotations
@@ -17,26 +16,27 @@ from typing import Literal
 
 import numpy as np
 
-HASHES = 2**31 - 1  # what fits into int32 beside the 0
-MOST_KNOWN = 2**20  # distinct words remembered; beyond it they are hashed again, so that memory stays bounded
+HASHES = 2**31 - 1  # the numbers of an int32 above 0
+MOST_KNOWN = (
+    2**20
+)  # number of distinct words remembered; then the memory is cleared, so that it stays bounded
 
-_TAG = re.compile(r"</?[a-z]+\s*/?>")  # <br /> and its like; a lone < or > is punctuation as any other
+_TAG = re.compile(r"</?[a-z]+\s*/?>")  # <br /> and similar; a lone < or > is punctuation
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_MAY_HAVE_MARKS = re.compile(
-    "[\u0300-\u1fff\u20d0-\U0010ffff]"
-)  # neither Latin letters nor typographic punctuation
+# neither Latin letters nor typographic punctuation
+_MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
 
 
 class WordHasher:
-    """Turns texts into rows of `length` hashes. Of a longer text the first words are kept (head), or the last
-    (tail)."""
+    """Turns texts into rows of `length` hashes. Of a longer text, the first words (head) or the last words
+    (tail) are kept."""
 
     def __init__(self, length: int, keep: Literal["head", "tail"] = "head"):
         self.length, self.keep = length, keep
         self._known = _Known()
 
     def rows(self, texts: Sequence[str]) -> np.ndarray:
-        """int32 [len(texts), length]; a text without words is a row of zeros."""
+        """Return int32 [len(texts), length]; a text without words is a row of zeros."""
         out = np.zeros((len(texts), self.length), dtype=np.int32)
         for row, text in zip(out, texts, strict=True):
             words = split_words(text)
@@ -46,7 +46,7 @@ class WordHasher:
 
 
 class _Known(dict[str, int]):
-    """Hashes of words met before: a corpus has far fewer distinct words than words."""
+    """Hashes of words seen before: a corpus has far fewer distinct words than words."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= MOST_KNOWN:
@@ -56,7 +56,8 @@ class _Known(dict[str, int]):
 
 
 def hash_word(word: str | bytes) -> int:
-    """1..2^31 - 1 from the eight-byte blake2b of the word's UTF-8 bytes, read as a little-endian number."""
+    """Return 1..2^31 - 1 from the eight-byte blake2b of the word's UTF-8 bytes, read as a little-endian
+    number."""
     digest = blake2b(
         word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word, digest_size=8
     ).digest()
@@ -64,20 +65,17 @@ def hash_word(word: str | bytes) -> int:
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits of any script, with apostrophes inside them; everything else only
-    separates.
+    """Return lower-case runs of letters and digits of any script, with apostrophes inside them; everything
+    else separates words.
 
-    Scripts that write no spaces (Chinese, Japanese, Thai) come out as long runs: separate their words
-    beforehand.
-
+    Scripts without spaces (Chinese, Japanese, Thai) give long runs: separate their words beforehand.
     """
     text = text.lower()
     if "<" in text:
         text = _TAG.sub(" ", text)
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text).replace(
-            "’", "'"
-        )  # one spelling of an accented letter, one of the apostrophe
+        # one spelling of an accented letter, and of the apostrophe
+        text = unicodedata.normalize("NFC", text).replace("’", "'")
         if _MAY_HAVE_MARKS.search(text):
             return _word_with_marks().findall(text.replace("_", " "))
     return _WORD.findall(text)

@@ -1,8 +1,7 @@
-"""The Hugging Face Hub: a dataset's Parquet files, fetched once into the cache.
+"""Download a dataset's Parquet files from the Hugging Face Hub, once, into the cache.
 
-Only the files of the train and test splits of one subset are fetched, with huggingface_hub's progress bar.
-What it reads from the environment holds here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
-
+Only the files of the train and test splits of one subset are downloaded, with huggingface_hub's progress bar.
+Its environment variables apply here too: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -18,39 +17,40 @@ from holdfast.core.errors import DataError
 from holdfast.core.files import parse_json, read_whole, write_json
 from holdfast.data.layout import arrange, choose_test
 
-CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of what is not Parquet
+CONVERTED = "refs/convert/parquet"  # where the Hub stores its own conversion of datasets that are not Parquet
 PATIENCE = 10.0  # seconds to wait for an answer
-WHOLE = ".whole.json"  # written last: what has been fetched, all of it
+WHOLE = ".whole.json"  # written last: lists the files of a complete download
 
 
 class Unreachable(Exception):
-    """Why the Hub does not serve, in a few words."""
+    """Says in a few words why the Hub cannot be used."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A dataset on the Hub; without an id there is none."""
+    """A dataset on the Hub, or no dataset where the id is None."""
 
     id: str | None
     subset: str | None = None
     revision: str | None = None
-    test_split: str | None = None  # another than the usual one
+    test_split: str | None = None  # a split other than the default one
 
     @property
     def folder(self) -> str:
-        """Each subset, revision and choice of splits has its own, so that one mark says that it is whole."""
+        """The name of its folder. Each subset, revision and choice of splits has its own, so that one file
+        can mark it complete."""
         words = [self.id or "", self.subset or "", *([self.revision] if self.revision else [])]
         name = "--".join(word.replace("/", "--") for word in words).rstrip("-")
         return f"{name}--test={self.test_split.replace('/', '--')}" if self.test_split else name
 
 
 def fetch(repository: Repository, downloads: Path | None) -> Path:
-    """The folder that the Parquet files lie in; fetched unless that was done before. A download that was cut
-    short goes on."""
+    """Return the folder of the Parquet files; download them unless that was done before. An interrupted
+    download continues."""
     if repository.id is None:
         raise Unreachable("data.options.repo is not set")
     if downloads is None:
-        raise Unreachable("there is no folder to fetch into, set HOLDFAST_CACHE")
+        raise Unreachable("there is no folder to download into, set HOLDFAST_CACHE")
     target = downloads / repository.folder
     if _is_whole(target):
         return target
@@ -64,7 +64,7 @@ def fetch(repository: Repository, downloads: Path | None) -> Path:
         _download(huggingface_hub, repository, target)
     except (Unreachable, DataError):
         raise
-    except Exception as error:  # whatever the network and the library can come up with
+    except Exception as error:  # the network and the library can raise anything
         raise Unreachable(_in_words(error, repository)) from None
     return target
 
@@ -75,7 +75,7 @@ def _download(library: Any, repository: Repository, target: Path) -> None:
     revision, files = _listed(api, repository)
     size = sum(files.values())
     print(
-        f"fetching {repository.id} from the Hub: {len(files)} files, {size / 1e6:,.1f} MB",
+        f"downloading {repository.id} from the Hub: {len(files)} files, {size / 1e6:,.1f} MB",
         file=sys.stderr,
         flush=True,
     )
@@ -95,13 +95,13 @@ def _download(library: Any, repository: Repository, target: Path) -> None:
         if not (target / name).is_file() or (target / name).stat().st_size < size
     ]
     if short:
-        raise Unreachable(f"{short[0]} was cut short, start again to go on")
+        raise Unreachable(f"{short[0]} is incomplete, run the command again to continue the download")
     write_json(target / WHOLE, {"repo": repository.id, "revision": revision, "files": sorted(files)})
 
 
 def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
-    """The commit and the files wanted of it, with sizes: of the revision asked for, or of main, or else of
-    the Hub's conversion."""
+    """Return the commit and its files with sizes: of the given revision, or of main, or else of the Hub's
+    conversion."""
     tries = [repository.revision] if repository.revision else [None, CONVERTED]
     for revision in tries:
         try:
@@ -117,7 +117,7 @@ def _listed(api: Any, repository: Repository) -> tuple[str, dict[str, int]]:
             test = choose_test(splits, repository.test_split, where)
             wanted = [str(path) for path in splits["train"] + (splits[test] if test else [])]
             return about.sha, {name: sizes[name] for name in wanted}
-    raise Unreachable(f"{repository.id} has no Parquet files of a train split")
+    raise Unreachable(f"{repository.id} has no Parquet files for a train split")
 
 
 def _is_whole(target: Path) -> bool:
@@ -132,10 +132,10 @@ def _in_words(error: Exception, repository: Repository) -> str:
     kind = type(error).__name__
     words = {
         "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
-        "GatedRepoError": f"{repository.id} asks you to accept its terms on its page; then set HF_TOKEN",
-        "RepositoryNotFoundError": f"no dataset {repository.id}; if it is private, set HF_TOKEN",
+        "GatedRepoError": f"{repository.id} requires you to accept its terms on its page; then set HF_TOKEN",
+        "RepositoryNotFoundError": f"there is no dataset {repository.id}; if it is private, set HF_TOKEN",
         "RevisionNotFoundError": f"{repository.id} has no revision {repository.revision}",
-        "HFValidationError": f"'{repository.id}' is no id, expected OWNER/NAME",
+        "HFValidationError": f"'{repository.id}' is not a dataset id, expected OWNER/NAME",
     }
     if kind in words:
         return words[kind]

@@ -1,8 +1,7 @@
-"""Encoded images in a column, as the Hugging Face Hub stores them, to one array of bytes.
+"""Decode a column of encoded images, as the Hugging Face Hub stores them, into one array of bytes.
 
-Files come from strangers: only formats that Pillow decodes itself are opened (for an EPS it would start
-Ghostscript), and no giants.
-
+Files are not trusted: only formats that Pillow decodes itself are opened (for an EPS it would start
+Ghostscript), and no huge images.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ("image", "img")
-LOOKED_AT = 256  # first images that tell grey from colour
-AT_ONCE = 1 << 24  # bytes of decoded images before they are written
+LOOKED_AT = 256  # number of first images that decide between grey and colour
+AT_ONCE = 1 << 24  # bytes of decoded images that are written together
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # MPO, which cameras write, is opened as JPEG
-PIXELS = 1 << 26  # of one image: a few bytes may claim to hold more than memory does
+PIXELS = 1 << 26  # per image: a few bytes may claim more pixels than memory holds
 
 Mode = Literal["auto", "grey", "colour"]
 _PILLOW = {"grey": "L", "colour": "RGB"}
@@ -37,29 +36,27 @@ _PILLOW = {"grey": "L", "colour": "RGB"}
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What images are to become."""
+    """The format that images are converted to."""
 
-    mode: Mode = (
-        "auto"  # auto: grey where the first images are, whatever they are stored as, and then all must be
-    )
-    side: int | None = None  # they are brought to a square of this side; else they must agree
-    shape: tuple[int, int] | None = None  # height and width that they are known to have
-    transposed: bool = False  # they were stored with rows and columns exchanged
+    # auto: grey if the first images are grey, however they are stored; then all must be grey
+    mode: Mode = "auto"
+    side: int | None = None  # images are resized to a square of this side; none: all must have the same size
+    shape: tuple[int, int] | None = None  # height and width that the images must have
+    transposed: bool = False  # the images were stored with rows and columns exchanged
 
 
 def decode_images(
     order: RowOrder, column: str, how: ImageFormat, new: New, title: str, moments: Moments | None = None
 ) -> None:
-    """Fill x, uint8 [N, channels, height, width], from the images in a column; gather mean and deviation over
-    the train rows."""
+    """Fill x, uint8 [N, channels, height, width], with the images of a column; add the train rows to
+    `moments`."""
     begin, x = 0, None
     with progress(f"decoding {title}", order.count) as advance, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", r"Image size \("
-        )  # Pillow's own, of a giant: it becomes an error here
+        # Pillow's warning about huge images: they are an error here
+        warnings.filterwarnings("ignore", r"Image size \(")
         decoder = _Decoder(how, *_first_look(order.parts[0], column, how))
         for rows in order.parts:
-            at = 0  # in this split
+            at = 0  # row in this split
             for items in _encoded(rows, column, decoder.at_once):
                 pixels = np.stack([decoder(item, rows, at + i) for i, item in enumerate(items)])
                 if x is None:
@@ -73,7 +70,7 @@ def decode_images(
 
 
 class _Decoder:
-    """Decodes images one by one and holds them to one shape."""
+    """Decodes images one by one and checks that all have one shape."""
 
     def __init__(self, how: ImageFormat, mode: Mode, size: tuple[int, int]):
         self.how, self.mode, self.strict = how, _PILLOW[mode], how.mode == "auto" and mode == "grey"
@@ -84,16 +81,14 @@ class _Decoder:
         image = _open(item, rows, row)
         if self.strict and not _is_grey(image):
             raise DataError(
-                f"{rows.place(row)} is in colour, the first images are grey; set data.options.mode"
+                f"{rows.place(row)} is in colour, but the first images are grey; set data.options.mode"
             )
         image = image if image.mode == self.mode else image.convert(self.mode)
         if self.how.side and image.size != self.size:
-            image = image.resize(self.size, resample=2)  # bilinear, over all pixels that one stands for
+            image = image.resize(self.size, resample=2)  # bilinear, averaging over all source pixels
         if (image.height, image.width) != self.size:
             wanted = (
-                "expected"
-                if self.how.shape
-                else "set data.options.size to the side all shall have, the first is"
+                "expected" if self.how.shape else "set data.options.size to resize all images, the first is"
             )
             raise DataError(
                 f"{rows.place(row)} is {_by((image.height, image.width))}; {wanted} {_by(self.size)}"
@@ -104,7 +99,7 @@ class _Decoder:
 
 
 def _first_look(rows: ParquetRows, column: str, how: ImageFormat) -> tuple[Mode, tuple[int, int]]:
-    """Grey or colour, and the first image's height and width."""
+    """Return grey or colour, and the first image's height and width."""
     items = next(_encoded(rows, column, LOOKED_AT))
     first = _open(items[0], rows, 0)
     mode = how.mode
@@ -114,7 +109,7 @@ def _first_look(rows: ParquetRows, column: str, how: ImageFormat) -> tuple[Mode,
 
 
 def _encoded(rows: ParquetRows, column: str, at_once: int) -> Iterator[list[Any]]:
-    """The images as they are stored, bytes or the Hub's {bytes, path}, some at a time."""
+    """Yield the images as they are stored, bytes or the Hub's {bytes, path}, in batches."""
     import pyarrow as pa
 
     for batch in rows.batches([column], at_once):
@@ -122,50 +117,52 @@ def _encoded(rows: ParquetRows, column: str, at_once: int) -> Iterator[list[Any]
         if pa.types.is_struct(stored.type) and stored.type.get_field_index("bytes") >= 0:
             stored = stored.field("bytes")
         if not (pa.types.is_binary(stored.type) or pa.types.is_large_binary(stored.type)):
-            raise DataError(f"{rows.paths[0]}: column '{column}' holds {stored.type}, not encoded images")
+            raise DataError(
+                f"{rows.paths[0]}: column '{column}' holds {stored.type}, not encoded images; set"
+                " data.options.image"
+            )
         if len(stored):
             yield stored.to_pylist()
 
 
 def _open(encoded: Any, rows: ParquetRows, row: int) -> Image:
-    """In mode L or RGB."""
+    """Decode an image into mode L or RGB."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise DataError("image datasets need Pillow: pip install pillow") from None
+        raise DataError("image datasets need Pillow; run pip install pillow") from None
     if encoded is None:
         raise DataError(
-            f"{rows.place(row)} holds no image bytes (only files with embedded images can be read)"
+            f"{rows.place(row)} holds no image bytes; only files with embedded images can be read"
         )
     try:
         image: Image.Image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         if image.width * image.height > PIXELS:
             raise DataError(
-                f"{_by((image.height, image.width))} pixels are more than the {PIXELS:,} that are read; make"
+                f"{_by((image.height, image.width))} pixels are more than the limit of {PIXELS:,}; make"
                 " it smaller"
             )
         image.load()
         return _plain(image)
     except UnidentifiedImageError:
         raise DataError(f"{rows.place(row)} is not a readable image: expected {', '.join(FORMATS)}") from None
-    except Exception as error:  # damaged bytes make Pillow's readers fail in every way there is
+    except Exception as error:  # damaged bytes can make Pillow raise anything
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{rows.place(row)} is not a readable image: {why}") from None
 
 
 def _plain(image: Image) -> Image:
-    """With 8 bits for a channel and nothing transparent: 16 bits are scaled down, what is transparent is laid
+    """Convert to 8 bits per channel without transparency: 16 bits are scaled down, transparent pixels are put
     on white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(
-            ((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)
-        )  # 65535 is 257 * 255
+        # 65535 is 257 * 255
+        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise DataError(
-            f"pixels of mode {image.mode} have no scale of their own, expected 8 or 16 bits for a channel;"
-            " convert it"
+            f"pixels of mode {image.mode} have no fixed range, expected 8 or 16 bits per channel;"
+            " convert the image"
         )
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert(
@@ -175,7 +172,7 @@ def _plain(image: Image) -> Image:
 
 
 def _is_grey(image: Image) -> bool:
-    """Also where grey was stored as three equal channels, as WebP does."""
+    """Return whether an image is grey, also if it is stored as three equal channels, as WebP does."""
     if image.mode == "L":
         return True
     pixels = np.asarray(image)

@@ -1,4 +1,4 @@
-"""Labels from a column: class numbers as they are, words and truth values as the numbers of their sorted
+"""Read labels from a column: class numbers as they are; words and booleans as the index in their sorted
 names."""
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ def read_labels(
     classes: int | None = None,
     names: Sequence[str] = (),
 ) -> Labels:
-    """int64 labels 0..classes-1, how many classes there are, and their names where they are known.
+    """Return int64 labels 0..classes-1, the number of classes, and their names where they are known.
 
-    Give all splits at once: the labels come end to end, and the list of classes is made over all of them, so
-    that a class that only the test split has is one too. `classes` and `names` are what a known dataset has;
-    else the files say it.
-
+    Pass all splits at once: the labels are returned end to end, and the classes are collected over all
+    splits, so that a class that occurs only in the test split counts too. `classes` and `names` are those of
+    a known dataset; otherwise they are read from the files.
     """
     splits, columns = _columns(rows, column)
     if _is_number(columns[0].type):
@@ -40,12 +39,11 @@ def read_labels(
 
 
 def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.ndarray:
-    """int64: who each row comes from, as 0, 1, 2 and so on in ascending order of the numbers or words that
-    the column has."""
+    """Return int64 users: the column's numbers or words, renumbered 0, 1, 2 and so on in ascending order."""
     splits, columns = _columns(rows, column)
     if not _is_number(columns[0].type):
         return _words(splits, column, columns, None, ())[0]
-    # a split may store them in another type: they meet as Python's integers, which lose nothing
+    # splits may store them in different types: they are compared as Python integers, which lose nothing
     distinct = []
     for split, one in zip(splits, columns, strict=True):
         values = np.asarray(one.to_numpy())
@@ -53,11 +51,11 @@ def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.nda
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(
-                f"{split.place(row)} has {values[row]!s} in '{column}', users are whole numbers or words"
+                f"{split.place(row)} has {values[row]!s} in '{column}', but users must be whole numbers"
+                " or words"
             )
-        found = np.unique(
-            values
-        )  # its own return_inverse would sort places too, which takes several times the memory
+        # its own return_inverse would take several times the memory
+        found = np.unique(values)
         distinct.append(([int(value) for value in found], np.searchsorted(found, values)))
     number = {
         user: place for place, user in enumerate(sorted(set().union(*(found for found, _ in distinct))))
@@ -70,23 +68,23 @@ def read_users(rows: ParquetRows | Sequence[ParquetRows], column: str) -> np.nda
 def _columns(
     rows: ParquetRows | Sequence[ParquetRows], column: str
 ) -> tuple[list[ParquetRows], list[pa.ChunkedArray]]:
-    """The column of each split: numbers in all of them, or words in all of them."""
+    """Return the column of each split: numbers in all of them, or words in all of them."""
     splits = list(rows) if isinstance(rows, Sequence) else [rows]
     for split in splits:
         split.need(column)
     columns = [_sound(split, column) for split in splits]
     for split, one in zip(splits, columns, strict=True):
         if _is_number(one.type) != _is_number(columns[0].type):
-            first = f"{splits[0].paths[0].name} {columns[0].type}"
+            first = f"{columns[0].type} in {splits[0].paths[0].name}"
             raise DataError(
-                f"{split.paths[0]}: column '{column}' holds {one.type} but in {first}; store it alike in all"
-                " splits"
+                f"{split.paths[0]}: column '{column}' holds {one.type}, but {first}; store it as the"
+                " same type in all splits"
             )
     return splits, columns
 
 
 def _sound(rows: ParquetRows, column: str) -> pa.ChunkedArray:
-    """With a value in every row, of a type that can be numbered."""
+    """Return the column, checked: a value in every row, of a type that can be numbered."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -95,7 +93,7 @@ def _sound(rows: ParquetRows, column: str) -> pa.ChunkedArray:
         values = values.cast(values.type.value_type)
     if values.null_count:
         row = int(pc.index(pc.is_null(values), True).as_py())
-        raise DataError(f"{rows.place(row)} has nothing in '{column}'; every row needs a value")
+        raise DataError(f"{rows.place(row)} has no value in '{column}'; every row needs one")
     kind = values.type
     if not (
         _is_number(kind)
@@ -104,7 +102,7 @@ def _sound(rows: ParquetRows, column: str) -> pa.ChunkedArray:
         or pa.types.is_boolean(kind)
     ):
         raise DataError(
-            f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or truth values"
+            f"{rows.paths[0]}: column '{column}' holds {kind}, expected whole numbers, words or booleans"
         )
     try:
         values.validate(full=True)
@@ -112,8 +110,7 @@ def _sound(rows: ParquetRows, column: str) -> pa.ChunkedArray:
         words = values.cast(pa.large_binary()).to_pylist()
         row = next((row for row, word in enumerate(words) if "\ufffd" in word.decode(errors="replace")), 0)
         raise DataError(
-            f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again with"
-            " readable words"
+            f"{rows.place(row)} has a word in '{column}' that is not UTF-8; write the file again as UTF-8"
         ) from None
     return values
 
@@ -147,16 +144,16 @@ def _numbers(
         classes = len(names) or None
     if names and classes is not None and len(names) != classes:
         raise DataError(
-            f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes}; is it"
-            " the right dataset?"
+            f"{splits[0].paths[0]}: column '{column}' names {len(names)} classes, expected {classes};"
+            " check that it is the right dataset"
         )
     total = sum(map(len, raw))
     for rows, values in zip(splits, raw, strict=True):
         wrong = ~(_is_whole(values) & (values >= 0) & (values < (total if classes is None else classes)))
         if wrong.any():
             row = int(wrong.argmax())
-            none = "which stands for none on the Hub; " + (
-                _UNLABELLED if rows is not splits[0] else "leave such rows away"
+            none = "which means no label on the Hub; " + (
+                _UNLABELLED if rows is not splits[0] else "remove such rows"
             )
             expected = none if values[row] == -1 else _expected(classes, total)
             raise DataError(f"{rows.place(row)} has label {values[row]!s} in '{column}', {expected}")
@@ -170,13 +167,13 @@ def _numbers(
 def _renamed(
     rows: ParquetRows, labels: np.ndarray, names: tuple[str, ...], common: tuple[str, ...], column: str
 ) -> np.ndarray:
-    """Splits may list the same classes in another order: a class is what its name says."""
+    """Renumber the labels of a split that lists the same classes in another order: the name decides."""
     if not names or names == common:
         return labels
     if sorted(names) != sorted(common) or len(set(names)) < len(names):
         raise DataError(
-            f"{rows.paths[0]}: column '{column}' names other classes than the train split; are they of one"
-            " dataset?"
+            f"{rows.paths[0]}: column '{column}' names other classes than the train split; check that"
+            " both are of one dataset"
         )
     return np.array([common.index(name) for name in names], dtype=np.int64)[labels]
 
@@ -184,7 +181,7 @@ def _renamed(
 def _expected(classes: int | None, total: int) -> str:
     if classes is not None:
         return f"expected whole numbers 0..{classes - 1}"
-    return f"expected whole numbers from 0 on, fewer than the {total} rows there are"
+    return f"expected whole numbers from 0 on, less than the number of rows, {total}"
 
 
 def _words(
@@ -197,7 +194,7 @@ def _words(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = [pc.cast(one, pa.large_string()) for one in columns]  # truth values too: false, true
+    texts = [pc.cast(one, pa.large_string()) for one in columns]  # booleans too: false, true
     present = sorted(set().union(*(pc.unique(one).to_pylist() for one in texts)))
     known = names or tuple(present)
     if classes is not None and len(known) != classes:
@@ -212,8 +209,8 @@ def _words(
             row = int(pc.index(pc.is_null(found), True).as_py())
             word = one[row].as_py()
             raise DataError(
-                f"{rows.place(row)} has label '{word}' in '{column}', which is no class of"
-                f" it{suggest(word, known)}"
+                f"{rows.place(row)} has label '{word}' in '{column}', which is not one of the"
+                f" classes{suggest(word, known)}"
             )
         out.append(np.asarray(found.to_numpy()).astype(np.int64))
     return np.concatenate(out), len(known), known

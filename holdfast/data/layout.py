@@ -31,20 +31,20 @@ EXPECTED = (
     " each subset"
 )
 
-_NAMES = dict.fromkeys(("train", "training"), "train")  # as the Hub's own library understands them
+_NAMES = dict.fromkeys(("train", "training"), "train")  # the names that the Hub's own library knows
 _NAMES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 _NAMES |= dict.fromkeys(("valid", "validation", "val", "dev"), "validation")
-_BETWEEN = re.compile(r"[-._ 0-9]+")  # what separates words of a name
+_BETWEEN = re.compile(r"[-._ 0-9]+")  # separates the words of a name
 _SHARD = re.compile(r"(?P<split>.+?)[-_](?P<index>\d{1,9})[-_]of[-_](?P<total>\d{1,9})([-.]\w+)*")
 
-_DEEPEST = 50  # folders within each other that are looked into
+_DEEPEST = 50  # levels of folders that are searched
 
 Splits = dict[str, list[PurePosixPath]]
 
 
 def find_splits(folder: Path, subset: str | None = None) -> dict[str, list[Path]]:
-    """The Parquet files of each split, in numeric order; nothing where there are none. Only names are looked
-    at."""
+    """Return the Parquet files of each split, in numeric order; empty where there are none. Only names are
+    read."""
     try:
         found = [path.relative_to(folder).as_posix() for path in _below(folder)]
     except OSError as error:
@@ -56,8 +56,8 @@ def find_splits(folder: Path, subset: str | None = None) -> dict[str, list[Path]
 
 
 def _below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Links are followed, but not back into a folder that we are in. One that leads nowhere counts too:
-    whoever reads it says so."""
+    """Yield the Parquet files below a folder. Links are followed, but not back into a folder that contains
+    them. A broken link counts too: reading it reports the error."""
     real = os.path.realpath(folder)
     if real in inside or len(inside) > _DEEPEST:
         return
@@ -71,8 +71,7 @@ def _below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def arrange(names: Iterable[str], subset: str | None, where: str) -> Splits:
-    """The same for the names of files, wherever they are: of one subset, the one asked for or the only
-    one."""
+    """Return the splits of one subset, the given one or the only one, from the names of files."""
     subsets: dict[str, Splits] = {}
     for path in map(PurePosixPath, names):
         if path.suffix == ".parquet" and not any(part.startswith(".") for part in path.parts):
@@ -81,16 +80,16 @@ def arrange(names: Iterable[str], subset: str | None, where: str) -> Splits:
     if not subsets:
         return {}
     splits = subsets[_choose(subsets, subset, where)]
-    loose = splits.pop("", [])  # files that name no split count only where none does
+    loose = splits.pop("", [])  # files that name no split count only where no file names one
     splits = splits or {"train": loose}
-    if "train" not in splits:  # mine_train-00000-of-00001.parquet
+    if "train" not in splits:  # for example mine_train-00000-of-00001.parquet
         splits = _by_word(splits)
     return {split: _whole(paths, split, where) for split, paths in splits.items()}
 
 
 def choose_test(splits: dict[str, Any], wanted: str | None, where: str) -> str | None:
-    """The split to test on: the one asked for, or else test, or validation, or the only one like them. None:
-    a share of train."""
+    """Return the split to test on: the given one, or test, or validation, or the only similar one. None: a
+    share of train."""
     if wanted == "none":
         return None
     if wanted is None:
@@ -98,24 +97,26 @@ def choose_test(splits: dict[str, Any], wanted: str | None, where: str) -> str |
         usual = [name for name in ("test", "validation") if name in alike] or alike
         if usual is alike and len(alike) > 1:
             raise DataError(
-                f"{where}: which split is for testing? Set data.options.test_split to one of:"
+                f"{where}: several splits could be for testing; set data.options.test_split to one of:"
                 f" {', '.join(alike)}, none"
             )
         return usual[0] if usual else None
     name = wanted if wanted in splits else _NAMES.get(wanted.lower(), wanted)
     if name == "train":
         raise DataError(
-            "data.options.test_split: 'train' is what is trained on; none would set a share of it aside"
+            "data.options.test_split: 'train' is the split to train on; set it to none to set aside a"
+            " share of train"
         )
     if name not in splits:
         raise DataError(
-            f"{where}: no split '{wanted}' for data.options.test_split{suggest(wanted, [*splits, 'none'])}"
+            f"{where}: there is no split '{wanted}' for"
+            f" data.options.test_split{suggest(wanted, [*splits, 'none'])}"
         )
     return name
 
 
 def _place(path: PurePosixPath) -> tuple[str, str]:
-    """Subset and split of a file: its own name says the split, or else that of the nearest folder that
+    """Return subset and split of a file: its own name says the split, or else that of the nearest folder that
     does."""
     above = [part for part in path.parts[:-1] if part != "data"]
     shard = _SHARD.fullmatch(path.stem)
@@ -130,14 +131,15 @@ def _place(path: PurePosixPath) -> tuple[str, str]:
 
 
 def _word(name: str) -> str:
-    """The split that is a word of a name; '' where none is. A name with two of them is a split of its own."""
+    """Return the split that is a word of a name; '' if there is none. A name with two of them is a split of
+    its own."""
     found = {_NAMES[word] for word in _BETWEEN.split(name.lower()) if word in _NAMES}
     return name if len(found) > 1 else found.pop() if found else ""
 
 
 def _official(name: str) -> str:
-    """The same where the Hub itself names files by splits, so that validation_matched is another split than
-    validation, and eval than test. It may write something before a hyphen (partial-train)."""
+    """Return the split of a name that the Hub itself gave, so that validation_matched differs from
+    validation, and eval from test. A name may have a prefix with a hyphen (partial-train)."""
     last = name.lower().rpartition("-")[2]
     return _word(name) and (name if last.startswith("eval") else _NAMES.get(last, name))
 
@@ -152,35 +154,34 @@ def _by_word(splits: Splits) -> Splits:
 def _choose(subsets: dict[str, Splits], wanted: str | None, where: str) -> str:
     if wanted in subsets:
         return wanted
-    if list(subsets) == [
-        ""
-    ]:  # no subsets at all: whoever kept only the files of one may have left its name away
+    # no subsets at all: the files of one subset may have been copied without its folder
+    if list(subsets) == [""]:
         return ""
     if wanted is not None:
-        raise DataError(f"{where}: no subset '{wanted}'{suggest(wanted, filter(None, subsets))}")
-    naming = [name for name, splits in subsets.items() if set(splits) != {""}] or list(
-        subsets
-    )  # not a stray file beside them
+        raise DataError(f"{where}: there is no subset '{wanted}'{suggest(wanted, filter(None, subsets))}")
+    # ignore a stray file beside them
+    naming = [name for name, splits in subsets.items() if set(splits) != {""}] or list(subsets)
     for name in ("", "default"):
         if name in naming:
             return name
     if len(naming) > 1:
         raise DataError(
-            f"{where}: there are several subsets, set data.options.subset to one of:"
+            f"{where}: there are several subsets; set data.options.subset to one of:"
             f" {', '.join(sorted(naming))}"
         )
     return naming[0]
 
 
 def _whole(paths: list[PurePosixPath], split: str, where: str) -> list[PurePosixPath]:
-    """In numeric order; an error where a file is missing, or where the split is there twice."""
+    """Return the paths in numeric order; an error where a file is missing, or where the split exists
+    twice."""
     folders = sorted({str(path.parent) for path in paths})
     totals = {
         int(shard["total"]) if shard else None for shard in (_SHARD.fullmatch(path.stem) for path in paths)
     }
     if len(folders) > 1 or len(totals) > 1:
         raise DataError(
-            f"{where}: split '{split}' is there more than once ({', '.join(sorted(map(str, paths))[:4])});"
+            f"{where}: split '{split}' exists more than once ({', '.join(sorted(map(str, paths))[:4])});"
             " keep one"
         )
     ordered = sorted(
@@ -190,16 +191,15 @@ def _whole(paths: list[PurePosixPath], split: str, where: str) -> list[PurePosix
     if total is not None:
         there = [int(_SHARD.fullmatch(path.stem)["index"]) for path in ordered]  # type: ignore[index]
         if there != list(range(len(there))) or len(there) != total:
-            missing = next(
-                number for number in range(len(there) + 1) if number not in there
-            )  # a name may claim any total
+            # a name may claim any total
+            missing = next(number for number in range(len(there) + 1) if number not in there)
             if missing >= total:
                 raise DataError(
-                    f"{where}: split '{split}' has files with the same number, {ordered[0]} and others;"
-                    " keep one"
+                    f"{where}: split '{split}' has several files with the same number, such as"
+                    f" {ordered[0]}; keep one"
                 )
             raise DataError(
-                f"{where}: split '{split}' has {len(there)} of {total} files, number {missing} is missing;"
-                " fetch it again"
+                f"{where}: split '{split}' has {len(there)} of {total} files, number {missing} is"
+                " missing; download it again"
             )
     return ordered

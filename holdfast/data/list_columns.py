@@ -1,4 +1,4 @@
-"""A column of lists of numbers, also of lists of lists, as one array."""
+"""Read a column of lists of numbers, or of lists of lists, as one array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def first_shape(rows: ParquetRows, column: str) -> tuple[int, ...]:
-    """How long the lists of the first row are, level by level: (9, 128) for 9 lists of 128 numbers."""
+    """Return the lengths of the first row's lists, level by level: (9, 128) for 9 lists of 128 numbers."""
     _, levels = _flat(next(rows.batches([column], 1)).column(0), rows, column)
     return tuple(int(lengths[0]) if len(lengths) else 0 for lengths in levels)
 
@@ -23,15 +23,15 @@ def first_shape(rows: ParquetRows, column: str) -> tuple[int, ...]:
 def read_lists(
     values: pa.Array, shape: tuple[int, ...], column: str, rows: ParquetRows, before: int
 ) -> np.ndarray:
-    """float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must have the
-    lengths of the shape."""
+    """Return float32 [n, numbers] of a batch that begins after `before` rows of its split; all lists must
+    have the lengths of the shape."""
     flat, levels = _flat(values, rows, column)
     if len(levels) != len(shape):
         raise DataError(
-            f"{rows.paths[0]}: column '{column}' holds {values.type}, in the train split lists of"
+            f"{rows.paths[0]}: column '{column}' holds {values.type}, but the train split has lists of"
             f" {len(shape)} levels"
         )
-    lists = 1  # of a row, at the level that is looked at
+    lists = 1  # lists per row at the current level
     for wanted, lengths in zip(shape, levels, strict=True):
         if (lengths != wanted).any():
             at = int((lengths != wanted).argmax())
@@ -42,13 +42,14 @@ def read_lists(
     if not np.isfinite(out).all():
         row = int((~np.isfinite(out)).any(1).argmax())
         raise DataError(
-            f"{rows.place(before + row)} has a missing or infinite number in '{column}'; leave such rows away"
+            f"{rows.place(before + row)} has a missing or infinite number in '{column}'; remove such rows"
         )
     return out
 
 
 def _flat(values: pa.Array, rows: ParquetRows, column: str) -> tuple[pa.Array, list[np.ndarray]]:
-    """The numbers end to end, and for each level how long its lists are; a missing list has length 0."""
+    """Return the numbers end to end, and for each level the lengths of its lists; a missing list has length
+    0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

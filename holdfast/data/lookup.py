@@ -1,5 +1,5 @@
-"""Where a dataset's files are: data.dir first, then the environment's HOLDFAST_DATA, then the local cache,
-then the Hub."""
+"""Find a dataset's files: first in data.dir, then in HOLDFAST_DATA, then in the local cache, then on the
+Hub."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Files = dict[str, list[Path]]
 def find_files(
     names: Sequence[str], dir: Path | None, repository: Repository, instead: str | None = None
 ) -> Files:
-    """The Parquet files of each split, from the first place that has them. The names are those a folder may
-    have, the usual one first; a name that is a path is looked at where it points to, and nowhere else. A
-    folder may have a file `instead` of Parquet, which is then all that is found, under that name."""
+    """Return the Parquet files of each split, from the first place that has them. `names` are the names that
+    a folder may have, the usual one first; a name that is a path is only looked up at that path. A folder may
+    hold the file `instead` in place of Parquet files; then that file is returned, under its name."""
     expected = EXPECTED + (f", or with {instead}" if instead else "")
     own = expand(names[0], "data.options.folder")
     if own.is_absolute() or names[0].startswith("."):
@@ -45,9 +45,9 @@ def find_files(
     except Unreachable as error:
         tried.append(f"the Hub ({error})")
     usual = names[0].replace("-", "_")
-    hint = "point data.dir (--data-dir) or HOLDFAST_DATA at the folder that holds"
+    hint = "set data.dir (--data-dir) or HOLDFAST_DATA to the folder that holds"
     raise DataError(
-        f"data '{names[0]}' not found: looked in {', '.join(tried)}; {hint} {usual}/ with {expected}"
+        f"data '{names[0]}' not found: searched {', '.join(tried)}; {hint} {usual}/ with {expected}"
     )
 
 
@@ -59,15 +59,15 @@ def _places(dir: Path | None) -> Iterator[tuple[str, Path | None]]:
 
 
 def _check_there(title: str, place: Path) -> None:
-    """A place that was asked for is not passed over in silence. A run that is resumed on another machine has
-    the data.dir of the first; there the samples are compared with those it began with."""
+    """Report a missing folder that was asked for. A run that is resumed on another machine may have the
+    data.dir of the first machine; there the samples are compared with those it began with."""
     if os.path.isdir(place):
         return
     if title == ENVIRONMENT:
         raise DataError(f"{title}: there is no folder {place}; correct it or unset it")
     if title == "data.dir":
         warnings.warn(
-            f"data.dir: there is no folder {place}; other places are searched", UserWarning, stacklevel=3
+            f"data.dir: there is no folder {place}; searching the other places", UserWarning, stacklevel=3
         )
 
 
@@ -77,8 +77,7 @@ def _downloads() -> Path | None:
 
 
 def _spelt(place: Path, names: Sequence[str]) -> list[Path]:
-    """The folders it may be in; the place itself where it was pointed at the dataset instead of at what holds
-    it."""
+    """Return the folders that may hold the dataset; `place` itself too, if it has the name of the dataset."""
     spellings = list(
         dict.fromkeys(
             spelling for name in names for spelling in (name, name.replace("-", "_"), name.replace("_", "-"))
@@ -102,5 +101,5 @@ def _why_not(place: Path, names: Sequence[str]) -> str:
 
 
 def _nowhere(folder: Path, expected: str) -> Files:
-    there = "it has no train split" if os.path.isdir(folder) else "there is no such folder"
+    there = "the folder has no train split" if os.path.isdir(folder) else "there is no such folder"
     raise DataError(f"data.options.folder {folder}: {there}; expected {expected}")

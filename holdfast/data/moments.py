@@ -1,4 +1,4 @@
-"""Mean and deviation of each channel, gathered piece by piece while data is decoded."""
+"""Compute the mean and deviation of each channel, piece by piece while data is decoded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _FINEST = np.finfo(np.float32)  # samples are normalised in float32
 
 
 class Moments:
-    """Of arrays [n, channels, ...]; bytes count as 0..1, as in the sample store."""
+    """Mean and deviation of arrays [n, channels, ...]; bytes count as 0..1, as in the sample store."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean = self._squares = np.zeros(0)  # squares: sums of squared distances from the mean
+        self._mean = self._squares = np.zeros(0)  # sums of squared distances from the mean
         self._low = self._high = np.zeros(0)
 
     def add(self, x: np.ndarray) -> None:
@@ -37,17 +37,17 @@ class Moments:
 
     @property
     def std(self) -> tuple[float, ...]:
-        """A channel that never changes has deviation 1: there is nothing to scale. So has one that changes by
-        less than float32 can tell at the size of its mean, which normalising would make large noise; however
-        small a channel is as a whole, it is scaled."""
+        """The deviation of each channel. It is 1 for a channel that never changes, and for one that changes
+        by less than float32 resolves at the size of its mean, where normalising would only amplify noise. A
+        channel of small values is scaled like any other."""
         spread = np.sqrt(self._squares / max(self.count, 1))
-        told = np.maximum(_FINEST.eps * np.abs(self._mean), _FINEST.tiny)
-        return tuple(map(float, np.where((self._low < self._high) & (spread > told), spread, 1.0)))
+        resolution = np.maximum(_FINEST.eps * np.abs(self._mean), _FINEST.tiny)
+        return tuple(map(float, np.where((self._low < self._high) & (spread > resolution), spread, 1.0)))
 
 
 def _of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     channels = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1)
-    if x.dtype == np.uint8:  # by how often each level occurs, which takes no floats for every pixel
+    if x.dtype == np.uint8:  # from the counts of each level, without floats for every pixel
         often = np.stack([np.bincount(channel, minlength=256) for channel in channels])
         mean = often @ _LEVELS / channels.shape[1]
         return mean, (often * (_LEVELS - mean[:, None]) ** 2).sum(1)

@@ -1,10 +1,9 @@
-"""What one client of a federation brings itself, from a folder of Parquet files or a user's function, held to
-what was declared.
+"""Load the data that one client of a federation brings, from a folder of Parquet files or from a user's
+function, and check it against what was declared.
 
-A folder with a train and a test split keeps them; of any other, and of a function's samples, data.split says
-what is for what. A row's place decides where it goes, so the same rows in the same order are divided the same
-way after every restart.
-
+A folder with a train and a test split keeps them; otherwise, and for a function's samples, data.split divides
+the rows. The position of a row decides, so the same rows in the same order are divided the same way after
+every restart.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from holdfast.data.sources.declared import Declared
 from holdfast.data.sources.text import read_texts
 from holdfast.data.split import Split, split_clients
 
-_AT_ONCE = 1 << 22  # numbers
+_AT_ONCE = 1 << 22  # numbers read at once
 
 
 def holding(
     federation: Federation, own: Samples, client: int, split: Split, declared: Declared, key: Key
 ) -> Federation:
-    """The same federation, seen by one client: all of its own samples are its, and nobody else has any here.
-    `key` is the data's."""
+    """Return the federation as one client sees it: it holds all of its own samples, and the others hold none.
+    `key` is that of the data."""
     mine, test = np.arange(own.train_rows), np.arange(own.train_rows, len(own))
 
     def alone(rows: np.ndarray) -> list[np.ndarray]:
@@ -55,19 +54,21 @@ def holding(
     count = int(tables[0].counts[client])
     if not declared.least <= count <= declared.most:
         raise DataError(
-            f"client {client} has {count} training samples, declared are {declared.least} to {declared.most}"
+            f"client {client} has {count} training samples, but {declared.least} to {declared.most} are"
+            " declared"
         )
     for name, table in (("validation", tables[1]), ("test", tables[2])):
         if int(table.counts[client]) > declared.most:
             raise DataError(
-                f"client {client} has {int(table.counts[client])} {name} samples, declared are"
-                f" {declared.most} at most"
+                f"client {client} has {int(table.counts[client])} {name} samples, but at most"
+                f" {declared.most} are declared"
             )
     return replace(federation, samples=own, train=tables[0], validation=tables[1], test=tables[2])
 
 
 def from_function(name: str, declared: Declared) -> Samples:
-    """`file.py:load`: calls load(), which gives (x, y), as arrays or tensors, or Samples."""
+    """Load samples with a function, given as `file.py:load`: load() returns (x, y), as arrays or tensors, or
+    Samples."""
     file, _, function = name.rpartition(":")
     load = _function(Path(file), function, name)
     try:
@@ -80,7 +81,7 @@ def from_function(name: str, declared: Declared) -> Samples:
 
 
 def from_folder(folder: Path, declared: Declared) -> Samples:
-    """All rows of a folder, those for testing last, where some are."""
+    """Load all rows of a folder, test rows last."""
     splits = find_splits(folder) if folder.is_dir() else {}
     if "train" not in splits:
         there = (
@@ -109,10 +110,10 @@ def from_folder(folder: Path, declared: Declared) -> Samples:
 
 
 def _make(parts: tuple[ParquetRows, ...], declared: Declared, new: New) -> dict[str, Any]:
-    """Samples that depend on the rows and on what was declared alone: nothing is fitted to what one client
-    happens to have."""
+    """Make the samples from the rows and the declaration alone: nothing is fitted to the data of one
+    client."""
     order = RowOrder(parts, np.arange(sum(rows.count for rows in parts)), parts[0].count)
-    labels = _labels(parts, declared)  # first: quickly found to be wrong
+    labels = _labels(parts, declared)  # first: errors in labels are found quickly
     order.arranged(labels, new("y", (order.count,), np.int64))
     if declared.samples == "bytes":
         mode, size = "grey" if declared.shape[0] == 1 else "colour", (declared.shape[1], declared.shape[2])
@@ -133,15 +134,16 @@ def _labels(parts: tuple[ParquetRows, ...], declared: Declared) -> np.ndarray:
         rows.need(declared.label)
         named = rows.class_names(declared.label)
         if named and declared.class_names and named != declared.class_names:
-            names = f"'{declared.label}' names {_few(named)}, declared {_few(declared.class_names)}"
-            raise DataError(f"{rows.paths[0]}: another label map: {names}")
+            names = f"'{declared.label}' names {_few(named)}, declared are {_few(declared.class_names)}"
+            raise DataError(f"{rows.paths[0]}: the label map differs: {names}")
     if not declared.class_names and str(parts[0].type_of(declared.label)) in (
         "string",
         "large_string",
         "bool",
     ):
         raise DataError(
-            f"{parts[0].paths[0]}: labels are words; say which number each has, in data.options.class_names"
+            f"{parts[0].paths[0]}: labels are words; list them in the order of their numbers in"
+            " data.options.class_names"
         )
     return read_labels(parts, declared.label, declared.classes, declared.class_names)[0]
 
@@ -151,7 +153,7 @@ def _lists(rows: ParquetRows, declared: Declared) -> Any:
     shape, width = first_shape(rows, column), math.prod(declared.shape)
     if math.prod(shape) != width or len(shape) > 1 and shape != declared.shape:
         raise DataError(
-            f"{rows.place(0)} has shape {list(shape)} in '{column}', declared is {list(declared.shape)}"
+            f"{rows.place(0)} has shape {list(shape)} in '{column}', but {list(declared.shape)} is declared"
         )
     for batch in rows.batches([column], max(1, min(1024, _AT_ONCE // width))):
         flat = read_lists(batch.column(0), shape, column, rows, at)
@@ -164,8 +166,8 @@ def _table(rows: ParquetRows, declared: Declared) -> Any:
     for name in declared.columns:
         if kind_of(rows.type_of(name)) != "number":
             raise DataError(
-                f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, not numbers; encode it, the"
-                " same way everywhere"
+                f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, not numbers; encode it,"
+                " in the same way on all clients"
             )
     for batch in rows.batches(declared.columns, 4096):
         begin = at
@@ -176,7 +178,7 @@ def _table(rows: ParquetRows, declared: Declared) -> Any:
         flat = np.stack([numbers(batch.column(name), name, place) for name in declared.columns], axis=1)
         if not np.isfinite(flat.astype(np.float32)).all():
             row = int((~np.isfinite(flat.astype(np.float32))).any(1).argmax())
-            raise DataError(f"{place(row)} has a missing or infinite number; leave such rows away")
+            raise DataError(f"{place(row)} has a missing or infinite number; remove such rows")
         at += len(flat)
         yield flat.astype(np.float32)
 
@@ -191,7 +193,7 @@ def _words(rows: ParquetRows, declared: Declared) -> Any:
 
 def _function(file: Path, function: str, name: str) -> Callable[[], Any]:
     if not file.is_file() or not function.isidentifier():
-        raise DataError(f"function {name}: expected FILE.py:NAME, and there is no file {file}")
+        raise DataError(f"function {name}: there is no file {file}; expected FILE.py:NAME")
     spec = importlib.util.spec_from_file_location(f"holdfast_own_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise DataError(f"function {name}: {file} is not a Python file")
@@ -209,9 +211,9 @@ def _function(file: Path, function: str, name: str) -> Callable[[], Any]:
 
 
 def _samples(found: Any, declared: Declared, name: str) -> Samples:
-    """(x, y) as Samples; floats of any width become float32, and labels of any whole type int64."""
+    """Turn (x, y) into Samples; floats of any width become float32, whole labels of any width int64."""
     if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise DataError(f"function {name}: gave a {type(found).__name__}, expected (x, y) or Samples")
+        raise DataError(f"function {name}: returned a {type(found).__name__}, expected (x, y) or Samples")
     try:
         x, y = (
             torch.as_tensor(np.asarray(part) if not isinstance(part, torch.Tensor) else part).cpu()
@@ -221,21 +223,20 @@ def _samples(found: Any, declared: Declared, name: str) -> Samples:
         raise DataError(f"function {name}: x and y must be arrays of numbers ({error})") from None
     if y.is_floating_point() or y.ndim != 1 or x.shape[:1] != y.shape:
         raise DataError(
-            f"function {name}: x {list(x.shape)} and y {list(y.shape)} of {y.dtype}; y must be a whole number"
-            " for each sample"
+            f"function {name}: x has shape {list(x.shape)} and y {list(y.shape)} of {y.dtype}; y must be"
+            " one whole number per sample"
         )
     y, x = y.to(torch.int64), x.float() if x.is_floating_point() else x
     if x.dtype not in (torch.uint8, torch.float32, torch.int32):
         raise DataError(
-            f"function {name}: x is {x.dtype}; bytes (uint8), numbers (float32) or words (int32) can be used"
+            f"function {name}: x is {x.dtype}, expected bytes (uint8), numbers (float32) or words (int32)"
         )
-    classes = max(
-        declared.classes, int(y.max()) + 1 if len(y) else 0
-    )  # what is too large is said where all else is
+    # labels that are too large are reported with the other checks
+    classes = max(declared.classes, int(y.max()) + 1 if len(y) else 0)
     if len(y) and int(y.min()) < 0:
         raise DataError(
-            f"function {name}: labels are {int(y.min())}..{int(y.max())}, declared are"
-            f" 0..{declared.classes - 1}"
+            f"function {name}: labels are {int(y.min())}..{int(y.max())}, but 0..{declared.classes - 1}"
+            " are declared"
         )
     return Samples(x, y, classes, len(x), name=name)
 

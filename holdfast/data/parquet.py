@@ -1,5 +1,4 @@
-"""One split of a dataset: several Parquet files read as one. Whatever is wrong with a file is said in one
-line that names it."""
+"""Read one split of a dataset: several Parquet files as one. Every error names the file in one line."""
 
 from __future__ import annotations
 
@@ -22,13 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetRows", "find_splits", "read_labels"]
 
-DENSEST = 100  # rows for each byte of a file: real samples need far more room than equal labels
-BUFFER = 1 << 20  # read ahead this much of a column, not a whole row group, which may be all of the file
+DENSEST = 100  # most rows per byte of a file: real samples need far more space than equal labels
+BUFFER = (
+    1 << 20
+)  # bytes of a column that are read ahead, instead of a whole row group, which may be the whole file
 
 
 class ParquetRows:
-    """The rows of some files, end to end. Nothing is opened before it is asked for, so that what is cached
-    needs no Parquet."""
+    """The rows of some files, end to end. Files are opened on first use, so that cached data needs no
+    Parquet."""
 
     def __init__(self, paths: Sequence[Path]):
         if not paths:
@@ -44,12 +45,13 @@ class ParquetRows:
         return tuple(self._files[0].schema_arrow.names)
 
     def need(self, column: str | Sequence[str]) -> str:
-        """The column of that name, or the first there is of several that it may have."""
+        """Return the name of the column, or the first name that exists of several that it may have."""
         wanted = (column,) if isinstance(column, str) else tuple(column)
         found = next((name for name in wanted if name in self.names), None)
         if found is None:
             raise DataError(
-                f"{self.paths[0]}: no column {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}"
+                f"{self.paths[0]}: there is no column"
+                f" {' or '.join(map(repr, wanted))}{suggest(wanted[0], self.names)}"
             )
         return found
 
@@ -57,23 +59,23 @@ class ParquetRows:
         return self._files[0].schema_arrow.field(self.need(column)).type
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """What the Hub's description of the columns, kept in the files, calls the classes; () where it does
-        not say."""
-        said = {
+        """Return the names of the classes from the Hub's description of the columns in the files; () if it
+        has none."""
+        files_by_names = {
             _class_names(file.schema_arrow, column): path
             for path, file in zip(self.paths, self._files, strict=True)
         }
-        said.pop((), None)
-        if len(said) > 1:
-            first, other = list(said.values())[:2]
+        files_by_names.pop((), None)
+        if len(files_by_names) > 1:
+            first, other = list(files_by_names.values())[:2]
             raise DataError(
-                f"{other} names other classes of '{column}' than {first.name}, or in another order; fetch"
-                " them again"
+                f"{other} names other classes of '{column}' than {first.name}, or in another order;"
+                " download them again"
             )
-        return next(iter(said), ())
+        return next(iter(files_by_names), ())
 
     def batches(self, columns: Sequence[str], size: int = 1024) -> Iterator[pa.RecordBatch]:
-        """These columns in pieces of at most `size` rows."""
+        """Yield these columns in batches of at most `size` rows."""
         for column in columns:
             self.need(column)
         for path, file in zip(self.paths, self._files, strict=True):
@@ -86,7 +88,7 @@ class ParquetRows:
             _check_rows(path, found, file.metadata.num_rows)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One column whole."""
+        """Return one whole column."""
         import pyarrow as pa
 
         self.need(name)
@@ -100,7 +102,7 @@ class ParquetRows:
         return pa.chunked_array(pieces, type=self._files[0].schema_arrow.field(name).type)
 
     def place(self, row: int) -> str:
-        """Where a row is, for an error: the file, and the row's number in it."""
+        """Return the place of a row, for an error message: the file, and the row's number in it."""
         file = bisect.bisect_right(self._ends, row)
         return f"{self.paths[file]}: row {row - (self._ends[file - 1] if file else 0)}"
 
@@ -109,7 +111,7 @@ class ParquetRows:
         try:
             import pyarrow.parquet as pq
         except ImportError:
-            raise DataError("Parquet datasets need pyarrow: pip install pyarrow") from None
+            raise DataError("Parquet datasets need pyarrow; run pip install pyarrow") from None
         files = []
         for path in self.paths:
             with _readable(path):
@@ -118,7 +120,7 @@ class ParquetRows:
             _check_names(path, files[-1].schema_arrow.names)
             _check_same(self.paths[0], files[0].schema_arrow, path, files[-1].schema_arrow)
         if not sum(file.metadata.num_rows for file in files):
-            raise DataError(f"{self.paths[0]} has no rows; fetch it again")
+            raise DataError(f"{self.paths[0]} has no rows; download it again")
         return files
 
     @cached_property
@@ -136,7 +138,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, OverflowError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path} cannot be read as Parquet, fetch it again: {why}") from None
+        raise DataError(f"{path} cannot be read as Parquet, download it again: {why}") from None
 
 
 def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
@@ -148,10 +150,11 @@ def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
 
 
 def _check_count(path: Path, about: pq.FileMetaData) -> None:
-    """Before any memory is taken for so many rows: runs of equal values let a few bytes claim any number."""
+    """Check the number of rows before memory is allocated for them: with runs of equal values, a few bytes
+    can claim any number."""
     size = path.stat().st_size
     if about.num_rows > DENSEST * size:
-        raise DataError(f"{path} claims to hold {about.num_rows:,} rows in {size:,} bytes; fetch it again")
+        raise DataError(f"{path} claims to hold {about.num_rows:,} rows in {size:,} bytes; download it again")
     _check_rows(
         path, sum(about.row_group(group).num_rows for group in range(about.num_row_groups)), about.num_rows
     )
@@ -160,12 +163,12 @@ def _check_count(path: Path, about: pq.FileMetaData) -> None:
 def _check_rows(path: Path, found: int, claimed: int) -> None:
     if found != claimed:
         raise DataError(
-            f"{path} is damaged: it claims to hold {claimed:,} rows and has {found:,}; fetch it again"
+            f"{path} is damaged: it claims to hold {claimed:,} rows but has {found:,}; download it again"
         )
 
 
 def _check_indices(arrays: Sequence[pa.Array]) -> None:
-    """Words are stored as places in a list; a place beyond its end is found by nobody but who uses it."""
+    """Check that the indices of dictionary columns are inside their dictionary; Arrow does not check this."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -173,7 +176,9 @@ def _check_indices(arrays: Sequence[pa.Array]) -> None:
         if pa.types.is_dictionary(array.type):
             ends = pc.min_max(array.indices).as_py()
             if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(array.dictionary):
-                raise pa.ArrowInvalid(f"a value is number {ends['max']} of a list of {len(array.dictionary)}")
+                raise pa.ArrowInvalid(
+                    f"index {ends['max']} is outside a dictionary of {len(array.dictionary)} values"
+                )
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -192,6 +197,6 @@ def _check_same(first: Path, wanted: pa.Schema, path: Path, schema: pa.Schema) -
         or ["their order"]
     )
     raise DataError(
-        f"{path} has other columns than {first.name} ({', '.join(differs)}); keep files of one dataset in a"
-        " folder"
+        f"{path} has other columns than {first.name} ({', '.join(differs)}); keep only files of one"
+        " dataset in a folder"
     )

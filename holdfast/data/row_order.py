@@ -1,4 +1,4 @@
-"""Which rows are for training and which for testing, and where each goes in the sample store."""
+"""Decide which rows are for training and which for testing, and their place in the sample store."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from holdfast.data.parquet import ParquetRows
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Rows as they are read, and where they go in the sample store: those of the train split first."""
+    """Rows in the order in which they are read, and their place in the sample store: train rows first."""
 
     parts: tuple[ParquetRows, ...]  # read one after the other
-    place: np.ndarray  # [N] int64: the row that is read as the i-th becomes row place[i]
+    place: np.ndarray  # [N] int64: the i-th row that is read becomes row place[i]
     train_rows: int
 
     @property
@@ -24,19 +24,19 @@ class RowOrder:
         return len(self.place)
 
     def arranged(self, values: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
-        """Values of the rows as read, one of each, in the order of the sample store."""
+        """Return values, one for each row as read, in the order of the sample store."""
         out = np.empty_like(values) if into is None else into
         out[self.place] = values
         return out
 
 
 def set_aside(count: int, share: float) -> tuple[np.ndarray, int]:
-    """Where each of `count` rows goes when a share of them, always the same, is moved behind the others for
-    testing; and how many stay."""
+    """Set aside a share of the rows for testing, always the same ones, and move them behind the others.
+    Return the place of each of `count` rows and the number of train rows."""
     tested = round(count * share)
     if count and tested == count:
         raise DataError(
-            f"data.options.test: a share of {share:g} of {count} rows leaves none to train on; lower it"
+            f"data.options.test: a share of {share:g} of {count} rows leaves none for training; lower it"
         )
     chosen = np.zeros(count, dtype=bool)
     chosen[Key(0).fold("set aside").numpy().permutation(count)[:tested]] = True

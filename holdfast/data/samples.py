@@ -1,4 +1,4 @@
-"""The sample store: every row of a dataset once; everything else points into it."""
+"""The sample store: every row of a dataset once; everything else refers to its rows."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from torch import Tensor
 
 from holdfast.core.errors import DataError
 
-_HASHED_WHOLE = 1 << 28  # bytes; of a larger store so many rows are hashed, spread evenly
+_HASHED_WHOLE = 1 << 28  # bytes; of a larger store, _HASHED_ROWS evenly spread rows are hashed
 _HASHED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes stay bytes: they are
-    normalised when gathered."""
+    """Rows [0, train_rows) are the dataset's train split, the rest its test split. Bytes are stored as bytes
+    and normalised when they are gathered."""
 
-    x: Tensor  # [N, ...] uint8 or float32; or int32: words as hashes >= 1, with 0 where a text has ended
+    x: Tensor  # [N, ...] uint8 or float32; or int32: words as hashes >= 1, with 0 after the end of a text
     y: Tensor  # [N] int64
     classes: int
     train_rows: int
-    mean: tuple[float, ...] = (
-        0.0,
-    )  # one number for all channels, or one per channel, on the scale 0..1 for bytes
+    # one number for all channels, or one per channel; for bytes on the scale 0..1
+    mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     name: str = ""
-    user: Tensor | None = (
-        None  # [N] int64: who recorded the row, 0, 1, 2 and so on, where the dataset says so
-    )
-    class_names: tuple[str, ...] = ()  # one per class, where the dataset says so
-    # Kept as tensors beside x, because a copy from the host is not allowed while a CUDA graph is being
-    # captured.
+    # [N] int64: the user who recorded the row, from 0 on, where the dataset has users
+    user: Tensor | None = None
+    class_names: tuple[str, ...] = ()  # one per class, where the dataset has names
+    # Tensors beside x, because a copy from the host is not allowed while a CUDA graph is being captured.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
     _moved: dict[torch.device, Samples] = field(init=False, repr=False, default_factory=dict)
@@ -55,12 +52,13 @@ class Samples:
 
     @property
     def words(self) -> bool:
-        """Whether a sample is a text: hashes of words, which a model looks up, not numbers to count with."""
+        """Whether a sample is a text: hashes of words, which a model looks up, not numbers to compute
+        with."""
         return self.x.dtype == torch.int32
 
     def batch(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The normalised samples of these rows: [*rows.shape, *sample_shape]; words come as int64, as they
-        are."""
+        """Return the normalised samples of these rows: [*rows.shape, *sample_shape]; words as int64,
+        unchanged."""
         flat = self.x.index_select(0, rows.reshape(-1))
         if self.words:
             flat = flat.to(torch.int64)
@@ -69,13 +67,13 @@ class Samples:
         return flat.reshape(*rows.shape, *self.sample_shape)
 
     def blank(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A sample of zeros, as a network is given it; there is one also where there are no samples."""
+        """Return a sample of zeros, as a network receives it; it exists also where there are no samples."""
         return torch.zeros(
             self.sample_shape, dtype=torch.int64 if self.words else dtype, device=self.x.device
         )
 
     def on(self, device: torch.device) -> Samples:
-        """The store on a device: moved once, so that all who ask share one copy."""
+        """Return the store on a device: it is moved once, and all callers share the copy."""
         if device == self.x.device:
             return self
         if device not in self._moved:
@@ -88,8 +86,8 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """Names what is in the store, so that a run does not go on with other samples under the same
-        labels."""
+        """Identifies the content of the store, so that a run does not continue with other samples under the
+        same labels."""
         x = self.x.cpu()
         if x.numel() * x.element_size() > _HASHED_WHOLE:
             x = x[torch.linspace(0, len(x) - 1, min(len(x), _HASHED_ROWS), dtype=torch.float64).long()]
@@ -121,7 +119,9 @@ def _check(samples: Samples) -> None:
             f" {int(samples.y.min())}..{int(samples.y.max())}"
         )
     if samples.class_names and len(samples.class_names) != samples.classes:
-        raise DataError(f"{name}: {len(samples.class_names)} class names for {samples.classes} classes")
+        raise DataError(
+            f"{name}: there are {len(samples.class_names)} class names for {samples.classes} classes"
+        )
     if not 0 <= samples.train_rows <= rows:
         raise DataError(f"{name}: train_rows is {samples.train_rows} but there are {rows} rows")
     channels = samples.sample_shape[0] if samples.sample_shape else 1

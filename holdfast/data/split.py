@@ -1,4 +1,4 @@
-"""Every client's samples divided into train, validation and test, each client by its own key."""
+"""Divide every client's samples into train, validation and test, each client by its own key."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Split(BaseModel):
     def _whole(self) -> Split:
         total = self.train + self.validation + self.test
         if abs(total - 1) > 1e-9:
-            raise ValueError(f"train + validation + test must be 1, here they add up to {total:g}")
+            raise ValueError(f"train + validation + test must be 1, but they add up to {total:g}")
         return self
 
     def sizes(self, count: np.ndarray) -> np.ndarray:
-        """[3, K] samples for train, validation, test. Train comes first when there are too few, then test,
-        then validation."""
+        """Return [3, K] samples for train, validation, test. When there are too few, train comes first, then
+        test, then validation."""
         tested = int(self.test > 0)
         validation = np.zeros_like(count)
         if self.validation > 0:
@@ -51,9 +51,10 @@ def split_clients(
     key: Key,
     tests: Sequence[np.ndarray] | None = None,
 ) -> tuple[ClientRows, ClientRows, ClientRows]:
-    """Train, validation and test tables. Where a row goes depends on its client's id and on that client's
-    rows alone. Where clients have test sets of their own, only the validation part is taken out of their
-    rows. A row that several clients hold is for training: what one is validated on, no other trains on."""
+    """Return the train, validation and test rows. The destination of a row depends only on its client's id
+    and on that client's rows. Where clients have test sets of their own, only the validation part is taken
+    from their rows. A row that several clients hold is used for training first, so that no client trains on a
+    row that another is validated on."""
     if tests is not None:
         split = Split(train=1 - split.validation, validation=split.validation, test=0.0)
     count = np.array([len(rows) for rows in lists], dtype=np.int64)

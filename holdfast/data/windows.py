@@ -1,10 +1,9 @@
-"""Rows of a sensor, one after the other as they were recorded, cut into windows of equal length.
+"""Cut sensor rows, in the order in which they were recorded, into windows of equal length.
 
-A window never reaches over the end of a recording: where the next row has another user or another label, or
-its time goes back or jumps. Windows are named by their first and last row, so that users and labels are
-looked up by row and only the values are copied; they may come piece by piece, so that no more of them need be
-in memory than the next windows hold.
-
+A window never crosses the end of a recording: a recording ends where the next row has another user or label,
+or where its time goes back or jumps. Windows are given by their first and last row, so users and labels are
+looked up by row and only the values are copied. Values may come in pieces, so that memory holds only the rows
+of the next windows.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 
 
 def recordings(ids: Sequence[np.ndarray], seconds: np.ndarray | None = None, gap: float = 1.0) -> np.ndarray:
-    """Where recordings begin, followed by the number of rows. `ids` are [rows] arrays (users, labels) that do
-    not change within one."""
+    """Return where recordings begin, followed by the number of rows. `ids` are [rows] arrays (users, labels)
+    that do not change within a recording."""
     rows = len(ids[0])
     if not rows:
         return np.zeros(1, dtype=np.int64)
@@ -26,19 +25,18 @@ def recordings(ids: Sequence[np.ndarray], seconds: np.ndarray | None = None, gap
         begins[1:] |= column[1:] != column[:-1]
     if seconds is not None:
         step = np.diff(seconds)
-        begins[1:] |= ~((step >= 0) & (step <= gap))  # a time that is not a number ends a recording too
+        begins[1:] |= ~((step >= 0) & (step <= gap))  # a NaN time ends a recording too
     return np.append(np.flatnonzero(begins), rows)
 
 
 def place_windows(
     bounds: np.ndarray, length: int, overlap: float = 0.0, minimum: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First and last row of every window, in the order of the rows; `bounds` is what recordings() gives.
+    """Return the first and last row of every window, in row order; `bounds` is the result of recordings().
 
-    Neighbours share the part `overlap` of their rows. What remains at the end of a recording, from where its
-    next window would begin, is kept when it has `minimum` rows (default: length, so nothing) and some of them
-    are in no window yet; it ends early, at its last row.
-
+    Neighbouring windows share the fraction `overlap` of their rows. The rest at the end of a recording, from
+    where the next window would begin, becomes a shorter window if it has `minimum` rows (default: length, so
+    never) and some of them are in no other window.
     """
     step = max(1, round(length * (1 - overlap)))
     minimum = length if minimum is None else minimum
@@ -53,8 +51,8 @@ def place_windows(
 
 
 def take_windows(values: np.ndarray, first: np.ndarray, last: np.ndarray, length: int) -> np.ndarray:
-    """[windows, channels, length] of the [rows, channels] values; a window that ends early repeats its last
-    row."""
+    """Return [windows, channels, length] of the [rows, channels] values; a window that ends early repeats its
+    last row."""
     rows = np.minimum(first[:, None] + np.arange(length), last[:, None])
     return np.ascontiguousarray(values[rows].transpose(0, 2, 1))
 
@@ -62,9 +60,9 @@ def take_windows(values: np.ndarray, first: np.ndarray, last: np.ndarray, length
 def cut_windows(
     pieces: Iterable[np.ndarray], first: np.ndarray, last: np.ndarray, length: int, numbers: int
 ) -> Iterator[np.ndarray]:
-    """The windows of values that come in pieces [some rows, channels], in order, about so many numbers at a
-    time."""
-    held, begin, done = None, 0, 0  # the rows from `begin` on, and how many windows are cut
+    """Yield the windows of values that come in pieces [some rows, channels], in order, about `numbers`
+    numbers at a time."""
+    held, begin, done = None, 0, 0  # the rows from `begin` on, and the number of windows already cut
     for piece in pieces:
         held = piece if held is None or not len(held) else np.concatenate([held, piece])
         ready, at_once = (

@@ -90,7 +90,7 @@ def test_the_digest_is_the_one_in_a_runs_manifest(cli: Callable[..., Answer], tm
         (["--png", "no/a.png"], "--png: there is no folder no"),
         (["--part", "root"], "--part"),
         (["nothing.toml"], "config file not found: nothing.toml"),
-        (["--set", "data.partition.name=by-user"], "does not say which user recorded what"),
+        (["--set", "data.partition.name=by-user"], "this dataset has no users, which by-user needs"),
         (["--set", "data.name=mnist", "--data-dir", "nowhere"], "--data-dir: there is no folder"),
     ],
 )

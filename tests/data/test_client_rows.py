@@ -58,7 +58,7 @@ def test_empty_clients(lists: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("ids", [[-1], [0, 2]])
 def test_ids_outside_the_table_are_refused(ids: list[int]) -> None:
     table = ClientRows.from_lists([np.array([1]), np.array([2])], np.arange(4))
-    with pytest.raises(IndexError, match="of a table of 2"):
+    with pytest.raises(IndexError, match="there are 2 clients"):
         table.take(torch.tensor(ids))
-    with pytest.raises(IndexError, match="of a table of 2"):
+    with pytest.raises(IndexError, match="there are 2 clients"):
         table.client(ids[-1])

@@ -62,7 +62,8 @@ def test_very_large_numbers_do_not_overflow() -> None:
     column = Number("a", np.array([-1e300, 1e300]))
     assert column(np.array([1e300, 0.0]), place).tolist() == [[1.0], [0.0]]
     with pytest.raises(
-        DataError, match=r"t.parquet: row 1 has 1e\+300 in 'a', too far from 0..1 of training"
+        DataError,
+        match=r"t.parquet: row 1 has 1e\+300 in 'a', too far from the range 0..1 of the train split",
     ):
         Number("a", np.array([0.0, 1.0]))(np.array([0.0, 1e300]), place)
 

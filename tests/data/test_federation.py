@@ -168,7 +168,7 @@ def test_clients_without_samples_go_through() -> None:
     [
         (
             {"split": {"train": 0.8}},
-            "data.split: train + validation + test must be 1, here they add up to 1.05",
+            "data.split: train + validation + test must be 1, but they add up to 1.05",
         ),
         ({"split": {"train": 0, "test": 1}}, "data.split.train: "),
         ({"split": {"train": float("nan"), "test": 0.2}}, "data.split.train: "),
@@ -177,14 +177,20 @@ def test_clients_without_samples_go_through() -> None:
         ({"clients": 0}, "data.clients: "),
         ({"pool": "test"}, "data.pool: "),
         ({"root": -1}, "data.root: "),
-        ({"held_out": 20}, "data: held_out is 20 of 20 clients, nobody is left to train; lower held_out"),
+        (
+            {"held_out": 20},
+            "data: held_out is 20 of 20 clients, so no client is left to train; lower held_out",
+        ),
         ({"partition": "dirchlet"}, "unknown partition 'dirchlet'; did you mean 'dirichlet'?"),
         ({"partition": {"name": "iid", "beta": 1}}, "unknown key 'data.partition.beta'"),
         ({"partition": {"beta": 1}}, "data.partition: needs a name"),
         ({"samples_per_client": 10}, "unknown key 'data.samples_per_client'"),
         ({"name": "digit"}, "unknown source 'digit'; did you mean 'digits'?"),
         ({"options": {"seed": 1}}, "unknown key 'data.options.seed'"),
-        ({"options": {"name": "mnist"}}, "data.options.name: the dataset is named by data.name"),
+        (
+            {"options": {"name": "mnist"}},
+            "data.options.name: set the name of the dataset in data.name instead",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line_with_the_path(settings: dict, message: str) -> None:
@@ -206,10 +212,10 @@ def test_wrong_settings_are_one_line_with_the_path(settings: dict, message: str)
             "20 clients x 11 classes_per_client but the data has 10",
         ),
         ({"clients": 1798, "partition": "iid"}, "1798 clients but only 1797 samples; lower data.clients"),
-        ({"root": 1438}, "data.root: 1438 samples asked for but the train split has 1437; lower data.root"),
+        ({"root": 1438}, "data.root: 1438 samples requested but the train split has 1437; lower data.root"),
         (
             {"root": 1437, "pool": "train"},
-            "data.root: the server's samples leave none for the clients; lower data.root",
+            "data.root: the server holds all samples and leaves none for the clients; lower data.root",
         ),
     ],
 )
@@ -241,16 +247,16 @@ class Wrong(Partition):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("twice", "a sample to two"),
-        ("few", "to 1 clients"),
+        ("twice", "the same sample for two clients"),
+        ("few", "lists for 1 clients"),
         ("outside", "positions -1..0"),
-        ("again", "a sample to a client twice"),
-        ("tested", "a sample for testing that a client trains on"),
-        ("fact", "a fact 'group' that is not one number for each client"),
+        ("again", "the same sample twice for one client"),
+        ("tested", "a test sample that a client trains on"),
+        ("fact", "a fact 'group' that does not have one number per client"),
     ],
 )
 def test_a_plug_in_that_deals_wrongly_is_caught(how: str, message: str) -> None:
-    with pytest.raises(DataError, match=f"'wrong' dealt.*{message}"):
+    with pytest.raises(DataError, match=f"'wrong' returned.*{message}"):
         federation(clients=2, partition=Wrong(how=how))
 
 
@@ -277,10 +283,10 @@ def test_without_a_number_there_are_twenty_clients_or_as_many_as_users() -> None
     assert fed.clients == 6 and fed.facts["user"].tolist() == list(range(6)) and len(fed.held_out) == 2
     assert (fed.train.counts + fed.test.counts).tolist() == [10] * 6
     with pytest.raises(
-        DataError, match="^data: held_out is 2 of 2 clients, nobody is left to train; lower held_out"
+        DataError, match="^data: held_out is 2 of 2 clients, so no client is left to train; lower held_out"
     ):
         build_federation(settings, Key(0), windows(2))
-    with pytest.raises(DataError, match="does not say which user recorded what"):
+    with pytest.raises(DataError, match="this dataset has no users, which by-user needs"):
         federation(partition="by-user")
 
 

@@ -97,7 +97,7 @@ def test_what_is_not_parquet_comes_from_the_hubs_conversion(hub: Hub) -> None:
 def test_a_subset_must_be_chosen_and_has_a_folder_of_its_own(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match="me/subsets on the Hub: there are several subsets, set data.options.subset to one of: a, b",
+        match="me/subsets on the Hub: there are several subsets; set data.options.subset to one of: a, b",
     ):
         fetch(Repository("me/subsets"), tmp_path / "to")
     a, b = (fetch(Repository("me/subsets", subset), tmp_path / "to") for subset in ("a", "b"))
@@ -118,7 +118,8 @@ def test_another_split_to_test_on_is_what_is_fetched(hub: Hub, own_cache: Path) 
     ]
     with pytest.raises(
         DataError,
-        match="me/glue on the Hub: no split 'tset' for data.options.test_split; did you mean 'test'?",
+        match="me/glue on the Hub: there is no split 'tset' for data.options.test_split; did you mean"
+        " 'test'?",
     ):
         build("source", {"name": "images", "repo": "me/glue", "test_split": "tset"}).load(None)
 
@@ -159,11 +160,11 @@ def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(
 @pytest.mark.parametrize(
     ("repo", "revision", "reason"),
     [
-        ("me/nothing", None, "no dataset me/nothing; if it is private, set HF_TOKEN"),
-        ("me/secret", None, "me/secret asks you to accept its terms on its page; then set HF_TOKEN"),
-        ("me/csv", None, "me/csv has no Parquet files of a train split"),
+        ("me/nothing", None, "there is no dataset me/nothing; if it is private, set HF_TOKEN"),
+        ("me/secret", None, "me/secret requires you to accept its terms on its page; then set HF_TOKEN"),
+        ("me/csv", None, "me/csv has no Parquet files for a train split"),
         ("ylecun/mnist", "v9", "ylecun/mnist has no revision v9"),
-        ("not an id", None, "'not an id' is no id, expected OWNER/NAME"),
+        ("not an id", None, "'not an id' is not a dataset id, expected OWNER/NAME"),
         (None, None, "data.options.repo is not set"),
     ],
 )

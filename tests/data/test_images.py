@@ -173,7 +173,7 @@ def test_rows_set_aside_are_always_the_same_and_keep_their_order() -> None:
     assert np.bincount(by_class, minlength=10).min() > 5
     assert set_aside(5, 0.0)[0].tolist() == [0, 1, 2, 3, 4] and set_aside(5, 0.0)[1] == 5
     with pytest.raises(
-        DataError, match="data.options.test: a share of 0.9 of 2 rows leaves none to train on"
+        DataError, match="data.options.test: a share of 0.9 of 2 rows leaves none for training"
     ):
         set_aside(2, 0.9)
 
@@ -196,7 +196,8 @@ def test_one_in_colour_far_behind_many_in_grey_is_not_lost_silently(
     monkeypatch.setattr(images, "LOOKED_AT", 2)
     write_images(tmp_path / "g", [*grey(3, 8), *colour(1, 8)], [0, 1, 0, 1])
     with pytest.raises(
-        DataError, match="test.parquet: row 0 is in colour, the first images are grey; set data.options.mode"
+        DataError,
+        match="test.parquet: row 0 is in colour, but the first images are grey; set data.options.mode",
     ):
         load("images", tmp_path, folder="g")
     assert load("images", tmp_path, folder="g", mode="grey").sample_shape == (1, 8, 8)
@@ -208,7 +209,7 @@ def test_sizes_that_differ_need_a_size(tmp_path: Path) -> None:
     write_images(tmp_path / "s", flat, [0, 1, 0, 1], "img")
     with pytest.raises(
         DataError,
-        match=r"row 1 is 16 x 18; set data.options.size to the side all shall have, the first is 8 x 10",
+        match=r"row 1 is 16 x 18; set data.options.size to resize all images, the first is 8 x 10",
     ):
         load("images", tmp_path, folder="s")
     samples = load("images", tmp_path, folder="s", size=4)
@@ -300,7 +301,8 @@ def test_numbers_without_a_scale_are_refused(tmp_path: Path, mode: str) -> None:
 
     with pytest.raises(
         DataError,
-        match=f"row 0 is not a readable image: pixels of mode {mode} have no scale .* expected 8 or 16 bits",
+        match=f"row 0 is not a readable image: pixels of mode {mode} have no fixed range, expected"
+        " 8 or 16 bits",
     ):
         stored(tmp_path, saved(Image.new(mode, (2, 2)), "TIFF"))
 

@@ -62,7 +62,7 @@ def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silen
     here = put(tmp_path / "here" / "a-set")
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "here"))
     with pytest.warns(
-        UserWarning, match=f"data.dir: there is no folder {tmp_path / 'gone'}; other places are searched"
+        UserWarning, match=f"data.dir: there is no folder {tmp_path / 'gone'}; searching the other places"
     ):
         assert found(["a-set"], tmp_path / "gone") == here
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "gone"))
@@ -95,7 +95,7 @@ def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(
     ):
         found(["/no/such"], tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="it has no train split"):
+    with pytest.raises(DataError, match="the folder has no train split"):
         found(["./empty"], None)
 
 
@@ -123,7 +123,7 @@ def test_one_error_names_all_four_places_and_the_layout(
     with pytest.raises(DataError) as error:
         build("source", "fashion-mnist").load(tmp_path / "data")
     text = str(error.value)
-    assert text.startswith("data 'fashion-mnist' not found: looked in ") and "\n" not in text
+    assert text.startswith("data 'fashion-mnist' not found: searched ") and "\n" not in text
     assert f"data.dir ({tmp_path / 'data'}: no train split in fashion_mnist/)" in text
     assert f"HOLDFAST_DATA ({tmp_path / 'empty'}: no folder fashion_mnist/)" in text
     assert f"the cache ({own_cache / 'datasets'}: no such folder)" in text
@@ -145,6 +145,6 @@ def test_what_is_not_set_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_subsets_are_not_passed_over(tmp_path: Path) -> None:
     put(tmp_path / "set" / "x"), put(tmp_path / "set" / "y")
-    with pytest.raises(DataError, match="several subsets, set data.options.subset to one of: x, y"):
+    with pytest.raises(DataError, match="several subsets; set data.options.subset to one of: x, y"):
         find_files(["set"], tmp_path, NOWHERE)
     assert found(["set"], tmp_path, Repository(None, "y")) == tmp_path / "set" / "y"

@@ -193,13 +193,16 @@ def test_which_split_is_for_testing(splits: str, wanted: str | None, chosen: str
 
 def test_splits_that_cannot_be_tested_on() -> None:
     with pytest.raises(
-        DataError, match="here: no split 'valdation' for data.options.test_split; did you mean 'validation'?"
+        DataError,
+        match="here: there is no split 'valdation' for data.options.test_split; did you mean 'validation'?",
     ):
         choose_test({"train": 1, "validation": 1}, "valdation", "here")
-    with pytest.raises(DataError, match="'train' is what is trained on"):
+    with pytest.raises(DataError, match="'train' is the split to train on"):
         choose_test({"train": 1}, "train", "here")
     with pytest.raises(
-        DataError, match="which split is for testing.*test_split to one of: test_a, test_b, none"
+        DataError,
+        match="several splits could be for testing; set data.options.test_split to one of: test_a,"
+        " test_b, none",
     ):
         choose_test({"train": 1, "test_a": 1, "test_b": 1}, None, "here")
 
@@ -222,9 +225,9 @@ def test_more_than_ten_files_in_numeric_order() -> None:
         (
             ["x/train.parquet", "y/train.parquet"],
             None,
-            "here: there are several subsets, set data.options.subset to one of: x, y",
+            "here: there are several subsets; set data.options.subset to one of: x, y",
         ),
-        (["x/train.parquet", "y/train.parquet"], "z", "here: no subset 'z'; known: x, y"),
+        (["x/train.parquet", "y/train.parquet"], "z", "here: there is no subset 'z'; known: x, y"),
         (
             ["cropped_digits/train.parquet"],
             "croped_digits",
@@ -233,12 +236,12 @@ def test_more_than_ten_files_in_numeric_order() -> None:
         (
             ["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"],
             None,
-            "has 2 of 3 files, number 1 is missing; fetch it again",
+            "has 2 of 3 files, number 1 is missing; download it again",
         ),
         (
             ["train.parquet", "data/train-00000-of-00001.parquet"],
             None,
-            "split 'train' is there more than once",
+            "split 'train' exists more than once",
         ),
         (
             ["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"],
@@ -283,13 +286,15 @@ def test_files_read_as_one(tmp_path: Path) -> None:
         "00001-of-00002.parquet: row 0"
     )
     assert rows.need("b") == "b" and rows.need(("img", "a", "b")) == "a"
-    with pytest.raises(DataError, match=r"00000-of-00002.parquet: no column 'c' or 'd'; known: a, b"):
+    with pytest.raises(
+        DataError, match=r"00000-of-00002.parquet: there is no column 'c' or 'd'; known: a, b"
+    ):
         rows.need(("c", "d"))
 
 
 def test_nothing_is_opened_before_it_is_asked_for(tmp_path: Path) -> None:
     assert ParquetRows([tmp_path / "not there.parquet"]).paths
-    with pytest.raises(DataError, match="not there.parquet cannot be read as Parquet, fetch it again"):
+    with pytest.raises(DataError, match="not there.parquet cannot be read as Parquet, download it again"):
         _ = ParquetRows([tmp_path / "not there.parquet"]).count
 
 
@@ -325,7 +330,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
         rows = ParquetRows([good, bad])
         rows.column("a")
     assert str(error.value).startswith(
-        f"{bad} cannot be read as Parquet, fetch it again"
+        f"{bad} cannot be read as Parquet, download it again"
     ) and "\n" not in str(error.value)
     with pytest.raises(DataError, match="b.parquet cannot be read"):
         list(ParquetRows([good, bad]).batches(["a"]))
@@ -386,7 +391,8 @@ def test_words_of_a_known_list(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", ["b", "a", "b"])
     assert read_labels(rows, "label", 3, ("b", "c", "a"))[0].tolist() == [0, 2, 0]
     with pytest.raises(
-        DataError, match=r"a.parquet: row 0 has label 'b' in 'label', which is no class of it; known: a, c"
+        DataError,
+        match=r"a.parquet: row 0 has label 'b' in 'label', which is not one of the classes; known: a, c",
     ):
         read_labels(rows, "label", 2, ("a", "c"))
 
@@ -401,18 +407,19 @@ def test_words_of_a_known_list(tmp_path: Path) -> None:
             [0, -1, 1],
             3,
             (
-                "row 1 has label -1 in 'label', which stands for none on the Hub; set data.options.test_split"
+                "row 1 has label -1 in 'label', which means no label on the Hub; set data.options.test_split"
                 " to a split with"
             ),
         ),
-        ([0, None, 1], 3, "row 1 has nothing in 'label'"),
+        ([0, None, 1], 3, "row 1 has no value in 'label'"),
         (
             [0, 10**6, 1],
             None,
-            "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, fewer than the 5 rows",
+            "row 1 has label 1000000 in 'label', expected whole numbers from 0 on, less than the number of"
+            " rows, 5",
         ),
         ([[0], [1], [1]], None, "column 'label' holds list<"),
-        (["a", None, "b"], None, "row 1 has nothing"),
+        (["a", None, "b"], None, "row 1 has no value"),
     ],
 )
 def test_wrong_labels_name_file_and_row(
@@ -430,7 +437,7 @@ def test_wrong_labels_name_file_and_row(
 
 def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="column 'label' names 2 classes, expected 10; is it the right dataset?"
+        DataError, match="column 'label' names 2 classes, expected 10; check that it is the right dataset"
     ):
         read_labels(split(tmp_path / "a.parquet", [0, 1], ["neg", "pos"]), "label", 10)
     with pytest.raises(DataError, match="has 2 different labels, expected 10"):
@@ -456,7 +463,7 @@ def test_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])
 def test_users_that_are_no_whole_numbers(tmp_path: Path, value: float) -> None:
     with pytest.raises(
-        DataError, match=f"a.parquet: row 1 has {value} in 'label', users are whole numbers or words"
+        DataError, match=f"a.parquet: row 1 has {value} in 'label', but users must be whole numbers or words"
     ):
         read_users(split(tmp_path / "a.parquet", [1.0, value]), "label")
 
@@ -502,7 +509,7 @@ def test_numbers_in_one_split_and_words_in_the_other(
     for read in (read_labels, read_users):
         with pytest.raises(
             DataError,
-            match=r"b.parquet: column 'label' holds \w+ but in a.parquet \w+; store it alike in all splits",
+            match=r"b.parquet: column 'label' holds \w+, but \w+ in a.parquet; store it as the same type",
         ):
             read(both, "label")
 

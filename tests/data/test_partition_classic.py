@@ -152,7 +152,7 @@ def test_positions_are_sorted() -> None:
         (
             {"name": "dirichlet", "min_samples": 151},
             20,
-            "20 clients x 151 min_samples is more than the 3000 samples there are; lower min_",
+            "20 clients x 151 min_samples is more than the 3000 samples; lower min_",
         ),
         (
             {"name": "dirichlet", "samples_per_client": 9},

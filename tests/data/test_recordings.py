@@ -124,7 +124,7 @@ def test_a_share_is_set_aside_and_every_window_stays_whole(tmp_path: Path) -> No
         ({"x": ["a"] * 10}, {}, "column 'x' holds string, not numbers; set data.options.columns"),
         ({"y": [0.0] * 9 + [None]}, {}, "train.parquet: row 9 has a missing or infinite number in 'y'"),
         ({"timestamp": ["a"] * 10}, {}, "column 'timestamp' holds string, not times"),
-        ({"user": [1] * 9 + [None]}, {}, "row 9 has nothing in 'user'"),
+        ({"user": [1] * 9 + [None]}, {}, "row 9 has no value in 'user'"),
         ({}, {"length": 11}, "no recording has 11 rows; lower data.options.length or minimum"),
         ({"timestamp": [0] * 10}, {}, "no recording has 5 rows"),
     ],
@@ -202,7 +202,7 @@ ODD = """33,Jogging,49105962326000,-0.6946377,12.680544,0.50395286;
 
 def test_odd_records_of_the_text_file(tmp_path: Path) -> None:
     (tmp_path / RAW).write_text(ODD)
-    with pytest.warns(UserWarning, match="8 damaged records and 1 without a time are left away, 7 remain"):
+    with pytest.warns(UserWarning, match="8 damaged records and 1 without a time are left out, 7 remain"):
         raw = read_raw(tmp_path / RAW)
     assert (
         raw.dropped == 8

@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_written_is_not_fatal(tmp_path: Path, monkeypatch
             r"train.parquet: row 5 is 20 x 20; expected 28 x 28",
         ),
         ([*grey(6), *grey(2, side=20)], [0] * 8, "image", "test.parquet: row 0 is 20 x 20; expected 28 x 28"),
-        (grey(), [0] * 7 + [None], "image", "test.parquet: row 1 has nothing in 'label'"),
+        (grey(), [0] * 7 + [None], "image", "test.parquet: row 1 has no value in 'label'"),
         (
             grey(),
             [0] * 7 + [10],
@@ -183,7 +183,7 @@ def test_damaged_images_name_file_and_row(
 def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
     write_images(tmp_path / "mnist", grey(), [0] * 8)
     (tmp_path / "mnist" / "test.parquet").write_bytes(b"half a download")
-    with pytest.raises(DataError, match="test.parquet cannot be read as Parquet, fetch it again"):
+    with pytest.raises(DataError, match="test.parquet cannot be read as Parquet, download it again"):
         load("mnist", tmp_path)
 
 
@@ -200,5 +200,5 @@ def test_without_pillow_the_error_says_what_to_install(
 
     monkeypatch.delitem(sys.modules, "PIL", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(DataError, match="image datasets need Pillow: pip install pillow"):
+    with pytest.raises(DataError, match="image datasets need Pillow; run pip install pillow"):
         load("mnist", tmp_path)

@@ -99,23 +99,23 @@ def test_without_a_test_split_only_the_rows_that_stay_are_fitted_to(tmp_path: Pa
         (
             {},
             {"columns": ["age"], "categorical": ["zip"]},
-            "data.options.categorical: 'zip' is not among the columns",
+            "data.options.categorical: 'zip' is not one of the columns",
         ),
         ({"age": [1.0, float("-inf"), 2.0, 3.0]}, {}, "train.parquet: row 1 has an infinite number in 'age'"),
         (
             {"age": [[1]] * 4},
             {},
             (
-                "'age' holds list<.*>, neither numbers nor words; name the columns to use in"
+                "'age' holds list<.*>, neither numbers nor words; list the columns to use in"
                 " data.options.columns"
             ),
         ),
         ({"age": [{"y": 1}] * 4}, {}, "column 'age' holds struct<.*>, neither numbers nor words"),
-        ({"age": ["x"] * 4}, {}, "test.parquet: column 'age' holds int64, in the train split string"),
+        ({"age": ["x"] * 4}, {}, "test.parquet: column 'age' holds int64, but string in the train split"),
         (
             {"work": [None] * 4},
             {"columns": ["work"]},
-            "test.parquet: column 'work' holds string, in the train split null",
+            "test.parquet: column 'work' holds string, but null in the train split",
         ),
         (
             {"work": pa.array([None] * 4, pa.string())},
@@ -125,7 +125,7 @@ def test_without_a_test_split_only_the_rows_that_stay_are_fitted_to(tmp_path: Pa
         (
             {"income": [[1]] * 4},
             {},
-            "column 'income' holds list<.*>, expected whole numbers, words or truth values",
+            "column 'income' holds list<.*>, expected whole numbers, words or booleans",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_text_of_your_own_with_words_as_labels_and_users(tmp_path: Path) -> None
         ({"text": ["a", "b", None], "label": [0, 1, 1]}, "train.parquet: row 2 has no text in 'text'"),
         ({"text": [1, 2], "label": [0, 1]}, "column 'text' holds int64, not texts"),
         ({"text": ["a", "b"], "label": [0, 4]}, "row 1 has label 4 in 'label', expected whole numbers 0..3"),
-        ({"text": ["a", "b"], "label": [0, None]}, "row 1 has nothing in 'label'"),
+        ({"text": ["a", "b"], "label": [0, None]}, "row 1 has no value in 'label'"),
         ({"text": pa.array([b"ok", b"\xff"]).view(pa.string()), "label": [0, 1]}, "not UTF-8"),
         ({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, "train.parquet has no rows"),
     ],
@@ -101,7 +101,7 @@ def test_damaged_texts_are_one_line(tmp_path: Path, columns: dict, message: str)
 def test_a_half_written_file(tmp_path: Path) -> None:
     path = write_table(tmp_path / "imdb" / "train.parquet", {"text": ["a", "b"], "label": [0, 1]})
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="train.parquet cannot be read as Parquet, fetch it again"):
+    with pytest.raises(DataError, match="train.parquet cannot be read as Parquet, download it again"):
         load("imdb", tmp_path)
 
 

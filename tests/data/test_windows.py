@@ -135,7 +135,7 @@ def test_splits_with_lists_of_different_depth(tmp_path: Path) -> None:
     write_table(tmp_path / "mine" / "test.parquet", {"signal": [[1.0, 2.0, 3.0, 4.0]], "label": [0]})
     with pytest.raises(
         DataError,
-        match="test.parquet: column 'signal' holds list<.*double>, in the train split lists of 2 levels",
+        match="test.parquet: column 'signal' holds list<.*double>, but the train split has lists of 2 levels",
     ):
         load("windows", tmp_path, folder="mine", channels=2)
 

@@ -218,18 +218,18 @@ def test_lists_and_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"x": [[1.0, 2.0, 3.0]], "label": [0]}, {}, r"has shape \[3\] in 'x', declared is \[2\]"),
+        ({"x": [[1.0, 2.0, 3.0]], "label": [0]}, {}, r"has shape \[3\] in 'x', but \[2\] is declared"),
         ({"x": [[1.0, float("nan")]], "label": [0]}, {}, "row 0 has a missing or infinite number"),
         ({"x": [[1.0, 2.0]], "label": [3]}, {}, r"label 3 in 'label', expected whole numbers 0..2"),
         (
             {"x": [[1.0, 2.0]], "label": ["a"]},
             {},
-            "labels are words; say which number each has, in data.options.class_names",
+            "labels are words; list them in the order of their numbers in data.options.class_names",
         ),
         (
             {"x": [[1.0, 2.0]], "label": ["d"]},
             {"class_names": ["a", "b", "c"]},
-            "label 'd' in 'label', which is no class of it",
+            "label 'd' in 'label', which is not one of the classes",
         ),
         ({"x": [[1.0, 2.0]]}, {}, "no column 'label'"),
         ({"y": [[1.0, 2.0]], "label": [0]}, {}, "no column 'x'"),
@@ -257,7 +257,7 @@ def test_what_is_not_as_declared_is_one_line(
 def test_another_label_map_is_refused(tmp_path: Path) -> None:
     """The same numbers under other names would train without an error, and wrongly."""
     write_table(tmp_path / "a.parquet", {"x": [[1.0, 2.0]], "label": [0]}, names={"label": ["b", "a", "c"]})
-    with pytest.raises(DataError, match="another label map: 'label' names b, a, c, declared a, b, c"):
+    with pytest.raises(DataError, match="the label map differs: 'label' names b, a, c, declared are a, b, c"):
         from_folder(tmp_path, declared(class_names=["a", "b", "c"]))
     assert from_folder(tmp_path, declared(class_names=["b", "a", "c"])).class_names == ("b", "a", "c")
 
@@ -296,15 +296,15 @@ def test_a_users_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("shape", r"samples have shape \[4\], declared is \[2\]"),
-        ("labels", r"labels are 0..3, declared are 0..2"),
-        ("negative", r"labels are -1..1, declared are 0..2"),
+        ("shape", r"samples have shape \[4\], but \[2\] is declared"),
+        ("labels", r"labels are 0..3, but 0..2 are declared"),
+        ("negative", r"labels are -1..1, but 0..2 are declared"),
         ("infinite", "sample 1 has a number that is not finite"),
-        ("bytes_", r"samples are uint8, declared are numbers \(float32\)"),
+        ("bytes_", r"samples are uint8, but numbers \(float32\) are declared"),
         ("empty", "there are no samples"),
-        ("one", r"gave a ndarray, expected \(x, y\) or Samples"),
-        ("floats", "y must be a whole number for each sample"),
-        ("named", "another label map"),
+        ("one", r"returned a ndarray, expected \(x, y\) or Samples"),
+        ("floats", "y must be one whole number per sample"),
+        ("named", "the label map differs"),
         ("fails", "failed: ValueError: the database is away"),
         ("missing", "has no function 'missing'"),
     ],
@@ -338,27 +338,27 @@ def test_a_client_holds_all_of_its_rows_divided_by_the_key_and_nobody_else_any(t
     assert torch.equal(first.train.row, second.train.row) and not torch.equal(
         first.train.row, torch.arange(20)
     )
-    with pytest.raises(DataError, match="client 1 has 20 training samples, declared are 1 to 19"):
+    with pytest.raises(DataError, match="client 1 has 20 training samples, but 1 to 19 are declared"):
         holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, split, declared(most=19), key)
     much = Split(train=0.25, validation=0.25, test=0.5)
-    with pytest.raises(DataError, match="client 1 has 20 test samples, declared are 19 at most"):
+    with pytest.raises(DataError, match="client 1 has 20 test samples, but at most 19 are declared"):
         holding(world, from_function(f"{tmp_path}/mine.py:load", schema), 1, much, declared(most=19), key)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": []}, "data.options.shape: needs the sides"),
-        ({"classes": 0}, "say how many classes"),
-        ({"class_names": ["a"]}, "needs 3"),
-        ({"samples": "bytes"}, "an image is"),
-        ({"samples": "words", "shape": [2, 2]}, "a text is"),
+        ({"shape": []}, "data.options.shape: expected the sides"),
+        ({"classes": 0}, "set the number of classes"),
+        ({"class_names": ["a"]}, "expected 3"),
+        ({"samples": "bytes"}, "expected an image"),
+        ({"samples": "words", "shape": [2, 2]}, "expected a text"),
         ({"columns": ["a"]}, "1 columns do not"),
         ({"least": 5, "most": 2}, "5 is more than most"),
         (
             {"most": 0},
             (
-                "data.options.most: say in the experiment how many samples a client has at most; it bounds"
+                "data.options.most: set the largest number of samples that a client may have; it bounds"
                 " the weight"
             ),
         ),

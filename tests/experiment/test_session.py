@@ -23,7 +23,7 @@ from tests.experiment.sessions import begin, config
 
 def one_line(error: pytest.ExceptionInfo[Any]) -> str:
     text = str(error.value)
-    most = 500 if "not found: looked in" in text else 300  # where data was looked for are four places
+    most = 500 if "not found: searched" in text else 300  # where data was looked for are four places
     assert "\n" not in text and len(text) < most, text
     return text
 

@@ -1,5 +1,4 @@
-"""How samples are divided among clients, one way per file; base.py says how to add one. The registry finds
-the files."""
+"""Ways to assign samples to clients, one per file; base.py says how to add one. The registry finds the files."""
 
 from holdfast.data.partitions.base import Assignment, Partition
 

@@ -1,4 +1,4 @@
-"""Clients as they really are: one for each who recorded the data."""
+"""One client for each user who recorded the data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register
-from holdfast.data.partitions.base import Assignment, Partition, deal
+from holdfast.data.partitions.base import Assignment, Partition, group_by_owner
 
 
 @register("partition", "by-user")
 class ByUser(Partition):
-    """One client for each user of a dataset that says who recorded what.
+    """One client for each user, where the dataset records who each sample comes from.
 
-    Without data.clients there are as many clients as users. Fewer clients than users: the users are drawn;
-    clients stand in the order of their users, who are the fact `user`.
+    Without data.clients there are as many clients as users. With fewer clients than users, the users are
+    drawn. Clients are in the order of their users; the fact `user` says which.
 
-    Counts: all samples of these users are dealt. Sizes are the users' own, so samples_per_client is an upper
-    bound here: larger clients keep a random choice of that many.
-
+    Counts: all samples of these users are assigned. Sizes are the users' own, so samples_per_client is an
+    upper bound: larger clients keep a random choice of that many.
     """
 
     per_user: ClassVar[bool] = True
@@ -30,16 +29,17 @@ class ByUser(Partition):
     ) -> Assignment:
         if users is None:
             raise DataError(
-                "data.partition: this dataset does not say which user recorded what; choose another partition"
-                " than by-user"
+                "data.partition: this dataset has no users, which by-user needs; choose another partition"
             )
         known = np.unique(users)
         if clients > len(known):
             raise DataError(
-                f"data.partition: {clients} clients but the data has {len(known)} users; lower data.clients"
-                " or leave it out"
+                f"data.partition: {clients} clients but the data has {len(known)} users; lower"
+                " data.clients or leave it out"
             )
         chosen = known if clients == len(known) else np.sort(rng.choice(known, size=clients, replace=False))
         held = np.flatnonzero(np.isin(users, chosen))
-        lists = deal(held, np.searchsorted(chosen, users[held]), clients, rng, self.samples_per_client)
+        lists = group_by_owner(
+            held, np.searchsorted(chosen, users[held]), clients, rng, self.samples_per_client
+        )
         return Assignment(lists, facts={"user": chosen})

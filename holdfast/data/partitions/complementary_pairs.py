@@ -1,4 +1,4 @@
-"""Pairs of clients, each rich in what the other lacks."""
+"""Pairs of clients, each with many samples of the class of which the other has few."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.data.partitions.base import Assignment, Partition, by_class
 
 @dataclass(frozen=True)
 class _Pair:
-    """What the two clients of a pair have: `held[i][j]` are positions of the pair's class j with its client
-    i."""
+    """The samples of the two clients of a pair: `held[i][j]` are positions of the pair's class j at its
+    client i."""
 
-    classes: tuple[int, int]  # places among the classes that occur
+    classes: tuple[int, int]  # indices among the classes that occur
     held: list[list[np.ndarray]]
     test: np.ndarray
 
@@ -29,32 +29,31 @@ class ComplementaryPairs(Partition):
 
     The classes that occur are paired in order; where there are more pairs of clients than of classes, those
     on the same two classes divide their samples. With noise = "class", each client also has as many samples
-    of a third class, which is drawn, as of its minority class. These may be other clients' samples as well:
-    the one case in which a sample is held twice.
+    of a third class, which is drawn, as of its minority class. Other clients may hold these samples too: this
+    is the only case in which a sample is held twice.
 
-    Each client is tested on its own two classes in equal amounts, on samples that nobody trains on; clients
-    on the same two classes share them. So data.split gives no test part here, only a validation part of the
-    training samples. Facts: `partner`, `majority`, `target` (its minority class) and `noise` (a class, or
-    -1).
+    Each client is tested on its own two classes in equal amounts, on samples that no client trains on;
+    clients on the same two classes share them. So data.split gives no test part here, only a validation part
+    of the training samples. Facts: `partner`, `majority`, `target` (its minority class) and `noise` (a class,
+    or -1).
 
     Counts: with t = floor(test * samples of the rarer class), at least 1, a client is tested on 2 t samples,
-    and all others of its two classes are dealt. Of n samples of a class that a pair holds, round((1 - ratio)
-    * n), at least 1, are its minority. With samples_per_client, each client trains on exactly so many, noise
-    included: m = round(n * (1 - ratio)), at least 1, of its minority class and of its noise class, where n is
-    such that n + m is samples_per_client.
-
+    and all others of its two classes are assigned. Of n samples of a class that a pair holds, round((1 -
+    ratio) * n), at least 1, are its minority. With samples_per_client, each client trains on exactly that
+    many, noise included: m = round(n * (1 - ratio)), at least 1, of its minority class and of its noise
+    class, where n is such that n + m is samples_per_client.
     """
 
     ratio: float = setting(
         0.95,
-        "share of a class that goes to the client that is rich in it (FedCOM: .95, on CIFAR-10 .8)",
+        "share of a class that goes to its majority client (FedCOM: .95, on CIFAR-10 .8)",
         ge=0.5,
         lt=1,
     )
     noise: Literal["class", "none"] = setting(
-        "class", "class: a third class, of as many samples as the minority; none: two classes only"
+        "class", "class: a third class, with as many samples as the minority class; none: two classes only"
     )
-    test: float = setting(0.25, "share of a class that is set aside for testing", gt=0, lt=1)
+    test: float = setting(0.25, "share of a class set aside for testing", gt=0, lt=1)
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
@@ -70,9 +69,8 @@ class ComplementaryPairs(Partition):
             )
         names = np.array([labels[group[0]] for group in groups])
         pairs, trained = self._pairs(names, groups, clients // 2)
-        rich = np.array([pair.classes for pair in pairs]).reshape(
-            -1
-        )  # by client: the place of its majority class
+        # by client: the index of its majority class
+        rich = np.array([pair.classes for pair in pairs]).reshape(-1)
         poor = np.array([pair.classes[::-1] for pair in pairs]).reshape(-1)
         lists = [held for pair in pairs for held in pair.held]
         drawn = [
@@ -94,7 +92,7 @@ class ComplementaryPairs(Partition):
     def _pairs(
         self, names: np.ndarray, groups: list[np.ndarray], count: int
     ) -> tuple[list[_Pair], list[np.ndarray]]:
-        """The pairs in client order, and of every class what is for training."""
+        """Return the pairs in client order, and the training samples of every class."""
         trained, pairs = list(groups), {}
         kinds = len(groups) // 2
         for kind in range(min(kinds, count)):
@@ -114,7 +112,8 @@ class ComplementaryPairs(Partition):
         return [pairs[pair] for pair in range(count)], trained
 
     def _divided(self, name: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What of a class goes to the client of a pair that is rich in it, and to the other."""
+        """Divide the samples of a class between the pair's client that has it as majority and the other
+        one."""
         most, least = self._amounts(len(rows))
         if least < 1 or most < least or most + least > len(rows):
             wanted = most + least if self.samples_per_client else 2
@@ -130,7 +129,7 @@ class ComplementaryPairs(Partition):
         return rows[:most], rows[most : most + least]
 
     def _amounts(self, held: int) -> tuple[int, int]:
-        """Samples of a client's majority and minority class."""
+        """Return the number of samples of a client's majority and minority class."""
         poor = 1 - self.ratio
         if self.samples_per_client is None:
             least = max(1, min(held // 2, int(poor * held + 0.5)))
@@ -140,8 +139,8 @@ class ComplementaryPairs(Partition):
         least = max(1, min(self.samples_per_client // (times + 1), least))
         if self.samples_per_client - times * least < least:
             raise DataError(
-                f"data.partition: samples_per_client {self.samples_per_client} with ratio {self.ratio:g} and"
-                f" noise {self.noise} leaves no majority class; raise samples_per_client or ratio"
+                f"data.partition: samples_per_client {self.samples_per_client} with ratio {self.ratio:g}"
+                f" and noise {self.noise} leaves no majority class; raise samples_per_client or ratio"
             )
         return self.samples_per_client - times * least, least
 
@@ -153,7 +152,7 @@ class ComplementaryPairs(Partition):
         amount: int,
         rng: np.random.Generator,
     ) -> tuple[int, np.ndarray]:
-        """A third class and some of its samples; never one that anybody is tested on."""
+        """Draw a third class and some of its samples; never one that a client is tested on."""
         if self.noise == "none":
             return -1, np.zeros(0, dtype=np.int64)
         enough = [place for place, rows in enumerate(trained) if place not in own and len(rows) >= amount]

@@ -9,20 +9,19 @@ import numpy as np
 
 from holdfast.core.errors import DataError, suggest
 from holdfast.core.registry import register, setting
-from holdfast.data.partitions.base import Partition, deal
+from holdfast.data.partitions.base import Partition, group_by_owner
 
 
 @register("partition", "flwr", paper="Beutel et al.: Flower: A Friendly Federated Learning Framework, 2020")
 class Flower(Partition):
-    """A partitioner of Flower Datasets deals: it sees shuffled rows of `index`, `label` and `user` (where the
-    dataset has users).
+    """A partitioner of Flower Datasets assigns the samples: it sees shuffled rows of `index`, `label` and
+    `user` (where the dataset has users).
 
     Its num_partitions is data.clients, its partition_by the label and its seed drawn from the run's, unless
     options say otherwise. Needs the package flwr-datasets.
 
     Counts: those of the partitioner, which may leave clients without samples; samples_per_client is an upper
     bound: larger clients keep a random choice of that many.
-
     """
 
     partitioner: str = setting(
@@ -34,9 +33,8 @@ class Flower(Partition):
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, users: np.ndarray | None = None
     ) -> list[np.ndarray]:
         chosen, seed = self._find(), int(rng.integers(2**31))
-        order = rng.permutation(
-            len(labels)
-        )  # as Flower's FederatedDataset does it; some partitioners deal rows as they come
+        # as Flower's FederatedDataset does; some partitioners assign rows in their order
+        order = rng.permutation(len(labels))
         columns = {"index": order, "label": labels[order]} | ({} if users is None else {"user": users[order]})
         table = _packages()[1].from_dict({name: column.tolist() for name, column in columns.items()})
         try:
@@ -47,18 +45,18 @@ class Flower(Partition):
                     np.asarray(partitioner.load_partition(client)["index"], dtype=np.int64)
                     for client in range(clients)
                 ]
-        except Exception as error:  # whatever it cannot do, in its own words
-            said = " ".join(str(error).split()) or type(error).__name__
+        except Exception as error:  # a partitioner can raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(
-                f"data.partition: {self.partitioner} says: {said}; change options or data.clients"
+                f"data.partition: {self.partitioner} failed: {reason}; change options or data.clients"
             ) from error
         if partitioner.num_partitions != clients:
             raise DataError(
-                f"data.partition: {self.partitioner} deals to {partitioner.num_partitions} clients; set"
-                f" data.clients to this, not {clients}"
+                f"data.partition: {self.partitioner} makes {partitioner.num_partitions} clients, but"
+                f" data.clients is {clients}; set data.clients to {partitioner.num_partitions}"
             )
         owner = np.repeat(np.arange(clients), [len(rows) for rows in lists])
-        return deal(np.concatenate(lists), owner, clients, rng, self.samples_per_client)
+        return group_by_owner(np.concatenate(lists), owner, clients, rng, self.samples_per_client)
 
     def _find(self) -> Any:
         module = _packages()[0]
@@ -71,14 +69,14 @@ class Flower(Partition):
         return getattr(module, self.partitioner)
 
     def _arguments(self, chosen: Any, clients: int, seed: int) -> dict[str, Any]:
-        """The options, and what this partitioner takes of what we know."""
+        """Return the options, and those of our values that this partitioner takes."""
         offered = {"num_partitions": clients, "partition_by": "label", "seed": seed}
         taken = inspect.signature(chosen).parameters
         return {name: value for name, value in offered.items() if name in taken} | self.options
 
 
 def _packages() -> tuple[Any, Any]:
-    """flwr_datasets.partitioner and datasets.Dataset."""
+    """Return flwr_datasets.partitioner and datasets.Dataset."""
     try:
         import flwr_datasets.partitioner
         from datasets import Dataset

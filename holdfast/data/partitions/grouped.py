@@ -1,4 +1,4 @@
-"""Groups of clients that care for groups of classes."""
+"""Groups of clients, each with its own group of classes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
 from holdfast.data.partitions.base import Assignment, Partition, apportion, even
 
-_KNOWN = {
-    "emnist": ("0-9", "10-35", "36-61")
-}  # digits, upper case, lower case, as EMNIST ByClass numbers them
-_MOST = 1_000_000  # classes of a range
+# digits, upper case, lower case, as EMNIST ByClass numbers them
+_KNOWN = {"emnist": ("0-9", "10-35", "36-61")}
+_MOST = 1_000_000  # classes in a range
 Group = int | str | tuple[int | str, ...]
 
 
@@ -22,26 +21,25 @@ Group = int | str | tuple[int | str, ...]
     paper="Li et al.: FedCAP: Robust Federated Learning via Customized Aggregation, ACSAC 2024",
 )
 class Grouped(Partition):
-    """Each client belongs to a group, which has classes of its own: most of its samples are of these, the
-    rest of all classes.
+    """Each client belongs to a group, which has classes of its own: most of the client's samples are of
+    these, the rest of all classes.
 
-    Groups are written as classes and ranges of them: groups = ["0-4", [5, 6, "8-9"]]. A number makes so many
-    groups of consecutive classes; "emnist" stands for ["0-9", "10-35", "36-61"]: digits, upper case, lower
-    case. Groups have clients in proportion to their classes that occur, one at least; which client is in
-    which group is drawn, and is the fact `group`.
+    Groups are written as classes and ranges of them: groups = ["0-4", [5, 6, "8-9"]]. A number makes that
+    many groups of consecutive classes; "emnist" means ["0-9", "10-35", "36-61"]: digits, upper case, lower
+    case. Groups have clients in proportion to the number of their classes that occur, at least one; the group
+    of a client is drawn, and is the fact `group`.
 
     Counts: the clients of a group have together as many samples as their classes have, divided as equally as
-    possible, so all samples are dealt where every class is in a group; or samples_per_client each. Of a
+    possible, so all samples are assigned where every class is in a group; or samples_per_client each. Of a
     client's n samples, floor(n * (1 - share)) are drawn from what the groups leave over, the others from its
     group's classes.
-
     """
 
     share: float = setting(
-        0.8, "how much of a client's data is of its group's classes (FedCAP: 0.8)", ge=0, le=1
+        0.8, "share of a client's samples that are of its group's classes (FedCAP: 0.8)", ge=0, le=1
     )
     groups: int | str | tuple[Group, ...] = setting(
-        3, 'a number of groups, a list of groups of classes such as ["0-4", [5, 6, "8-9"]], or "emnist"'
+        3, 'number of groups, a list of groups of classes such as ["0-4", [5, 6, "8-9"]], or "emnist"'
     )
 
     @field_validator("groups")
@@ -49,11 +47,11 @@ class Grouped(Partition):
     def _readable(cls, groups: int | str | tuple[Group, ...]) -> int | str | tuple[Group, ...]:
         if isinstance(groups, int):
             if groups < 1:
-                raise ValueError("there must be one group at least")
+                raise ValueError("there must be at least one group")
             return groups
         sets = _read(groups)
         if not sets:
-            raise ValueError("there must be one group at least")
+            raise ValueError("there must be at least one group")
         seen: set[int] = set()
         for kind in (kind for group in sets for kind in group):
             if kind in seen:
@@ -97,7 +95,7 @@ class Grouped(Partition):
         return Assignment(lists, facts={"group": group})
 
     def _classes(self, labels: np.ndarray) -> list[np.ndarray]:
-        """The classes of each group that occur."""
+        """Return the classes of each group that occur in the data."""
         there = np.unique(labels)
         if isinstance(self.groups, int):
             if self.groups > len(there):
@@ -116,7 +114,7 @@ class Grouped(Partition):
 
 
 def _read(groups: str | tuple[Group, ...]) -> list[list[int]]:
-    """Groups as lists of classes."""
+    """Return groups as lists of classes."""
     if isinstance(groups, str):
         if groups not in _KNOWN:
             raise ValueError(
@@ -131,7 +129,7 @@ def _read(groups: str | tuple[Group, ...]) -> list[list[int]]:
 
 
 def _range(item: int | str) -> range:
-    """'3-7' or 3."""
+    """Read '3-7' or 3."""
     first, _, last = str(item).partition("-")
     try:
         found = range(int(first), int(last or first) + 1)

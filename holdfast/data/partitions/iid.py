@@ -1,4 +1,4 @@
-"""Clients that are all alike."""
+"""Clients with the same distribution."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from holdfast.data.partitions.base import Partition, cut
 
 @register("partition", "iid")
 class Iid(Partition):
-    """Every client draws from all classes alike.
+    """Every client draws from all classes with the same distribution.
 
-    Counts: all samples are dealt, sizes differ by one at most; or samples_per_client each.
+    Counts: all samples are assigned, sizes differ by at most one; or samples_per_client each.
     """
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Clients that see only a few classes."""
+"""Clients with only a few classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register, setting
-from holdfast.data.partitions.base import Partition, by_class, deal, even
+from holdfast.data.partitions.base import Partition, by_class, even, group_by_owner
 
 
 @register(
@@ -17,19 +17,18 @@ from holdfast.data.partitions.base import Partition, by_class, deal, even
     paper="McMahan et al.: Communication-Efficient Learning of Deep Networks, AISTATS 2017",
 )
 class Pathological(Partition):
-    """Each client sees only a few classes.
+    """Each client holds only a few classes.
 
     blocks (PFLlib): classes in order, each given in equal shares to the first ceil(K/C * k) clients that
-    still want one; neighbours have the same classes. shards (McMahan): samples sorted by label are cut into K
-    * k shards, every client gets k at random; a shard may reach over two classes, and two shards may be of
-    one class.
+    still need one; neighbours have the same classes. shards (McMahan): samples sorted by label are cut into K
+    * k shards, and every client gets k at random; a shard may span two classes, and two shards may be of one
+    class.
 
-    Counts: all samples of the classes that are wanted are dealt, in shares of a class (or shards) that differ
-    by one at most; or samples_per_client each, spread evenly over a client's classes (or shards).
-
+    Counts: all samples of the classes that are used are assigned, in shares of a class (or shards) that
+    differ by at most one; or samples_per_client each, spread evenly over a client's classes (or shards).
     """
 
-    classes_per_client: int = setting(2, "classes (blocks) or shards of each client", ge=1)
+    classes_per_client: int = setting(2, "number of classes (blocks) or shards of each client", ge=1)
     form: Literal["blocks", "shards"] = setting("blocks", "blocks (PFLlib) or shards (McMahan)")
 
     def __call__(
@@ -63,8 +62,7 @@ class Pathological(Partition):
             takers = np.flatnonzero(wants[:, index])
             sizes = even(len(group), len(takers)) if len(takers) else np.zeros(0, dtype=np.int64)
             if self.samples_per_client:
-                # A client's samples are spread evenly over its classes, its first classes taking the
-                # remainder.
+                # A client's samples are spread evenly over its classes; its first classes take the remainder.
                 turn = wants[takers, :index].sum(1)
                 sizes = self.samples_per_client // self.classes_per_client + (
                     turn < self.samples_per_client % self.classes_per_client
@@ -77,7 +75,7 @@ class Pathological(Partition):
                 )
             positions.append(group[: sizes.sum()])
             owners.append(np.repeat(takers, sizes))
-        return deal(np.concatenate(positions), np.concatenate(owners), clients, rng)
+        return group_by_owner(np.concatenate(positions), np.concatenate(owners), clients, rng)
 
     def _shards(self, groups: list[np.ndarray], clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         ordered = np.concatenate(groups)
@@ -89,20 +87,20 @@ class Pathological(Partition):
             )
         holder = rng.permutation(shards) // self.classes_per_client
         if not self.samples_per_client:
-            return deal(ordered, np.repeat(holder, even(len(ordered), shards)), clients, rng)
+            return group_by_owner(ordered, np.repeat(holder, even(len(ordered), shards)), clients, rng)
         # A client's k shards add up to its size exactly; the samples left over are spread over the whole
-        # sorted line.
+        # sorted list.
         sizes = np.empty(shards, dtype=np.int64)
         sizes[np.argsort(holder, kind="stable")] = np.tile(
             even(self.samples_per_client, self.classes_per_client), clients
         )
         kept = np.sort(rng.choice(len(ordered), size=sizes.sum(), replace=False))
-        return deal(ordered[kept], np.repeat(holder, sizes), clients, rng)
+        return group_by_owner(ordered[kept], np.repeat(holder, sizes), clients, rng)
 
 
 def _block_classes(clients: int, classes: int, each: int) -> np.ndarray:
-    """[clients, classes]: who holds what. Clients that PFLlib's single pass leaves short take their missing
-    classes from the first on."""
+    """[clients, classes]: which client holds which class. Clients that PFLlib's single pass leaves short take
+    their missing classes from the first on."""
     wants = np.zeros((clients, classes), dtype=bool)
     left = np.full(clients, each)
     width = -(-clients * each // classes)

@@ -1,4 +1,4 @@
-"""A part of everything and a part of one's own."""
+"""Clients whose samples are partly drawn from all data and partly sorted by label."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from holdfast.data.partitions.base import Partition, cut
 
 @register("partition", "similarity", paper="Karimireddy et al.: SCAFFOLD, ICML 2020")
 class Similarity(Partition):
-    """A share of each client's samples is drawn from everything; the rest is sorted by label and cut into one
+    """A share of each client's samples is drawn from all data; the rest is sorted by label and cut into one
     piece per client.
 
-    0 % gives runs of one or two classes, 100 % clients that are all alike; neighbours have neighbouring
-    classes.
+    0 % gives clients with one or two classes, 100 % clients with the same distribution; neighbours have
+    neighbouring classes.
 
-    Counts: all samples are dealt, sizes differ by one at most; or samples_per_client each. Of a client's n
+    Counts: all samples are assigned, sizes differ by at most one; or samples_per_client each. Of a client's n
     samples, round(n * percent / 100) are of the first kind.
-
     """
 
     percent: float = setting(
-        20.0, "how much of a client's data is drawn from everything (FedCAP: 20)", ge=0, le=100
+        20.0, "percentage of a client's samples that is drawn from all data (FedCAP: 20)", ge=0, le=100
     )
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Clients that know one class each."""
+"""Clients with one class each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import numpy as np
 
 from holdfast.core.errors import DataError
 from holdfast.core.registry import register
-from holdfast.data.partitions.base import Partition, by_class, deal, even
+from holdfast.data.partitions.base import Partition, by_class, even, group_by_owner
 
 
 @register("partition", "single-label", paper="C-PFL")
 class SingleLabel(Partition):
     """Client i holds samples of one class only, the (i mod C)-th of the C classes that occur.
 
-    Counts: all samples of the classes that have a client are dealt, a class in shares that differ by one at
-    most; or samples_per_client each. With fewer clients than classes, the last classes have no client.
-
+    Counts: all samples of the classes that have a client are assigned, a class in shares that differ by at
+    most one; or samples_per_client each. With fewer clients than classes, the last classes have no client.
     """
 
     def __call__(
@@ -36,4 +35,4 @@ class SingleLabel(Partition):
             sizes = even(wanted if self.samples_per_client else len(group), len(takers))
             positions.append(group[: sizes.sum()])
             owners.append(np.repeat(takers, sizes))
-        return deal(np.concatenate(positions), np.concatenate(owners), clients, rng)
+        return group_by_owner(np.concatenate(positions), np.concatenate(owners), clients, rng)

@@ -1,8 +1,9 @@
-"""Where samples come from. A source is chosen by data.name, set by data.options, and returns Samples.
+"""Sources of samples. A source is chosen by data.name, configured by data.options, and returns Samples.
 
-To add one: subclass Source, register it under a name, return Samples from load. One that reads Parquet files
-subclasses FolderSource, which finds them; what it decodes goes through `cached`, so that it is done once.
-The registry finds the files."""
+To add one: subclass Source, register it under a name, and return Samples from load. A source of Parquet files
+subclasses FolderSource, which finds them; it decodes through `cached`, so that decoding is done once. The
+registry finds the files.
+"""
 
 from holdfast.data.sources.base import FolderSource, Source
 

@@ -1,4 +1,4 @@
-"""What all sources share: how samples are normalised, where a folder is found, which rows are for testing."""
+"""What all sources share: normalisation, finding a folder, and the choice of test rows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from holdfast.data.samples import Samples
 
 
 class Source(Part):
-    """What every source can be set to."""
+    """The settings that every source has."""
 
     mean: ClassVar[tuple[float, ...]] = (0.5,)
     std: ClassVar[tuple[float, ...]] = (0.5,)
     normalise: Literal["dataset", "half", "none"] = setting(
         "dataset",
-        "by the train split's own mean and deviation; half: mean and deviation 0.5, as PFLlib, FedCAP and"
-        " FedAS do; none: 0..1",
+        "dataset: mean and deviation of the train split; half: mean and deviation 0.5, as PFLlib,"
+        " FedCAP and FedAS do; none: 0..1",
     )
 
     def load(self, dir: Path | None) -> Samples:
-        raise TypeError(f"source '{self.name}' does not say how to load")
+        raise TypeError(f"source '{self.name}' does not implement load")
 
     def _samples(
         self,
@@ -45,8 +45,8 @@ class Source(Part):
         user: np.ndarray | None = None,
         class_names: Sequence[str] = (),
     ) -> Samples:
-        """Mean and deviation of the train split are the class's own, or given where they are only known once
-        the files are read."""
+        """Build Samples. Mean and deviation of the train split are the class's own, or passed where they are
+        only known from the files."""
         own = (tuple(mean or self.mean), tuple(std or self.std))
         shift, scale = {"dataset": own, "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}[self.normalise]
         users = None if user is None else tensor_of(user)
@@ -64,38 +64,38 @@ class Source(Part):
 
 
 class FolderSource(Source):
-    """What every source can be set to that is read from Parquet files."""
+    """The settings of every source that is read from Parquet files."""
 
     also: ClassVar[tuple[str, ...]] = ()  # other names that the dataset's folder may have
     folder: str | None = setting(
-        None, "its name in the data directories, or a path of its own; else the dataset's name, with - or _"
+        None, "folder name in the data directories, or a path; default: the dataset's name, with - or _"
     )
-    repo: str | None = setting(None, "the dataset's id on the Hugging Face Hub, OWNER/NAME")
-    subset: str | None = setting(None, "one of the subsets that the folder has")
-    revision: str | None = setting(None, "branch, tag or commit on the Hub; else its main branch")
+    repo: str | None = setting(None, "dataset id on the Hugging Face Hub, OWNER/NAME")
+    subset: str | None = setting(None, "subset to read, where the folder has several")
+    revision: str | None = setting(None, "branch, tag or commit on the Hub; default: the main branch")
     test: float = setting(
         0.2, "share of rows set aside for testing where the folder has no test split", ge=0, lt=1
     )
 
     test_split: str | None = setting(
-        None, "which split is for testing; else test, or else validation; none: a share of train"
+        None, "split to test on; default: test, or else validation; none: a share of train"
     )
 
     def _files(self, dir: Path | None) -> dict[str, ParquetRows]:
-        """The splits by name: train, and test where the dataset has one."""
+        """Return the splits by name: train, and test where the dataset has one."""
         found = self._find(dir)
         test = choose_test(found, self.test_split, f"data '{self.name}'")
         return {"train": ParquetRows(found["train"]), **({"test": ParquetRows(found[test])} if test else {})}
 
     def _find(self, dir: Path | None, instead: str | None = None) -> Files:
-        """All splits that there are; or the file that serves instead of Parquet."""
+        """Return all splits that exist; or the file that replaces the Parquet files."""
         return find_files(
             self._folders(), dir, Repository(self.repo, self.subset, self.revision, self.test_split), instead
         )
 
     def _folders(self) -> list[str]:
-        """What the folder may be called, the usual name first. Another repository than the usual one is
-        another dataset."""
+        """Return the names that the folder may have, the usual one first. A repository other than the default
+        is another dataset."""
         if self.folder:
             return [self.folder]
         in_repo = [self.repo.rpartition("/")[2]] if self.repo else []
@@ -103,7 +103,7 @@ class FolderSource(Source):
         return [self.name, *self.also, *in_repo] if usual else in_repo or [self.name]
 
     def _order(self, files: Mapping[str, ParquetRows]) -> RowOrder:
-        """Where each row goes, in the order in which `parts` are read."""
+        """Return the place of each row, in the order in which `parts` are read."""
         parts = tuple(files.values())
         if len(parts) > 1:
             count = sum(rows.count for rows in parts)
@@ -112,11 +112,11 @@ class FolderSource(Source):
 
 
 def inputs(files: Mapping[str, ParquetRows]) -> list[Path]:
-    """All that a cache entry depends on."""
+    """Return all files that a cache entry depends on."""
     return [path for rows in files.values() for path in rows.paths]
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():  # a map of the cache may only be read, and nothing writes to samples
+    with warnings.catch_warnings():  # arrays of the cache are read-only, and nothing writes to samples
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""CIFAR: photographs of 32 x 32 pixels in colour."""
+"""CIFAR: colour photographs of 32 x 32 pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.core.registry import register, setting
 from holdfast.data.images import COLUMNS, ImageFormat
 from holdfast.data.sources.images import ImageSource
 
-_REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
+_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
 
 
 @register(
@@ -43,7 +43,7 @@ class Cifar100(ImageSource):
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
     also: ClassVar[tuple[str, ...]] = ("cifar-100",)
     repo: str | None = setting("uoft-cs/cifar100", _REPO)
-    labels: Literal["fine", "coarse"] = setting("fine", "100 classes, or the 20 that they are grouped in")
+    labels: Literal["fine", "coarse"] = setting("fine", "fine: 100 classes; coarse: the 20 groups of them")
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
         return COLUMNS, f"{self.labels}_label", None

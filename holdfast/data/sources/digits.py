@@ -1,4 +1,4 @@
-"""The embedded digits: data for a first run, without a network or a folder."""
+"""The embedded digits: data for a first run, without a network connection or a folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class Digits(Source):
     """1,797 handwritten digits of 8 x 8 pixels, embedded: 1,437 train, 360 test, in the original order.
 
     Origin: the test set of UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998),
-    the file digits.csv.gz of scikit-learn, unchanged. Licence: CC BY 4.0. Its grey values 0..16 are stretched
-    to 0..255, so that white is white everywhere.
-
+    the file digits.csv.gz of scikit-learn, unchanged. Licence: CC BY 4.0. The grey values 0..16 are stretched
+    to 0..255, as in other image datasets.
     """
 
     mean: ClassVar[tuple[float, ...]] = (0.3054,)

@@ -1,4 +1,4 @@
-"""Images from Parquet files: what the known sets share, and `images` for a folder of your own."""
+"""Images from Parquet files: what the known datasets share, and `images` for a folder of your own."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 
 class ImageSource(FolderSource):
-    """Decodes once, into the cache. A known set says what its files hold; anything else is read off the
-    files."""
+    """Decodes images once, into the cache. A known dataset declares what its files hold; otherwise it is read
+    from the files."""
 
     classes: ClassVar[int | None] = None
-    names: ClassVar[tuple[str, ...]] = ()  # of the classes, where the files may not say
-    published: ClassVar[bool] = (
-        True  # mean and std are those of the whole train split, whatever part of it is here
-    )
+    names: ClassVar[tuple[str, ...]] = ()  # names of the classes, where the files may lack them
+    # mean and std are those of the whole train split, whatever part of it is available
+    published: ClassVar[bool] = True
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:
-        """Image (or what it may be called), label, user."""
+        """Return the columns: image (or the names it may have), label, user."""
         return COLUMNS, "label", None
 
     def _classes(self) -> int | None:
         return self.classes
 
     def _image_format(self) -> ImageFormat:
-        raise TypeError(f"source '{self.name}' does not say what its images are")
+        raise TypeError(f"source '{self.name}' does not implement _image_format")
 
     def load(self, dir: Path | None) -> Samples:
         files = self._files(dir)
@@ -58,9 +57,8 @@ class ImageSource(FolderSource):
         order = self._order(files)
         image, label, user = self._columns()
         column = order.parts[0].need(image)
-        labels, classes, names = read_labels(
-            order.parts, label, self._classes(), self.names
-        )  # first: they are quickly found to be wrong
+        # first: errors in labels are found quickly
+        labels, classes, names = read_labels(order.parts, label, self._classes(), self.names)
         order.arranged(labels, new("y", (order.count,), np.int64))
         if user is not None:
             order.arranged(read_users(order.parts, user), new("user", (order.count,), np.int64))
@@ -80,10 +78,10 @@ class Images(ImageSource):
     published: ClassVar[bool] = False
     image: str | None = setting(None, "column of the images; else image or img")
     label: str = setting("label", "column of the labels")
-    user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
-    mode: Mode = setting("auto", "grey or colour; auto: grey where the images are")
+    user: str | None = setting(None, "column of the user that a row comes from, for partitions by user")
+    mode: Mode = setting("auto", "grey or colour; auto: grey if the images are")
     size: int | None = setting(
-        None, "side of the square that images are brought to; else they must agree in size", ge=1
+        None, "images are resized to a square of this side; none: all must have the same size", ge=1
     )
 
     def _columns(self) -> tuple[tuple[str, ...], str, str | None]:

@@ -1,4 +1,4 @@
-"""What sources of texts, windows and tables share: rows with a label, perhaps with a user, that become
+"""What sources of texts, windows and tables share: rows with a label, and optionally a user, that become
 samples once and are then cached."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from holdfast.data.sources.base import FolderSource, inputs
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation, for one channel or for each
 
+# not part of the cache key: the files are
 _ASIDE = (
     "normalise",
     "folder",
@@ -26,25 +27,27 @@ _ASIDE = (
     "subset",
     "revision",
     "test_split",
-)  # the files tell what samples are made of, not these
+)
 
 
 class LabelledSource(FolderSource):
-    """A subclass says in _fill how the x of its rows is made, and what mean and deviation it has."""
+    """A subclass implements _fill: it makes x from the rows and returns its mean and deviation."""
 
-    classes: ClassVar[int | None] = None  # of a known dataset
-    class_names: ClassVar[tuple[str, ...]] = ()  # of a known dataset whose files do not say
+    classes: ClassVar[int | None] = None  # number of classes of a known dataset
+    class_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of the classes of a known dataset whose files lack them
     label: str = setting(
         "label", "column of the labels: class numbers, or words, which are numbered in sorted order"
     )
-    user: str | None = setting(None, "column that says who a row comes from, for partitions by user")
+    user: str | None = setting(None, "column of the user that a row comes from, for partitions by user")
 
     def load(self, dir: Path | None) -> Samples:
         files = self._files(dir)
         return self._read(inputs(files), lambda new: self._make(files, new))
 
     def _read(self, paths: list[Path], make: Callable[[New], dict[str, Any]]) -> Samples:
-        """The samples that `make` makes of these files, from the cache where they are in it."""
+        """Return the samples that `make` makes of these files, from the cache if they are there."""
         matters = {name: value for name, value in self.settings().items() if name not in _ASIDE}
         entry = cached(f"{self.name} {matters}", paths, make)
         made: dict[str, Any] = {**entry.arrays, **entry.facts}
@@ -52,9 +55,8 @@ class LabelledSource(FolderSource):
 
     def _make(self, files: Mapping[str, ParquetRows], new: New) -> dict[str, Any]:
         order = self._order(files)
-        labels, classes, names = read_labels(
-            order.parts, self.label, self.classes, self.class_names
-        )  # first: quickly found to be wrong
+        # first: errors in labels are found quickly
+        labels, classes, names = read_labels(order.parts, self.label, self.classes, self.class_names)
         order.arranged(labels, new("y", (order.count,), np.int64))
         if self.user is not None:
             order.arranged(read_users(order.parts, self.user), new("user", (order.count,), np.int64))
@@ -68,4 +70,4 @@ class LabelledSource(FolderSource):
         }
 
     def _fill(self, order: RowOrder, new: New) -> Scale:
-        raise TypeError(f"source '{self.name}' does not say how its samples are made")
+        raise TypeError(f"source '{self.name}' does not implement _fill")

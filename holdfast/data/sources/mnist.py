@@ -9,7 +9,7 @@ from holdfast.core.registry import register, setting
 from holdfast.data.images import ImageFormat
 from holdfast.data.sources.images import ImageSource
 
-_REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
+_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
 
 
 @register(
@@ -70,8 +70,7 @@ class Emnist(ImageSource):
     repo: str | None = setting("Royc30ne/emnist-byclass", _REPO)
     upright: bool = setting(
         True,
-        "exchange rows and columns, which the original files store exchanged; false for files that are"
-        " upright",
+        "exchange rows and columns, because the original files store them exchanged; false for upright files",
     )
 
     def _image_format(self) -> ImageFormat:

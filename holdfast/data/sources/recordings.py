@@ -1,4 +1,4 @@
-"""Sensors' rows as they were recorded, cut into windows: `recordings`, for a folder of your own."""
+"""Sensor rows as they were recorded, cut into windows: `recordings`, for a folder of your own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from holdfast.data.sources.labelled import LabelledSource
 from holdfast.data.windows import cut_windows, place_windows, recordings
 
 READ = 65536  # rows read at once
-NUMBERS = 1 << 21  # copied at once
+NUMBERS = 1 << 21  # numbers copied at once
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class SensorRows:
-    """The rows of one split, in the order of the file. Values, of which there may be more than memory holds,
-    come in pieces, once."""
+    """The rows of one split, in file order. The values may be larger than memory: they come in pieces and can
+    be read once."""
 
     label: np.ndarray  # [rows] whole numbers
     user: np.ndarray | None  # [rows] whole numbers
@@ -42,7 +42,7 @@ class SensorRows:
 
 @dataclass(frozen=True, eq=False)
 class SplitWindows:
-    """The windows of one split: all that is left of a track when its values are read."""
+    """The windows of one split: what is kept of its rows once the values are read."""
 
     first: np.ndarray  # row
     last: np.ndarray
@@ -53,26 +53,26 @@ class SplitWindows:
 
 @register("source", "recordings")
 class Recordings(LabelledSource):
-    """Sensor rows of your own, cut into windows: Parquet files with a column for each channel, rows in the
-    order of their recording.
+    """Sensor rows of your own, cut into windows: Parquet files with one column per channel, rows in the order
+    of their recording.
 
-    A window lies within one recording: within rows of one user and one label, with no jump in time. A sample
-    is [channels, length], normalised channel by channel. Where windows overlap, a client's test samples share
-    rows with its training samples: accuracies of such runs flatter, so leave overlap at 0 to compare them.
-    Licence: that of your data.
-
+    A window lies within one recording: rows of one user and one label, without a jump in time. A sample is
+    [channels, length], normalised channel by channel. If windows overlap, a client's test samples share rows
+    with its training samples and accuracies are too high; leave overlap at 0 for comparisons. Licence: that
+    of your data.
     """
 
     columns: tuple[str, ...] = setting(("x", "y", "z"), "columns of the channels", min_length=1)
-    time: str | None = setting(None, "column of the times; else only a new user or label ends a recording")
-    unit: Literal["ns", "us", "ms", "s"] = setting("ns", "what the times count")
-    gap: float = setting(1.0, "seconds without a row that end a recording", gt=0)
-    length: int = setting(200, "rows of a window", ge=1)
-    overlap: float = setting(
-        0.0, "share of its rows that a window has in common with the next one", ge=0, lt=1
-    )
+    time: str | None = setting(None, "column of the times; none: only a new user or label ends a recording")
+    unit: Literal["ns", "us", "ms", "s"] = setting("ns", "unit of the times")
+    gap: float = setting(1.0, "a recording ends after this many seconds without a row", gt=0)
+    length: int = setting(200, "number of rows of a window", ge=1)
+    overlap: float = setting(0.0, "share of its rows that a window shares with the next one", ge=0, lt=1)
     minimum: int | None = setting(
-        None, "rows that make the rest of a recording a window, filled with its last row; else length", ge=1
+        None,
+        "smallest number of rows for which the rest of a recording becomes a window, filled with its"
+        " last row; none: length",
+        ge=1,
     )
 
     @model_validator(mode="after")
@@ -107,7 +107,7 @@ class Recordings(LabelledSource):
             begin = span.stop
 
     def _windows(self, tracks: Iterable[SensorRows], new: New) -> dict[str, Any]:
-        """Cut train, and test where there is one."""
+        """Cut the train split, and the test split where there is one."""
         cuts = [self._cut(track) for track in tracks]
         counts = [len(cut.first) for cut in cuts]
         count = sum(counts)
@@ -120,9 +120,8 @@ class Recordings(LabelledSource):
         new("y", (count,), np.int64)[place] = np.concatenate([cut.label for cut in cuts])
         users = [cut.user for cut in cuts if cut.user is not None]
         if users:
-            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[
-                1
-            ]  # of those with a window
+            # only users that have a window
+            new("user", (count,), np.int64)[place] = np.unique(np.concatenate(users), return_inverse=True)[1]
         x, moments, begin = None, Moments(), 0
         with progress(f"cutting {self.name}", count) as advance:
             for cut in cuts:
@@ -147,7 +146,7 @@ class Recordings(LabelledSource):
 
 
 def _small(ids: np.ndarray) -> np.ndarray:
-    """In as few bytes as they need: there is one for every row."""
+    """Store ids in as few bytes as they need: there is one for every row."""
     return ids if ids.min() < 0 else ids.astype(np.min_scalar_type(int(ids.max())))
 
 
@@ -168,9 +167,8 @@ def _seconds(rows: ParquetRows, column: str, unit: str) -> np.ndarray:
     out, begin = np.empty(rows.count), 0
     for batch in rows.batches([column], READ):
         values = batch.column(0).cast(pa.int64()) if stamps else batch.column(0)
-        out[begin : begin + len(batch)] = values.to_numpy(
-            zero_copy_only=False
-        )  # NaN where missing, which ends a recording
+        # NaN where missing, which ends a recording
+        out[begin : begin + len(batch)] = values.to_numpy(zero_copy_only=False)
         begin += len(batch)
     out *= _UNITS[kind.unit if stamps else unit]
     return out
@@ -193,12 +191,12 @@ def _pieces(rows: ParquetRows, columns: Sequence[str]) -> Iterator[np.ndarray]:
     for batch in rows.batches(list(columns), max(1, min(READ, NUMBERS // len(columns)))):
         out = np.empty((len(batch), len(columns)), dtype=np.float32)
         for channel, column in enumerate(columns):
-            with np.errstate(over="ignore"):  # what becomes infinite is an error of its own
+            with np.errstate(over="ignore"):  # values that become infinite are reported below
                 out[:, channel] = batch.column(column).to_numpy(zero_copy_only=False)
             if not np.isfinite(out[:, channel]).all():
                 row = begin + int((~np.isfinite(out[:, channel])).argmax())
                 raise DataError(
-                    f"{rows.place(row)} has a missing or infinite number in '{column}'; leave such rows away"
+                    f"{rows.place(row)} has a missing or infinite number in '{column}'; remove such rows"
                 )
         yield out
         begin += len(batch)

@@ -25,8 +25,8 @@ class Svhn(ImageSource):
     classes: ClassVar[int | None] = 10
     mean: ClassVar[tuple[float, ...]] = (0.4377, 0.4438, 0.4728)
     std: ClassVar[tuple[float, ...]] = (0.1980, 0.2010, 0.1970)
-    repo: str | None = setting("ufldl-stanford/svhn", "the dataset's id on the Hugging Face Hub, OWNER/NAME")
-    subset: str | None = setting("cropped_digits", "one of the subsets that the folder has")
+    repo: str | None = setting("ufldl-stanford/svhn", "dataset id on the Hugging Face Hub, OWNER/NAME")
+    subset: str | None = setting("cropped_digits", "subset to read, where the folder has several")
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("colour", shape=(32, 32))

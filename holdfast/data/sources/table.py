@@ -20,22 +20,20 @@ BATCH = 16384
 
 @register("source", "table")
 class TableSource(LabelledSource):
-    """A table of your own: Parquet files whose columns are numbers, words or truth values, one of them the
-    label.
+    """A table of your own: Parquet files whose columns are numbers, words or booleans, one of them the label.
 
-    Numbers are standardised by the train split; words and truth values become one column for each value seen
-    there. What is missing becomes 0. Licence: that of your data.
-
+    Numbers are standardised by the train split; words and booleans become one column for each value in the
+    train split. A missing value becomes 0. Licence: that of your data.
     """
 
     normalise: Literal["dataset"] = setting(
-        "dataset", "nothing to choose: each column is standardised by itself"
+        "dataset", "always dataset: each column is standardised by itself"
     )
-    columns: tuple[str, ...] = setting((), "columns to use; else all but label and user")
-    categorical: tuple[str, ...] = setting(
-        (), "columns of numbers that only name something, such as a postcode"
+    columns: tuple[str, ...] = setting((), "columns to use; default: all but label and user")
+    categorical: tuple[str, ...] = setting((), "columns of numbers that are categories, such as a postcode")
+    buckets: int = setting(
+        64, "a categorical column with more values than this is hashed into this many columns", ge=1
     )
-    buckets: int = setting(64, "a categorical column with more values than this is hashed into so many", ge=1)
 
     def _fill(self, order: RowOrder, new: New) -> Scale:
         names = self._names(order.parts)
@@ -48,7 +46,7 @@ class TableSource(LabelledSource):
         x, begin = new("x", (order.count, width), np.float32), 0
         with progress(f"encoding {self.name}", order.count) as advance:
             for rows in order.parts:
-                at = 0  # in this split
+                at = 0  # row in this split
                 for batch in rows.batches(names, BATCH):
                     x[order.place[begin : begin + len(batch)]] = _encoded(batch, names, fitted, rows, at)
                     at, begin = at + len(batch), begin + len(batch)
@@ -56,29 +54,30 @@ class TableSource(LabelledSource):
         return (0.0,), (1.0,)
 
     def _names(self, parts: tuple[ParquetRows, ...]) -> list[str]:
-        """The columns to use, all of them such that they can be used."""
+        """Return the columns to use, after checking them."""
         for rows in parts:
             for name in (*self.columns, *self.categorical):
                 rows.need(name)
         names = list(self.columns) or [name for name in parts[0].names if name not in (self.label, self.user)]
         if self.label in names:
-            raise DataError(f"data.options.columns: '{self.label}' is the label, it must not be learnt from")
+            raise DataError(
+                f"data.options.columns: '{self.label}' is the label and must not be an input; remove it"
+            )
         stray = [name for name in self.categorical if name not in names]
         if stray:
-            raise DataError(f"data.options.categorical: '{stray[0]}' is not among the columns that are used")
+            raise DataError(f"data.options.categorical: '{stray[0]}' is not one of the columns that are used")
         return names
 
     def _fitted(self, order: RowOrder, names: list[str]) -> list[Number | Category]:
-        """How each column becomes numbers, found from the rows of the train split, one column after the
-        other."""
+        """Fit the encoder of each column to the rows of the train split, one column after the other."""
         import pyarrow as pa
 
         fitted: list[Number | Category] = []
         rows = order.parts[0]
-        train = (
-            order.place[: rows.count] < order.train_rows
-        )  # all of it, unless a share of it is set aside for testing
-        for name in names:  # a column has no name of its own here: it goes as soon as it is copied
+        # all rows, unless a share of them is set aside for testing
+        train = order.place[: rows.count] < order.train_rows
+        # a column is not bound to a name here, so that its memory is freed as soon as it is encoded
+        for name in names:
             if self._kind(order.parts, name) == "number":
                 fitted.append(Number(name, numbers(rows.column(name), name, rows.place)[train]))
             else:
@@ -90,13 +89,13 @@ class TableSource(LabelledSource):
         for rows, kind in zip(parts, kinds, strict=True):
             if kind == "neither":
                 raise DataError(
-                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor words;"
-                    " name the columns to use in data.options.columns"
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, neither numbers nor"
+                    " words; list the columns to use in data.options.columns"
                 )
             if kind != kinds[0]:
                 raise DataError(
-                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, in the train split"
-                    f" {parts[0].type_of(name)}"
+                    f"{rows.paths[0]}: column '{name}' holds {rows.type_of(name)}, but"
+                    f" {parts[0].type_of(name)} in the train split"
                 )
         return kinds[0]
 
@@ -104,7 +103,7 @@ class TableSource(LabelledSource):
 def _encoded(
     batch: Any, names: list[str], fitted: list[Number | Category], rows: ParquetRows, before: int
 ) -> np.ndarray:
-    """float32 [n, width] of a batch that begins after `before` rows of its split."""
+    """Return float32 [n, width] of a batch that begins after `before` rows of its split."""
 
     def place(row: int) -> str:
         return rows.place(before + row)

@@ -1,4 +1,4 @@
-"""Texts as hashed words: what the known sets share, and `text` for a folder of your own."""
+"""Texts as hashed words: what the known datasets share, and `text` for a folder of your own."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from holdfast.data.parquet import ParquetRows
 from holdfast.data.row_order import RowOrder
 from holdfast.data.sources.labelled import LabelledSource, Scale
 
-_REPO = "the dataset's id on the Hugging Face Hub, OWNER/NAME"
-_LENGTH = "words of a sample; shorter texts are filled up with 0"
+_REPO = "dataset id on the Hugging Face Hub, OWNER/NAME"
+_LENGTH = "number of words of a sample; shorter texts are filled with 0"
 
 
 @register("source", "text")
 class Text(LabelledSource):
-    """Texts of your own: Parquet files with a column of texts and one of labels. Words travel as hashes,
+    """Texts of your own: Parquet files with a column of texts and one of labels. Words are stored as hashes,
     without a vocabulary.
 
     Licence: that of your data.
-
     """
 
     normalise: Literal["dataset"] = setting(
-        "dataset", "nothing to choose: words are looked up, not counted with"
+        "dataset", "always dataset: words are looked up, not computed with"
     )
     text: str = setting("text", "column of the texts")
     length: int = setting(128, _LENGTH, ge=1)
     keep: Literal["head", "tail"] = setting(
-        "head", "which words of a longer text are kept: the first, or the last"
+        "head", "words of a longer text to keep: the first (head) or the last (tail)"
     )
 
     def _fill(self, order: RowOrder, new: New) -> Scale:
@@ -42,7 +41,7 @@ class Text(LabelledSource):
         words, begin = WordHasher(self.length, self.keep), 0
         with progress(f"hashing the words of {self.name}", order.count) as advance:
             for rows in order.parts:
-                at = 0  # in this split
+                at = 0  # row in this split
                 for batch in rows.batches([self.text]):
                     texts = read_texts(batch.column(0), rows, at, self.text)
                     x[order.place[begin : begin + len(texts)]] = words.rows(texts)
@@ -73,7 +72,7 @@ class AgNews(Text):
 
 @register("source", "imdb", paper="Maas et al.: Learning Word Vectors for Sentiment Analysis, ACL 2011")
 class Imdb(Text):
-    """IMDB: 25,000 + 25,000 film reviews, 2 classes, 256 words each; its unlabelled reviews are left away.
+    """IMDB: 25,000 + 25,000 film reviews, 2 classes, 256 words each; its unlabelled reviews are left out.
 
     Columns text, label (0 neg, 1 pos). Licence: none stated; its authors ask to cite the paper.
     """
@@ -86,7 +85,7 @@ class Imdb(Text):
 
 
 def read_texts(column: Any, rows: ParquetRows, before: int, name: str) -> list[str]:
-    """A batch that begins after `before` rows of its split."""
+    """Return the texts of a batch that begins after `before` rows of its split."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -97,8 +96,8 @@ def read_texts(column: Any, rows: ParquetRows, before: int, name: str) -> list[s
         )
     if column.null_count:
         raise DataError(
-            f"{rows.place(before + column.is_null().index(True).as_py())} has no text in '{name}'; an empty"
-            " one would do"
+            f"{rows.place(before + column.is_null().index(True).as_py())} has no text in '{name}'; write"
+            " an empty text, or remove such rows"
         )
     try:
         return list(column.to_pylist())

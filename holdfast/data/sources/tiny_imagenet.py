@@ -21,9 +21,7 @@ class TinyImagenet(ImageSource):
     classes: ClassVar[int | None] = 200
     mean: ClassVar[tuple[float, ...]] = (0.4802, 0.4481, 0.3975)
     std: ClassVar[tuple[float, ...]] = (0.2770, 0.2691, 0.2821)
-    repo: str | None = setting(
-        "zh-plus/tiny-imagenet", "the dataset's id on the Hugging Face Hub, OWNER/NAME"
-    )
+    repo: str | None = setting("zh-plus/tiny-imagenet", "dataset id on the Hugging Face Hub, OWNER/NAME")
 
     def _image_format(self) -> ImageFormat:
         return ImageFormat("colour", shape=(64, 64))

@@ -16,24 +16,23 @@ from holdfast.data.moments import Moments
 from holdfast.data.row_order import RowOrder
 from holdfast.data.sources.labelled import LabelledSource, Scale
 
-NUMBERS = 1 << 22  # read at once
+NUMBERS = 1 << 22  # numbers read at once
 
 
 @register("source", "windows")
 class Windows(LabelledSource):
-    """Sensor windows of your own: Parquet files with a list of numbers in each row. Rows that are yet to be
-    cut: see `recordings`.
+    """Sensor windows of your own: Parquet files with a list of numbers in each row. For rows that must still
+    be cut, see `recordings`.
 
     A sample is [channels, length], normalised channel by channel. Lists may be of any numbers, also lists of
     lists, all of one length. Licence: that of your data.
-
     """
 
-    numbers: ClassVar[int | None] = None  # how many a window of a known dataset has
+    numbers: ClassVar[int | None] = None  # numbers in a window of a known dataset
     signal: str = setting("signal", "column of the windows, each a list of numbers")
-    channels: int = setting(1, "channels of a window", ge=1)
+    channels: int = setting(1, "number of channels of a window", ge=1)
     order: Literal["channels", "time"] = setting(
-        "channels", "a list holds channel after channel, or (time) moment after moment"
+        "channels", "order of a list: channel after channel, or moment after moment (time)"
     )
 
     def _fill(self, order: RowOrder, new: New) -> Scale:
@@ -55,7 +54,7 @@ class Windows(LabelledSource):
         )
         with progress(f"reading {self.name}", order.count) as advance:
             for rows in order.parts:
-                at = 0  # in this split
+                at = 0  # row in this split
                 for batch in rows.batches([self.signal], max(1, min(1024, NUMBERS // width))):
                     windows = self._shaped(read_lists(batch.column(0), shape, self.signal, rows, at))
                     place = order.place[begin : begin + len(windows)]
@@ -99,5 +98,5 @@ class UciHar(Windows):
         "LAYING",
     )
     numbers: ClassVar[int | None] = 1152
-    channels: int = setting(9, "channels of a window", ge=1)
-    user: str | None = setting("user", "column that says who a row comes from, for partitions by user")
+    channels: int = setting(9, "number of channels of a window", ge=1)
+    user: str | None = setting("user", "column of the user that a row comes from, for partitions by user")

@@ -1,5 +1,4 @@
-"""WISDM: a phone's accelerometer, row by row, as a Parquet folder or as the text file that its authors
-publish."""
+"""WISDM: accelerometer rows of a phone, as a Parquet folder or as the text file that its authors publish."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from holdfast.data.samples import Samples
 from holdfast.data.sources.recordings import Recordings, SensorRows
 
 RAW = "WISDM_ar_v1.1_raw.txt"
-_MOST = 1 << 32  # bytes: the file has 50 MB
-_LINE = 1 << 16  # letters that are read at a time where no line ends
-_NAME = 100  # letters of an activity: all are kept as long as the longest
+_MOST = 1 << 32  # bytes; the published file has 50 MB
+_LINE = 1 << 16  # characters read at a time where no line ends
+_NAME = 100  # characters of an activity: all are stored as long as the longest
 
 
 @register(
@@ -38,19 +37,18 @@ class Wisdm(Recordings):
     200] of ten seconds.
 
     Columns user, activity, timestamp (ns), x, y, z; or the original text file WISDM_ar_v1.1_raw.txt in the
-    folder. There is no official split. Rows whose timestamp is 0 hold no measurement and are left away. For
+    folder. There is no official split. Rows whose timestamp is 0 hold no measurement and are left out. For
     the lab's later recordings of 18 activities set folder, for example to wisdm_2019_phone_accel. Licence:
     none stated; its authors ask to cite the paper.
-
     """
 
     also: ClassVar[tuple[str, ...]] = ("WISDM_ar_v1.1",)
     label: str = setting(
         "activity", "column of the labels: class numbers, or words, which are numbered in sorted order"
     )
-    user: str | None = setting("user", "column that says who a row comes from, for partitions by user")
+    user: str | None = setting("user", "column of the user that a row comes from, for partitions by user")
     time: str | None = setting(
-        "timestamp", "column of the times; else only a new user or label ends a recording"
+        "timestamp", "column of the times; none: only a new user or label ends a recording"
     )
 
     def load(self, dir: Path | None) -> Samples:
@@ -72,22 +70,22 @@ class Wisdm(Recordings):
 
 @dataclass(frozen=True, eq=False)
 class WisdmRecords:
-    """What the text file holds."""
+    """The records of the text file."""
 
     user: np.ndarray  # [rows] int64
     activity: np.ndarray  # [rows] str
     time: np.ndarray  # [rows] int64, ns
     values: np.ndarray  # [rows, 3] float32
-    dropped: int  # records that are damaged
+    dropped: int  # number of damaged records
 
 
 def read_raw(path: Path) -> WisdmRecords:
-    """Records like 33,Jogging,49105962326000,-0.69,12.68,0.50; of which some lack the semicolon, a number, or
-    a line of their own."""
+    """Read records like 33,Jogging,49105962326000,-0.69,12.68,0.50; some lack the semicolon, a number, or
+    their own line."""
     user, time, values = array("q"), array("q"), array("f")
     activity: list[str] = []
     if path.stat().st_size > _MOST:
-        raise DataError(f"{path} has more than {_MOST:,} bytes; fetch it again")
+        raise DataError(f"{path} has more than {_MOST:,} bytes; download it again")
     dropped = 0
     with (
         open(path, encoding="utf-8", errors="replace") as file,
@@ -106,19 +104,21 @@ def read_raw(path: Path) -> WisdmRecords:
                     dropped += 1
             advance(len(line))
     if not user:
-        raise DataError(f"{path}: no record like 33,Jogging,49105962326000,-0.69,12.68,0.50; fetch it again")
+        raise DataError(
+            f"{path}: no record like 33,Jogging,49105962326000,-0.69,12.68,0.50; download it again"
+        )
     timeless = time.count(0)
     if dropped or timeless:
         lost = f"{dropped:,} damaged records and {timeless:,} without a time"
         warnings.warn(
-            f"{path}: {lost} are left away, {len(user) - timeless:,} remain", UserWarning, stacklevel=2
+            f"{path}: {lost} are left out, {len(user) - timeless:,} remain", UserWarning, stacklevel=2
         )
     columns = np.array(user, dtype=np.int64), np.array(activity), np.array(time, dtype=np.int64)
     return WisdmRecords(*columns, np.array(values, dtype=np.float32).reshape(-1, 3), dropped)
 
 
 def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | None:
-    """None where something is missing, too much, or no number."""
+    """Parse one record; None where a field is missing, too many, or not a number."""
     fields = text.split(",")
     if len(fields) != 6:
         return None
@@ -127,8 +127,7 @@ def _record(text: str) -> tuple[int, str, int, tuple[float, float, float]] | Non
         user, time, activity = int(fields[0]), int(fields[2]), fields[1].strip()
     except ValueError:
         return None
-    finite = (
-        abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63
-    )  # not so where one is not a number
+    # False where a value is NaN
+    finite = abs(x) + abs(y) + abs(z) < 1e30 and max(abs(user), abs(time)) < 2**63
     sound = finite and 0 < len(activity) <= _NAME
     return (user, activity, time, (x, y, z)) if sound else None
