@@ -1,4 +1,4 @@
-"""Ways to assign samples to clients, one per file; base.py says how to add one. The registry finds the files."""
+"""Ways to assign samples to clients, one per file, found by the registry; base.py says how to add one."""
 
 from holdfast.data.partitions.base import Assignment, Partition
 
