@@ -336,7 +336,7 @@ def logs(
       holdfast federation logs ward node3 --lines 100
     """
     project = opened(folder)
-    from holdfast.core.files import last_lines
+    from holdfast.core.reading import last_lines
     from holdfast.deploy.inspect import logs as files
 
     found = files(project)

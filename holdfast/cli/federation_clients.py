@@ -151,7 +151,7 @@ def enrol(
 
 
 def _read_key(file: Path) -> str:
-    from holdfast.core.files import read_whole
+    from holdfast.core.reading import read_whole
 
     try:
         text = read_whole(file, 1 << 16, pipe=True).decode()

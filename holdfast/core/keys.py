@@ -5,6 +5,8 @@ A key is one 64-bit number per row. Folding mixes more of the name in; drawing h
 Everything is integer arithmetic on tensors (the finaliser of splitmix64), so a stack of a thousand clients
 draws at once, and one client alone, in another process, on another machine, draws the same numbers.
 
+
+
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 _LIBC = ctypes.CDLL(None)
 
@@ -12,3 +13,8 @@ def give_back_memory() -> None:
     without this, a cohort of many stacks grows as if nothing were ever freed."""
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)
+
+
+def physical_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import DataError, StoreError
-from holdfast.core.files import HOST, as_json, parse_json, read_whole, sync, write_json
+from holdfast.core.files import HOST, as_json, sync, write_json
+from holdfast.core.reading import parse_json, read_whole
 
 ENVIRONMENT = "HOLDFAST_CACHE"
 FORMAT = 3  # raise this when the same files are decoded differently

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.core.files import parse_json, read_whole, write_json
+from holdfast.core.files import write_json
+from holdfast.core.reading import parse_json, read_whole
 from holdfast.data.layout import arrange, choose_test
 
 CONVERTED = "refs/convert/parquet"  # where the Hub stores its own conversion of datasets that are not Parquet

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import DataError, suggest
-from holdfast.core.files import parse_json
+from holdfast.core.reading import parse_json
 from holdfast.data.labels import read_labels
 from holdfast.data.layout import find_splits
 

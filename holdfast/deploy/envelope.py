@@ -25,16 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, RecordDict
 
 from holdfast.core.errors import RunError
-from holdfast.core.files import (
-    is_whole,
-    lock,
-    parse_json,
-    read_json,
-    read_whole,
-    unlock,
-    write_atomically,
-    write_json,
-)
+from holdfast.core.files import lock, unlock, write_atomically, write_json
+from holdfast.core.reading import is_whole, parse_json, read_json, read_whole
 from holdfast.deploy import keys
 
 ENVELOPE = "post"

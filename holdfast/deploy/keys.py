@@ -29,7 +29,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.files import read_whole, write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.reading import read_whole
 
 _CURVE = ec.SECP384R1()  # what Flower's node authentication takes
 _LARGEST = 1 << 20  # bytes of a key or a certificate

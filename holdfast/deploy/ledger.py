@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError
-from holdfast.core.files import clean, is_number, is_whole, parse_json, readable, sync, write_atomically
+from holdfast.core.files import clean, plain_disk_errors, sync, write_atomically
+from holdfast.core.reading import is_number, is_whole, parse_json
 from holdfast.deploy.signed_head import SIGNED_HEAD, SIGNING_KEY, SignedHead, read_signed_head
 
 _START = "0" * 64
@@ -78,7 +79,7 @@ class Ledger:
                 ).encode()
                 + b"\n"
             )
-            with readable(self.path):
+            with plain_disk_errors(self.path):
                 if os.pwrite(file, line, self._read_to) < len(
                     line
                 ):  # a disk that is nearly full takes a part

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
-from holdfast.core.files import is_whole, read_whole
+from holdfast.core.reading import is_whole, read_whole
 from holdfast.deploy.check import Check
 from holdfast.deploy.ledger import Entry, Ledger
 from holdfast.deploy.signed_head import PUBLIC_KEY, SIGNED_HEAD, read_signed_head

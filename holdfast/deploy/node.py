@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import read_whole, remove_left_over
+from holdfast.core.files import remove_left_over
+from holdfast.core.reading import read_whole
 from holdfast.core.types import Exchange, State
 from holdfast.data.federation import Federation
 from holdfast.data.node_data import holding

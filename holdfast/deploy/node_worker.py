@@ -12,7 +12,8 @@ import torch
 from flwr.app import RecordDict
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.files import expand, read_whole
+from holdfast.core.files import expand
+from holdfast.core.reading import read_whole
 from holdfast.core.registry import load_plugin
 from holdfast.core.screening import FEDERATION_NORM_CAP
 from holdfast.data.node_data import from_folder, from_function

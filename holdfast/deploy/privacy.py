@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import is_number, is_whole, lock, read_json, unlock, write_json
+from holdfast.core.files import lock, unlock, write_json
+from holdfast.core.reading import is_number, is_whole, read_json
 from holdfast.core.registry import setting
 from holdfast.core.types import UNDEFINED, Field, Schema
 from holdfast.engine.client_task import EVALUATE

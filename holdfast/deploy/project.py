@@ -24,7 +24,8 @@ from typing import Any
 from pydantic import ValidationError, field_validator
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.files import expand, read_toml, read_whole, write_atomically
+from holdfast.core.files import expand, write_atomically
+from holdfast.core.reading import read_toml, read_whole
 from holdfast.core.registry import explain, load_plugin, setting
 from holdfast.core.toml import to_toml
 from holdfast.deploy.enrolment import Enrolment

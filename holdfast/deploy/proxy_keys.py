@@ -15,7 +15,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import read_json
+from holdfast.core.reading import read_json
 from holdfast.deploy.enrolment import fingerprint_of
 
 _KEY, _SIGNATURE, _TIME = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
-from holdfast.core.files import is_whole, parse_json, read_json
+from holdfast.core.reading import is_whole, parse_json, read_json
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.ledger import Ledger
 

@@ -21,7 +21,8 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import is_whole, read_json, write_json
+from holdfast.core.files import write_json
+from holdfast.core.reading import is_whole, read_json
 from holdfast.core.registry import load_plugin
 from holdfast.deploy.admission import Admission, KeyedAdmission, OpenAdmission
 from holdfast.deploy.audit import Audit

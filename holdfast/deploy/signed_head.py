@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import RunError
-from holdfast.core.files import as_json, is_whole, parse_json, read_whole
+from holdfast.core.files import as_json
+from holdfast.core.reading import is_whole, parse_json, read_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

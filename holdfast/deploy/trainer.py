@@ -23,7 +23,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from holdfast.core.errors import in_print
-from holdfast.core.files import is_whole, parse_json
+from holdfast.core.reading import is_whole, parse_json
 from holdfast.deploy.heartbeat import show_life
 from holdfast.deploy.sockets import listen
 

@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from holdfast.core.errors import RunError, in_print
-from holdfast.core.files import read_json, write_json
+from holdfast.core.files import write_json
+from holdfast.core.reading import read_json
 from holdfast.deploy.disk import naming_a_full_disk, shortage
 from holdfast.deploy.enrolment import Enrolment
 from holdfast.deploy.heartbeat import ServerContact

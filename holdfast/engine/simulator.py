@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import DataError
-from holdfast.core.files import readable
+from holdfast.core.files import plain_disk_errors
 from holdfast.core.memory import give_back_memory
 from holdfast.core.screening import screen
 from holdfast.core.types import SCORE, Exchange, Schema, State, Uplink
@@ -224,7 +224,7 @@ class Simulator:
             return torch.empty(shape, dtype=like.dtype)
         folder = run_context.rows.path
         with (
-            readable(folder),
+            plain_disk_errors(folder),
             tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".writing") as file,
         ):
             # a full disk is an error here; later it would be a signal

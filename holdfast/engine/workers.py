@@ -26,7 +26,7 @@ from torch import Tensor
 
 from holdfast.core.error_origin import note_place, place_of
 from holdfast.core.errors import RunError
-from holdfast.core.files import let_go_of_locks
+from holdfast.core.files import close_inherited_locks
 
 Work = Callable[[Any], Any]
 
@@ -179,7 +179,7 @@ def _serve(link: socket.socket, work: Work, parent: int) -> None:
     if os.getppid() != parent:
         return
     gc.freeze()  # what was inherited is not ours to finalise
-    let_go_of_locks()
+    close_inherited_locks()
     torch.set_num_threads(1)  # more would wait for threads of the parent, which were not inherited
     while True:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.aggregators.base import Aggregator
 from holdfast.attacks.base import Attack
 from holdfast.core.errors import ConfigError
-from holdfast.core.files import read_toml, shallow
+from holdfast.core.reading import bounded, read_toml
 from holdfast.experiment.config import Config
 
 _DEEPEST = 16  # sections within each other that a key may name
@@ -58,7 +58,7 @@ def rank(path: str) -> tuple[int, bool]:
 def parse_value(text: str) -> Any:
     """A TOML value where it is one, else the text itself, so that quotes are not needed."""
     try:
-        table = shallow(tomllib.loads(f"value = {text}"))
+        table = bounded(tomllib.loads(f"value = {text}"))
         return table["value"] if len(table) == 1 else text
     except (ValueError, RecursionError):
         return text

@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter
 
 from holdfast.core.errors import ConfigError, RunError, UnknownPart
-from holdfast.core.files import is_whole, read_json
+from holdfast.core.reading import is_whole, read_json
 from holdfast.core.registry import plugin_of
 from holdfast.core.version import __version__
 from holdfast.data.federation import DataSettings

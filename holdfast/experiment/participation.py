@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.files import parse_json, read_whole
 from holdfast.core.keys import Key
+from holdfast.core.reading import parse_json, read_whole
 from holdfast.core.types import State
 
 Intervals = dict[int, list[tuple[int, int]]]

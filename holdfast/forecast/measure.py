@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import readable
+from holdfast.core.files import plain_disk_errors
 from holdfast.core.peak_memory import forget_peak, peak
 from holdfast.experiment.config import Config
 from holdfast.experiment.loop import Experiment
@@ -183,7 +183,7 @@ def _memory(stage: _Stage, device: torch.device) -> Memory:
 def _folder_beside(out: Path) -> Iterator[Path]:
     """On the file system that the run will be written to."""
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
-    with readable(parent):
+    with plain_disk_errors(parent):
         folder = Path(tempfile.mkdtemp(prefix=".forecast-", dir=parent))
     try:
         yield folder

@@ -14,8 +14,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, in_print
-from holdfast.core.files import memory, read_whole
 from holdfast.core.flat import Layout
+from holdfast.core.memory import physical_memory
+from holdfast.core.reading import read_whole
 
 
 class Weights:
@@ -62,7 +63,7 @@ class Weights:
 
     def _read(self) -> dict[str, Tensor]:
         try:
-            content = read_whole(Path(self.file).expanduser(), memory())
+            content = read_whole(Path(self.file).expanduser(), physical_memory())
             self.digest = hashlib.sha256(content).hexdigest()
             return load(content)
         except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from holdfast.core.files import readable, write_atomically
+from holdfast.core.files import plain_disk_errors, write_atomically
 from holdfast.core.progress import progress
 from holdfast.core.version import __version__
 from holdfast.report import attack_effects, rounds, sections
@@ -39,7 +39,7 @@ def write_page(folder: Path, out: Path | None = None, title: str | None = None, 
         beside == target or (beside / "manifest.json").exists()
     ):  # the page has no suffix, or a run has the name
         beside = target.with_name(f"{target.name}-runs")
-    with readable(beside):
+    with plain_disk_errors(beside):
         beside.mkdir(parents=True, exist_ok=True)
     with progress("pages of the runs", len(cells) + 1) as advance:
         links = {path: f"{quote(beside.name)}/{quote(name)}" for path, name in names.items()}

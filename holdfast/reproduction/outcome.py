@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import as_json, clean, is_number, is_whole, read_json, write_atomically, write_json
+from holdfast.core.files import as_json, clean, write_atomically, write_json
 from holdfast.core.keys import Key
+from holdfast.core.reading import is_number, is_whole, read_json
 from holdfast.data.federation import build_federation
 from holdfast.experiment.manifest import are_words, folder_name, run_folders
 from holdfast.experiment.runner import Watch

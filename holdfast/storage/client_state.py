@@ -15,7 +15,8 @@ from torch import Tensor
 
 from holdfast.core.device import PINNED
 from holdfast.core.errors import RunError
-from holdfast.core.files import is_whole, read_json, readable, write_json
+from holdfast.core.files import plain_disk_errors, write_json
+from holdfast.core.reading import is_whole, read_json
 from holdfast.core.types import State
 
 
@@ -140,7 +141,7 @@ class RowStore:
             {name: (value.dtype, tuple(value.shape[1:])) for name, value in state.items()}
         )
         size = max(column.stop for column in columns.values())
-        with readable(self.file), open(self.file, "r+b") as file:
+        with plain_disk_errors(self.file), open(self.file, "r+b") as file:
             for i, client in enumerate(ids.tolist()):
                 record = self._record(client)
                 for name, column in columns.items():
@@ -208,7 +209,7 @@ class RowStore:
         """The same for rows to be written; the first rows of a run decide, and say so on disk."""
         if not self.place and not self.staged:
             self._columns = _lay_out(fields)
-            with readable(self.file):
+            with plain_disk_errors(self.file):
                 self.file.touch()  # now, so that the folder is synced with it
             written = {
                 n: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}

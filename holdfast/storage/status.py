@@ -10,7 +10,8 @@ from typing import Any
 
 from holdfast.core.error_origin import in_brackets, place_of
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.core.files import is_whole, read_json, write_atomically, write_json
+from holdfast.core.files import write_atomically, write_json
+from holdfast.core.reading import is_whole, read_json
 from holdfast.storage.store import Store
 
 FAILURE = "failure.json"

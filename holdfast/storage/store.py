@@ -43,14 +43,8 @@ from torch import Tensor
 from holdfast.core.errors import InUse, RunError, in_print
 from holdfast.core.files import (
     as_json,
-    digest_of_file,
-    is_number,
-    is_whole,
     lock,
-    memory,
-    read_json,
-    read_whole,
-    readable,
+    plain_disk_errors,
     replace_file,
     sync,
     sync_file_system,
@@ -59,6 +53,8 @@ from holdfast.core.files import (
     write_beside,
     write_json,
 )
+from holdfast.core.memory import physical_memory
+from holdfast.core.reading import digest_of_file, is_number, is_whole, read_json, read_whole
 from holdfast.core.types import State
 from holdfast.storage.client_state import RowStore
 
@@ -79,7 +75,7 @@ class Store:
 
     def open(self) -> Store:
         """Create the directory if need be and take its lock; a second process is refused."""
-        with readable(self.path):
+        with plain_disk_errors(self.path):
             for name in _FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.path / "lock")
@@ -154,7 +150,7 @@ class Store:
     def sync_file_system(self) -> bool:
         """The same for everything on its file system; by the lock's handle, which was open before anything
         was written."""
-        with readable(self.path):
+        with plain_disk_errors(self.path):
             return self._lock is not None and sync_file_system(self._lock)
 
     def synced(self) -> None:
@@ -180,7 +176,7 @@ class Store:
     def commit(self, round: int) -> None:
         """Until this rename the previous round is the truth; after it, this one."""
         assert self._next is not None
-        with readable(self.path / "head.json"):
+        with plain_disk_errors(self.path / "head.json"):
             os.replace(self._next, self.path / "head.json")
         self._next = None
         self._unsynced.add(self.path)
@@ -380,7 +376,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_tensors(path: Path) -> State:
     """Into memory, not mapped: the file may be deleted or replaced."""
     try:
-        return load(read_whole(path, memory()))
+        return load(read_whole(path, physical_memory()))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, MemoryError, SafetensorError) as error:

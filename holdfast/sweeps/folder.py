@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import HOST, as_json, lock, read_json, readable, unlock, write_if_absent, write_json
+from holdfast.core.files import HOST, as_json, lock, plain_disk_errors, unlock, write_if_absent, write_json
+from holdfast.core.reading import read_json
 from holdfast.experiment.config import Config, completed, make_config
 from holdfast.experiment.manifest import (
     are_terms,
@@ -100,7 +101,7 @@ class SweepFolder:
 
     def write(self) -> None:
         """Say what the sweep is, unless another shard has; either way it is this one."""
-        with readable(self.path):
+        with plain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         write_if_absent(self.path / "sweep.json", self._content())
         self.check()
@@ -143,7 +144,7 @@ class SweepFolder:
         )
 
     def write_group(self, group: Group) -> None:
-        with self.claim(), readable(self.path):
+        with self.claim(), plain_disk_errors(self.path):
             (self.path / "groups").mkdir(exist_ok=True)
             write_json(
                 self._group_file(group), {**asdict(group), "plans": [asdict(plan) for plan in group.plans]}
@@ -156,7 +157,7 @@ class SweepFolder:
     def claim(self) -> Iterator[None]:
         """One process at a time takes locks of cells or writes what all share, so that of two that want the
         same group one gets all."""
-        with readable(self.path):
+        with plain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "lock"
         while True:
@@ -175,7 +176,7 @@ class SweepFolder:
                     return
             finally:
                 unlock(handle)
-            with readable(self.path):
+            with plain_disk_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
 
     def give_up(self, fresh: Sequence[Path], group: Group | None) -> None:

@@ -20,7 +20,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from holdfast.core.errors import ConfigError, suggest
-from holdfast.core.files import as_json, is_whole, read_json, replace_file
+from holdfast.core.files import as_json, replace_file
+from holdfast.core.reading import is_whole, read_json
 from holdfast.experiment.loop import Experiment
 from holdfast.experiment.runner import Say, Watch
 from holdfast.tracking.base import Figures, KnownRun, Tracker, harmless, numbers, settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from holdfast.core.files import last_lines
+from holdfast.core.reading import last_lines
 from holdfast.experiment.config import make_config
 from holdfast.sweeps import session
 from tests.bad_bytes.helpers import limited

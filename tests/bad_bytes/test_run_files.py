@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from holdfast.core.errors import ConfigError, HoldfastError, RunError
-from holdfast.core.files import read_json
+from holdfast.core.reading import read_json
 from holdfast.experiment.config import make_config
 from holdfast.experiment.config_tables import read_config
 from holdfast.experiment.participation import read_availability

@@ -31,7 +31,8 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from holdfast.core.files import read_json, write_json
+from holdfast.core.files import write_json
+from holdfast.core.reading import read_json
 from holdfast.deploy.enrolment import fingerprint_of
 from holdfast.deploy.processes import Processes, free_port
 from holdfast.deploy.project import Project

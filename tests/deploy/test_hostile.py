@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip instal
 
 from flwr.app import Message  # noqa: E402
 
-from holdfast.core.files import read_json  # noqa: E402
+from holdfast.core.reading import read_json  # noqa: E402
 from holdfast.deploy.enrolment import Enrolment, fingerprint_of  # noqa: E402
 from holdfast.deploy.privacy import Account  # noqa: E402
 from holdfast.deploy.processes import Processes, free_port  # noqa: E402

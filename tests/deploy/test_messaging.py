@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat 
 from flwr.app import ConfigRecord, Error, Message, RecordDict  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 
-from holdfast.core.files import read_json  # noqa: E402
+from holdfast.core.reading import read_json  # noqa: E402
 from holdfast.deploy.envelope import NodeSigner, Subject  # noqa: E402
 from holdfast.deploy.messaging import Messaging, Request, answer, pack_client, read_client  # noqa: E402
 from holdfast.deploy.replies import Malformed, ReplyLimits  # noqa: E402

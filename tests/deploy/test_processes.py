@@ -18,7 +18,8 @@ import pytest
 pytest.importorskip("flwr", reason="the Flower deployment needs flwr: pip install 'holdfast[flower]'")
 
 from holdfast.core.errors import ConfigError, RunError  # noqa: E402
-from holdfast.core.files import read_json, write_json  # noqa: E402
+from holdfast.core.files import write_json  # noqa: E402
+from holdfast.core.reading import read_json  # noqa: E402
 from holdfast.deploy.heartbeat import ServerContact, away_file  # noqa: E402
 from holdfast.deploy.node_processes import client_of, keep_node  # noqa: E402
 from holdfast.deploy.processes import HOST, LOST, Processes, free_port, in_use  # noqa: E402

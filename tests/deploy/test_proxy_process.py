@@ -21,7 +21,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, RegisterNodeFleetRequest  
 from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 
-from holdfast.core.files import parse_json  # noqa: E402
+from holdfast.core.reading import parse_json  # noqa: E402
 from holdfast.deploy.keys import make_node_key  # noqa: E402
 from holdfast.deploy.processes import free_port  # noqa: E402
 from holdfast.deploy.project import Project, init  # noqa: E402

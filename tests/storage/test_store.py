@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from holdfast.core.errors import HoldfastError, RunError
-from holdfast.core.files import read_json, write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.reading import read_json
 from holdfast.storage import client_state as rows_module
 from holdfast.storage import store as store_module
 from holdfast.storage.client_state import RowStore

@@ -16,7 +16,8 @@ import torch
 
 import holdfast
 from holdfast.core.errors import ConfigError, DataError, RunError
-from holdfast.core.files import read_json, write_if_absent
+from holdfast.core.files import write_if_absent
+from holdfast.core.reading import read_json
 from holdfast.core.registry import register
 from holdfast.engine.client_stack import ClientStack
 from holdfast.engine.simulator import Simulator

@@ -16,7 +16,7 @@ import torch
 import holdfast
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
-from holdfast.core.files import read_json
+from holdfast.core.reading import read_json
 from holdfast.engine.simulator import Simulator
 from holdfast.experiment.manifest import run_folders
 from holdfast.results.run import Run

@@ -8,7 +8,8 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from holdfast.core.errors import RunError
-from holdfast.core.files import read_whole, write_atomically
+from holdfast.core.files import write_atomically
+from holdfast.core.reading import read_whole
 from holdfast.diagnostics.gradcam import heat_on_trigger
 from holdfast.diagnostics.importance import by_place, rank_changes
 from holdfast.reproduction.measures.base import measure
