@@ -13,7 +13,7 @@ from holdfast.cli.app import AsJson, Plugins, app, load_plugins, only_json, prin
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.results.late_join import Joined
+    from holdfast.results.late_join import JoinResult
     from holdfast.results.run import Run
 
 
@@ -101,7 +101,7 @@ def customise(
         )
 
 
-def _joined(run: Run, data: Path | None, client: int | None) -> Joined:
+def _joined(run: Run, data: Path | None, client: int | None) -> JoinResult:
     from holdfast.core.files import expand
     from holdfast.results.late_join import from_config, from_folder, join, join_again
 
@@ -119,7 +119,7 @@ def _joined(run: Run, data: Path | None, client: int | None) -> Joined:
     return join(run, from_config(run, path, client))
 
 
-def _write(run: Run, joined: Joined, file: Path) -> None:
+def _write(run: Run, joined: JoinResult, file: Path) -> None:
     from safetensors.torch import save
 
     from holdfast.core.files import write_atomically

@@ -124,7 +124,7 @@ class FinishedRun(Protocol):
     def parameters_of(self, change: Tensor | Mapping[str, Tensor], where: str) -> Tensor:
         """A change of a model as one vector of its parameters; errors begin with `where`."""
 
-    def newcomer(self) -> int:
+    def new_client_id(self) -> int:
         """The number that a client would get that joins now."""
 
     def delivered(self, client: int, reply: Callable[[Schema], Fields], where: str) -> Exchange:

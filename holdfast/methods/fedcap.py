@@ -301,7 +301,7 @@ def customise(run: FinishedRun, update: Tensor | Mapping[str, Tensor]) -> nn.Mod
     pooled(run)
     vector = run.parameters_of(update, "customise")[None]
     sent = run.delivered(
-        run.newcomer(),
+        run.new_client_id(),
         lambda schema: {name: vector if name == "update" else vector.new_zeros(1) for name in schema},
         "customise",
     )

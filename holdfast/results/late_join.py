@@ -1,8 +1,8 @@
 """Clients that join after training (FedCAP, appendix A): their data, from files or a config, as one more
 client of a run's federation.
 
-A newcomer's samples must mean what the run's samples mean: they are normalised by the run's mean and
-deviation, and classes go by the run's names, not by how the newcomer's few would be numbered."""
+The samples of a new client must mean what the run's samples mean: they are normalised by the run's mean and
+deviation, and their classes are numbered as in the run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """Samples that the run has never seen, and which rows of them are for training and for testing."""
+class NewClient:
+    """A client that joins after training: samples that are not in the run, and which rows of them are for
+    training and for testing."""
 
     samples: Samples
     train: np.ndarray
@@ -43,9 +44,9 @@ class Newcomer:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A late joiner's model [size], and how it does on the joiner's own test samples beside the global one
-    (none: it has no samples)."""
+class JoinResult:
+    """The model of a late joiner [size], and its accuracy and that of the global model on the joiner's own
+    test samples (None if it has no samples)."""
 
     model: Tensor
     samples: int
@@ -54,28 +55,28 @@ class Joined:
     of_global: float | None
 
 
-def join(run: Run, newcomer: Newcomer) -> Joined:
-    """Train the newcomer's request as the run's clients train, and customise its model from the pools."""
+def join(run: Run, new_client: NewClient) -> JoinResult:
+    """Train the new client's update as the run's clients train, and customise its model from the pools."""
     state, experiment = run.pooled(), run._experiment
     client = experiment.federation.clients  # the number after the last
-    run_context = _context_with(experiment.run_context, newcomer)
+    run_context = _context_with(experiment.run_context, new_client)
     return _measured(
         run, run_context, client, run.of_client(run.round, state, client, "customised", run_context)
     )
 
 
-def join_again(run: Run, client: int) -> Joined:
-    """The same for a client of the run's own federation, such as one that was held out."""
+def join_again(run: Run, client: int) -> JoinResult:
+    """Do the same for a client of the run's own federation, for example one that was held out."""
     run.pooled()
     return _measured(run, run._experiment.run_context, client, run.vector(client, "customised"))
 
 
-def _context_with(run_context: RunContext, newcomer: Newcomer) -> RunContext:
-    """The experiment with one more client, who is honest; of the others nothing is asked."""
+def _context_with(run_context: RunContext, new_client: NewClient) -> RunContext:
+    """Return the experiment with one more client, which is benign; the others have no samples."""
     before = [np.zeros(0, dtype=np.int64)] * run_context.federation.clients
-    tables = {"train": newcomer.train, "validation": before[0], "test": newcomer.test}
-    held = {name: ClientRows.from_lists([*before, rows], newcomer.samples.y) for name, rows in tables.items()}
-    federation = replace(run_context.federation, samples=newcomer.samples, **held)  # type: ignore[arg-type]
+    tables = {"train": new_client.train, "validation": before[0], "test": new_client.test}
+    held = {name: ClientRows.from_lists([*before, rows], new_client.samples.y) for name, rows in tables.items()}
+    federation = replace(run_context.federation, samples=new_client.samples, **held)  # type: ignore[arg-type]
     return replace(
         run_context,
         federation=federation,
@@ -83,7 +84,7 @@ def _context_with(run_context: RunContext, newcomer: Newcomer) -> RunContext:
     )
 
 
-def _measured(run: Run, run_context: RunContext, client: int, model: Tensor) -> Joined:
+def _measured(run: Run, run_context: RunContext, client: int, model: Tensor) -> JoinResult:
     ids, plan = torch.tensor([client]), Plan(**run.manifest["plan"])
     test = run_context.federation.test.take(ids)
 
@@ -100,10 +101,10 @@ def _measured(run: Run, run_context: RunContext, client: int, model: Tensor) -> 
         return float(found.correct[0]) / float(found.total[0]) if int(found.total[0]) else None
 
     samples = int(run_context.federation.train.counts[client])
-    return Joined(model, samples, int(test.count[0]), accuracy(model), accuracy(run.vector()))
+    return JoinResult(model, samples, int(test.count[0]), accuracy(model), accuracy(run.vector()))
 
 
-# ---- where a newcomer's data comes from
+# ---- the data of a new client
 
 
 _FITTED = (
@@ -112,8 +113,8 @@ _FITTED = (
 )
 
 
-def from_folder(run: Run, folder: Path) -> Newcomer:
-    """Parquet files that the run's own source reads; all training rows are the newcomer's."""
+def from_folder(run: Run, folder: Path) -> NewClient:
+    """Read Parquet files with the run's own source; all training rows belong to the new client."""
     settings = run.config.data
     source = settings.source()
     if not isinstance(source, FolderSource):
@@ -128,12 +129,12 @@ def from_folder(run: Run, folder: Path) -> Newcomer:
         {**source.settings(), "name": settings.name, "folder": str(folder.absolute())},
         "data.options",
     )
-    samples = _understood(run._experiment.federation.samples, there.load(None), str(folder))
-    return Newcomer(samples, np.arange(samples.train_rows), np.arange(samples.train_rows, len(samples)))
+    samples = _as_run_samples(run._experiment.federation.samples, there.load(None), str(folder))
+    return NewClient(samples, np.arange(samples.train_rows), np.arange(samples.train_rows, len(samples)))
 
 
-def from_config(run: Run, file: Path, client: int | None) -> Newcomer:
-    """One client of the federation that a config's [data] section and seed describe."""
+def from_config(run: Run, file: Path, client: int | None) -> NewClient:
+    """Read one client of the federation that a config's [data] section and seed describe."""
     config = make_config(
         {name: value for name, value in read_config(file).items() if name in ("seed", "data")}
     )
@@ -143,17 +144,17 @@ def from_config(run: Run, file: Path, client: int | None) -> Newcomer:
     federation = build_federation(config.data, Key(config.seed).fold("data"))
     if client is None and federation.clients > 1:
         raise ConfigError(
-            f"--client: {file} describes {federation.clients} clients, from 0; say which of them joins"
+            f"--client: {file} describes {federation.clients} clients, from 0; give the number of the one that joins"
         )
     if not 0 <= (client or 0) < federation.clients:
         raise ConfigError(f"--client: {file} describes clients 0 to {federation.clients - 1}, got {client}")
-    samples = _understood(run._experiment.federation.samples, federation.samples, str(file))
+    samples = _as_run_samples(run._experiment.federation.samples, federation.samples, str(file))
     train, test = (table.client(client or 0)[0].numpy() for table in (federation.train, federation.test))
-    return Newcomer(samples, train, test)
+    return NewClient(samples, train, test)
 
 
-def _understood(run: Samples, new: Samples, where: str) -> Samples:
-    """The newcomer's samples as the run's models read them."""
+def _as_run_samples(run: Samples, new: Samples, where: str) -> Samples:
+    """Return the new client's samples as the run's models read them."""
     if (new.sample_shape, new.x.dtype) != (run.sample_shape, run.x.dtype):
         raise DataError(
             f"{where}: samples of shape {new.sample_shape} ({_word(new)}), the run's have {run.sample_shape}"
@@ -164,7 +165,7 @@ def _understood(run: Samples, new: Samples, where: str) -> Samples:
         strange = [name for name in new.class_names if name not in run.class_names]
         if strange:
             raise DataError(
-                f"{where}: class '{strange[0]}' is none of the run's{suggest(strange[0], run.class_names)}"
+                f"{where}: the run has no class '{strange[0]}'{suggest(strange[0], run.class_names)}"
             )
         y = torch.tensor([run.class_names.index(name) for name in new.class_names])[y]
     elif new.class_names:  # numbered by their own order, which need not be that of the run's numbers
@@ -181,11 +182,11 @@ def _word(samples: Samples) -> str:
     return str(samples.x.dtype).removeprefix("torch.")
 
 
-# ---- a newcomer that has trained elsewhere
+# ---- a new client that has trained elsewhere
 
 
 def parameters_of(update: Tensor | Mapping[str, Tensor], layout: Layout, where: str) -> Tensor:
-    """A change of a model as one vector of its parameters; buffers are left away."""
+    """Return a change of a model as one vector of its parameters, without buffers."""
     if isinstance(update, Tensor):
         if update.shape != (layout.parameters,):
             raise ConfigError(

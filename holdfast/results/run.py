@@ -1,4 +1,4 @@
-"""Reading runs: figures as data frames, models as modules."""
+"""Reads runs from disk: metrics as data frames, models as modules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.storage.store import Store
 
 
 class Run:
-    """One run on disk, finished or not. Reading needs no lock: what is committed does not change."""
+    """One run on disk, finished or not. Reading needs no lock: committed files do not change."""
 
     def __init__(self, path: str | Path, config: Config | None = None):
         self.path = Path(path)
@@ -80,9 +80,9 @@ class Run:
         return pd.DataFrame(rows)
 
     def clients(self, round: int | None = None, late: bool = False) -> pd.DataFrame:
-        """One row per evaluated client of a round: accuracy and the metrics asked for of each of its models
-        (NaN: it has none), samples, whether it was in the cohort. `late`: the clients that `data.held_out`
-        keeps out of training."""
+        """One row for each evaluated client of a round: accuracy and the configured metrics of each of its
+        models (NaN if it has none), samples, whether it was in the cohort. With `late`, the clients that
+        `data.held_out` keeps out of training."""
         round = self.round if round is None else round
         arrays, of = self.store.arrays(round), "late" if late else "evaluate"
         if "evaluate/ids" not in arrays:
@@ -94,7 +94,8 @@ class Run:
 
     @property
     def tables(self) -> dict[str, str]:
-        """What was recorded of the clients in every round: names for `table`, each with what it is."""
+        """The tables that were recorded about the clients in every round: names for `table`, with a
+        description."""
         return tables_of(self.store, self.round, self.declared_tables)
 
     @cached_property
@@ -116,15 +117,15 @@ class Run:
             )
 
     def malicious(self, round: int | None = None) -> list[int]:
-        """Who attacked; where the set is redrawn, in a round, by default the last."""
-        told = self.manifest["malicious"]
-        if isinstance(told, list):
-            return told
+        """The attackers; if they are redrawn every round, those of a round, by default the last."""
+        clients = self.manifest["malicious"]
+        if isinstance(clients, list):
+            return clients
         round = self.round if round is None else round
         drawn = self.store.arrays(round).get("malicious")
         if drawn is None:
             raise ConfigError(
-                f"{self.path}: who attacks is drawn for every round, and round {round} was not played"
+                f"{self.path}: the attackers are drawn for every round, and there is no round {round}"
             )
         return drawn.tolist()
 
@@ -150,14 +151,12 @@ class Run:
         if kind not in method.models:
             raise ConfigError(f"{method.name} has no {kind} model; it has {', '.join(method.models)}")
         if kind != "global" and client is None or client is not None and not 0 <= client < clients:
-            raise ConfigError(f"client: there are clients 0 to {clients - 1}, got {client}")
+            raise ConfigError(f"client {client}: the run has clients 0 to {clients - 1}")
         while True:
             round, saved = self._head()
             with using_committed(self.path, round):
                 vector = self._vector(round, saved, client, kind)
-            if (
-                self.round == round
-            ):  # else a commit came between, and a row that was read may be newer than the state
+            if self.round == round:  # otherwise a commit came between, and a row may be newer than the state
                 return vector
 
     def _vector(self, round: int, saved: State, client: int | None, kind: str) -> Tensor:
@@ -170,7 +169,7 @@ class Run:
         return experiment.run_context.wire().unpack(shared, experiment.initial)
 
     def _restored(self, round: int, saved: State) -> State:
-        """The experiment as it was after a round; returns its server's state."""
+        """Put the experiment into its state after a round, and return the server's state."""
         run_context = self._experiment.run_context
         run_context.round = max(round, 1)
         run_context.rows = RowStore(self.path / "rows", saved["rows/index"])
@@ -178,8 +177,8 @@ class Run:
         return server_state(saved)
 
     def of_client(self, round: int, state: State, client: int, kind: str, run_context: RunContext) -> Tensor:
-        """Ask the server half what the client would receive now, and the client half what it would make of
-        it: as in the evaluation."""
+        """Return a model of a client, as in the evaluation: what the server half would send now, after what
+        the client half makes of it."""
         experiment, ids = self._experiment, torch.tensor([client])
         plans = {run_context.plan_key: Plan(**self.manifest["plan"])}
         simulator = Simulator(plans)
@@ -197,7 +196,8 @@ class Run:
     def _delivered(
         self, round: int, state: State, ids: Tensor, answer: Callable[[Exchange], Uplink]
     ) -> Exchange:
-        """What the server half would send these clients now; `answer` replies to what it asks them first."""
+        """Return what the server half would send these clients now; `answer` replies to its earlier
+        requests."""
         experiment, ctx = self._experiment, self._experiment.context()
         ctx = replace(
             ctx, cohort=self.store.arrays(round).get("cohort", ctx.cohort)
@@ -207,7 +207,7 @@ class Run:
         return run_to_end(steps, answer)
 
     def model(self, client: int | None = None, model: str | None = None) -> nn.Module:
-        """The same as an ordinary module, ready to use."""
+        """The same model as an ordinary module, ready to use."""
         experiment = self._experiment
         return experiment.rule.unwrapped(experiment.network.load(self.vector(client, model))).eval()
 
@@ -241,7 +241,7 @@ class Run:
         network = self._experiment.network
         return parameters_of(change, network.layout, where).to(network.dtype)
 
-    def newcomer(self) -> int:
+    def new_client_id(self) -> int:
         """The number that a client would get that joins now: the one after the last."""
         return self._experiment.federation.clients
 
@@ -283,8 +283,8 @@ def _clients_of(arrays: State, of: str) -> pd.DataFrame:
 
 
 def load(pattern: str | Path) -> pd.DataFrame:
-    """Metrics of all runs that match, one row per run and round, with the settings that tell the runs
-    apart."""
+    """Return the metrics of all runs that match, one row per run and round, with the main settings of each
+    run."""
     folders = [folder for path in sorted(glob.glob(str(pattern))) for folder in run_folders(Path(path))]
     if not folders:
         raise ConfigError(f"no runs match {pattern}")
@@ -311,7 +311,7 @@ def load(pattern: str | Path) -> pd.DataFrame:
 
 
 def name_of(section: Any) -> str | None:
-    """What a part in a manifest's config is called, wrappers included; none where there is none."""
+    """Return the name of a part in a manifest's config, with its wrappers; None if there is no part."""
     if not isinstance(section, dict):
         return section
     name = section.get("name")

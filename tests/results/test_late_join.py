@@ -20,7 +20,7 @@ from holdfast.data.federation import Samples
 from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
-from holdfast.results.late_join import Newcomer, _context_with, _understood, from_config, join
+from holdfast.results.late_join import NewClient, _context_with, _as_run_samples, from_config, join
 from holdfast.results.run import Run
 from tests.cli.commands import Answer, refused
 from tests.data.folders import grey, write_images, write_table
@@ -70,7 +70,7 @@ def test_customise_by_hand(run: Run) -> None:
     torch.testing.assert_close(flat(run, run.reference()), run.state()["previous"], rtol=0, atol=1e-6)
 
 
-def test_a_newcomer_is_customised_as_a_held_out_client_is(run: Run) -> None:
+def test_a_new_client_is_customised_as_a_held_out_client_is(run: Run) -> None:
     """Training from the reference by hand, and then `customise`, gives the model that the evaluation
     measured."""
     experiment, client = run._experiment, run._experiment.federation.held_out[0]
@@ -108,14 +108,14 @@ def test_updates_that_do_not_fit(run: Run, spoil: Callable[..., Any], message: s
         run.customise(spoil(vector, run._experiment.network.layout.unflatten(vector)))
 
 
-def test_a_newcomer_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
+def test_a_new_client_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
     """Its labels are its own and nobody changes what it sends, whoever attacks among the run's clients and in
     which round."""
     attack = {"name": "label-flip", "fraction": 0.4, "redraw": True}
     experiment = Experiment(tiny(method="fedcap", attack=attack), tmp_path / "run")
     experiment.run_context.round = 2
     samples, ids = experiment.federation.samples, torch.tensor([5])
-    cell = _context_with(experiment.run_context, Newcomer(samples, np.arange(3, 7), np.arange(7, 9)))
+    cell = _context_with(experiment.run_context, NewClient(samples, np.arange(3, 7), np.arange(7, 9)))
     data, test = cell.data(ids), cell.test(ids)
     assert data.rows.tolist() == [[3, 4, 5, 6]] and data.labels.tolist() == [samples.y[3:7].tolist()]
     assert (
@@ -169,7 +169,7 @@ def test_a_config_describes_the_joiner(run: Run, cli: Callable[..., Answer], tmp
     )
     refused(
         cli("customise", run.path, "--data", "new.toml"),
-        "--client: new.toml describes 3 clients, from 0; say which of them joins",
+        "--client: new.toml describes 3 clients, from 0; give the number of the one that joins",
     )
     refused(
         cli("customise", run.path, "--data", "new.toml", "--client", 3), "describes clients 0 to 2, got 3"
@@ -207,7 +207,7 @@ def test_a_folder_is_read_by_the_runs_source(cli: Callable[..., Answer], tmp_pat
         said["model"]
     ).name == "customised-mine.safetensors"
     write_images(tmp_path / "strange", grey(16, 8), [*"bd"] * 8)
-    refused(cli("customise", run.path, "--data", tmp_path / "strange"), "class 'd' is none of the run's")
+    refused(cli("customise", run.path, "--data", tmp_path / "strange"), "the run has no class 'd'")
     write_images(tmp_path / "large", grey(16, 9), [*"bc"] * 8)
     refused(
         cli("customise", run.path, "--data", tmp_path / "large"),
@@ -233,14 +233,14 @@ def samples(x: Any, y: list[int], names: tuple[str, ...] = (), **more: Any) -> S
 
 def test_the_joiners_samples_mean_what_the_runs_mean() -> None:
     ours = samples([[1.0], [2.0], [3.0]], [0, 1, 2], ("a", "b", "c"), mean=(2.0,), std=(4.0,))
-    theirs = _understood(ours, samples([[6.0], [10.0]], [1, 0], ("b", "c")), "there")
+    theirs = _as_run_samples(ours, samples([[6.0], [10.0]], [1, 0], ("b", "c")), "there")
     assert theirs.y.tolist() == [2, 1] and theirs.classes == 3
     np.testing.assert_allclose(theirs.batch(torch.tensor([0, 1])).numpy(), [[1.0], [2.0]])
     with pytest.raises(DataError, match="there: label 3, the run has classes 0 to 2"):
-        _understood(ours, samples([[1.0]], [3]), "there")
+        _as_run_samples(ours, samples([[1.0]], [3]), "there")
     numbered = samples([[1.0], [2.0], [3.0]], [0, 1, 2])
     with pytest.raises(DataError, match="there: classes have names, such as 'b', the run's are numbers"):
-        _understood(numbered, samples([[1.0], [2.0]], [0, 1], ("b", "c")), "there")
+        _as_run_samples(numbered, samples([[1.0], [2.0]], [0, 1], ("b", "c")), "there")
 
 
 def test_a_table_fits_only_its_own_files(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_table_fits_only_its_own_files(tmp_path: Path) -> None:
     ("options", "fragments"),
     [
         ([], ["give the data of the new client with --data, or a client of the run with --client"]),
-        (["--client", "9"], ["there are clients 0 to 6, got 9"]),
+        (["--client", "9"], ["client 9: the run has clients 0 to 6"]),
         (["--data", "nowhere.toml"], ["config file not found: nowhere.toml"]),
         (["--data", "."], ["the run's data 'digits' is not read from files"]),
         (["--client", "1", "--out", "."], ["--out: . is a folder; name a file in it"]),

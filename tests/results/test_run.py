@@ -213,7 +213,7 @@ def test_models_that_are_not_there(ditto: Run, tmp_path: Path) -> None:
             ditto.model(client=client)
     with pytest.raises(ConfigError, match="ditto has no customised model; it has global, personal"):
         ditto.model(client=1, model="customised")
-    with pytest.raises(ConfigError, match="there are clients 0 to 3, got None"):
+    with pytest.raises(ConfigError, match="client None: the run has clients 0 to 3"):
         ditto.model(model="personal")
     begin(tmp_path / "run", method="local")
     with pytest.raises(ConfigError, match="local has no global model"):
