@@ -213,7 +213,9 @@ def _arrow(node: Node, first: Node) -> str:
         bend = (end - y) / 2
         path += f" C{x:.1f} {y + bend:.1f} {point.x:.1f} {end - bend:.1f} {point.x:.1f} {end}"
         if point.is_package:
-            return f'<path d="{path}" fill="none" stroke="#8a8f98" stroke-width="1.3" marker-end="url(#tip)"/>'
+            return (
+                f'<path d="{path}" fill="none" stroke="#8a8f98" stroke-width="1.3" marker-end="url(#tip)"/>'
+            )
         path += f" V{end + BOX}"
         x, y, point = point.x, end + BOX, point.below[0]
 
@@ -222,7 +224,9 @@ def picture() -> str:
     """Return the picture of the packages as they are now."""
     imports = imports_of()
     if different := imports.keys() ^ ABOUT.keys():
-        raise SystemExit(f"ABOUT in {Path(__file__).name} does not match the packages: {', '.join(sorted(different))}")
+        raise SystemExit(
+            f"ABOUT in {Path(__file__).name} does not match the packages: {', '.join(sorted(different))}"
+        )
     return draw(rows_of(imports))
 
 

@@ -33,7 +33,7 @@ from holdfast.cli.progress import Follow
 from holdfast.cli.runs import engine_options
 
 if TYPE_CHECKING:
-    from holdfast.reproduction.experiments import Grid, Wanted
+    from holdfast.reproduction.experiments import StudyGrid, StudyRequest
     from holdfast.reproduction.outcome import Outcome
     from holdfast.reproduction.study import Study
 
@@ -111,7 +111,7 @@ def reproduce(
         return _list(as_json)
     with only_json(as_json):
         from holdfast.experiment.config_tables import parse_changes
-        from holdfast.reproduction.experiments import Wanted
+        from holdfast.reproduction.experiments import StudyRequest
         from holdfast.reproduction.study import find
         from holdfast.tracking import chosen
 
@@ -120,15 +120,15 @@ def reproduce(
         settings = dict(parse_changes(changes or [])) | _given(
             engine_options(device, plan, precision, memory, workers, data_dir)
         )
-        wanted = Wanted(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
+        request = StudyRequest(scale, seeds, variant, tuple(only or ()), tuple(settings.items()), stand_ins)
         studies = find(paper, what)
         outcomes = []
         for study in studies if not dry else []:
-            folder = _folder(study, wanted, out, len(studies) > 1)
-            outcomes.append(_run(study, wanted, folder, [str(p) for p in plugin or []], retry, track or []))
+            folder = _folder(study, request, out, len(studies) > 1)
+            outcomes.append(_run(study, request, folder, [str(p) for p in plugin or []], retry, track or []))
         index = _index(outcomes)
     if dry:
-        return _describe(studies, wanted, as_json)
+        return _describe(studies, request, as_json)
     return _finish(outcomes, index, as_json, opened)
 
 
@@ -136,23 +136,23 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _folder(study: Study, wanted: Wanted, out: Path | None, several: bool) -> Path:
+def _folder(study: Study, request: StudyRequest, out: Path | None, several: bool) -> Path:
     paper, _, what = study.key.partition("/")
     if out is not None:
         return out / what if several else out
-    return Path("reproductions") / paper / f"{what}-{wanted.scale}"
+    return Path("reproductions") / paper / f"{what}-{request.scale}"
 
 
 def _run(
-    study: Study, wanted: Wanted, folder: Path, plugins: list[str], retry: bool, track: list[str]
+    study: Study, request: StudyRequest, folder: Path, plugins: list[str], retry: bool, track: list[str]
 ) -> Outcome:
-    from holdfast.reproduction.experiments import Grid
+    from holdfast.reproduction.experiments import StudyGrid
     from holdfast.reproduction.outcome import reproduce as run_study
     from holdfast.reproduction.page import write_reproduction
     from holdfast.tracking import tracked
 
     console = to_stderr()
-    console.print(f"{study.paper}, {study.name}: {_experiments(Grid(study, wanted))}", markup=False)
+    console.print(f"{study.paper}, {study.name}: {_experiments(StudyGrid(study, request))}", markup=False)
     with ExitStack() as following:
 
         def watch() -> Any:
@@ -160,7 +160,7 @@ def _run(
             return following.enter_context(tracked(track, follow.watch()))
 
         try:
-            outcome = run_study(study, wanted, folder, watch, plugins, retry)
+            outcome = run_study(study, request, folder, watch, plugins, retry)
         except KeyboardInterrupt:
             console.print("interrupted; the same command continues it", markup=False)
             raise typer.Exit(130) from None
@@ -168,7 +168,7 @@ def _run(
     return outcome
 
 
-def _experiments(grid: Grid) -> str:
+def _experiments(grid: StudyGrid) -> str:
     many = len(grid.to_run())
     return f"{many} experiment{'s' if many > 1 else ''}"
 
@@ -182,7 +182,7 @@ def _index(outcomes: list[Outcome]) -> Path | None:
 
 def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: bool) -> int:
     from holdfast.report.table import to_rich
-    from holdfast.reproduction.sheet import sheet_of, to_table
+    from holdfast.reproduction.result_table import result_table, to_table
 
     if as_json:
         print_json({"reproductions": [_plain(outcome) for outcome in outcomes]})
@@ -191,9 +191,11 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
         console.print()
         beside = " (published)" if outcome.study.printed else ""
         console.print(
-            to_rich(to_table(sheet_of(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}")
+            to_rich(
+                to_table(result_table(outcome)), f"{outcome.study.paper}, {outcome.study.name}: ours{beside}"
+            )
         )
-        for ours, _ in outcome.findings:
+        for ours, _ in outcome.claim_results:
             console.print(f"  {ours.words:<32} {ours.claim.says}", markup=False, soft_wrap=True)
         console.print(f"page   {outcome.path / 'report.html'}", markup=False, soft_wrap=True)
     if index is not None and not as_json:
@@ -204,25 +206,25 @@ def _finish(outcomes: list[Outcome], index: Path | None, as_json: bool, opened: 
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    from holdfast.reproduction.sheet import sheet_of
+    from holdfast.reproduction.result_table import result_table
 
-    boxes = [box for row in sheet_of(outcome).boxes for box in row if box is not None]
+    cells = [cell for row in result_table(outcome).cells for cell in row if cell is not None]
     return {
         "study": outcome.study.key,
         "folder": str(outcome.path),
         "missing": outcome.missing,
         "cells": [
             {
-                **box.at,
-                "metric": box.metric,
-                "ours": list(box.ours.seeds) if box.ours else [],
-                "printed": box.printed.mean if box.printed else None,
+                **cell.at,
+                "metric": cell.metric,
+                "ours": list(cell.ours.seeds) if cell.ours else [],
+                "printed": cell.printed.mean if cell.printed else None,
             }
-            for box in boxes
+            for cell in cells
         ],
         "claims": [
             {"says": ours.claim.says, "here": ours.words, "in print": said.words}
-            for ours, said in outcome.findings
+            for ours, said in outcome.claim_results
         ],
     }
 
@@ -230,12 +232,12 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 def _list(as_json: bool) -> int:
     from rich.table import Table
 
-    from holdfast.reproduction.experiments import Grid, Wanted
+    from holdfast.reproduction.experiments import StudyGrid, StudyRequest
     from holdfast.reproduction.study import keys, read
 
     studies = [read(key) for key in keys()]
     many = {
-        study.key: [len(Grid(study, Wanted(scale=scale)).to_run()) for scale in ("quick", "full")]
+        study.key: [len(StudyGrid(study, StudyRequest(scale=scale)).to_run()) for scale in ("quick", "full")]
         for study in studies
     }
     if as_json:
@@ -257,10 +259,10 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _describe(studies: list[Study], wanted: Wanted, as_json: bool) -> int:
-    from holdfast.reproduction.experiments import Grid
+def _describe(studies: list[Study], request: StudyRequest, as_json: bool) -> int:
+    from holdfast.reproduction.experiments import StudyGrid
 
-    grids = [Grid(study, wanted) for study in studies]
+    grids = [StudyGrid(study, request) for study in studies]
     if as_json:
         print_json(
             [

@@ -1,2 +1,3 @@
-"""Playing a paper's table again: what it consists of (study), which experiments that makes (cells), what is
-read off them (values), what the paper claims (claims), and all of it together (outcome)."""
+"""Reproduces tables and figures of papers: what a table consists of (study), which experiments it needs
+(experiments), the numbers of its cells (values), what the paper claims (claims), and the whole (outcome,
+page)."""

@@ -13,9 +13,9 @@ from holdfast.report.axis import Axis
 from holdfast.report.axis_chart import along
 from holdfast.report.charts import Series, curves, heat_map
 from holdfast.report.markup import Section, fill
-from holdfast.reproduction.experiments import At
+from holdfast.reproduction.experiments import AxisLabels
 from holdfast.reproduction.outcome import Outcome
-from holdfast.reproduction.study import Show, as_labels, matches, spoken
+from holdfast.reproduction.study import ChartSpec, as_labels, label_text, matches
 from holdfast.reproduction.values import place
 from holdfast.results.run import Run
 
@@ -23,15 +23,15 @@ _IMAGES = 3
 """Of a picture that shows where models look."""
 
 
-def chart(outcome: Outcome, number: int, show: Show) -> Section | None:
+def chart(outcome: Outcome, number: int, show: ChartSpec) -> Section | None:
     """One chart with its heading; None where no experiment that it shows belongs to this reproduction."""
-    if not any(matches(show.where, cell.at) for cell in outcome.grid.cells):
+    if not any(matches(show.where, planned.at) for planned in outcome.grid.planned_runs):
         return None
     draw = {"rounds": _over_rounds, "along": _along, "matrix": _matrix, "grad-cam": _looks}[show.kind]
     return draw(outcome, number, show)
 
 
-def _over_rounds(outcome: Outcome, number: int, show: Show) -> Section:
+def _over_rounds(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     series = []
     for at, runs in _groups(outcome, show):
         played = [_by_round(run, show.figure) for run in runs]
@@ -67,7 +67,7 @@ def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
     }
 
 
-def _along(outcome: Outcome, number: int, show: Show) -> Section:
+def _along(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     assert show.axis is not None
     metric, values = show.metric or next(iter(outcome.study.metrics)), outcome.ours
     kept = {axis: labels for axis, labels in show.where.items() if axis == show.axis}
@@ -83,7 +83,7 @@ def _along(outcome: Outcome, number: int, show: Show) -> Section:
     return Section(f"{metric} by {show.axis}{_of(show)}", drawn)
 
 
-def _matrix(outcome: Outcome, number: int, show: Show) -> Section:
+def _matrix(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     """The last round of a recorded table, of the first seed of every place."""
     maps: list[tuple[str, Markup]] = []
     for at, runs in _groups(outcome, show):
@@ -108,7 +108,7 @@ def _matrix(outcome: Outcome, number: int, show: Show) -> Section:
     return Section(f"{show.figure.capitalize()}, last round", body)
 
 
-def _looks(outcome: Outcome, number: int, show: Show) -> Section:
+def _looks(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     """Where the global models of the first seed look, in the same few images that carry the trigger."""
     runs = {_name(outcome, at, _fixed(show)): found[0] for at, found in _groups(outcome, show)}
     note, maps = "Nothing was measured yet.", []
@@ -119,26 +119,26 @@ def _looks(outcome: Outcome, number: int, show: Show) -> Section:
     return Section(f"Where the models look{_of(show)}", body)
 
 
-def _fixed(show: Show) -> list[str]:
+def _fixed(show: ChartSpec) -> list[str]:
     """Axes of which a chart shows one label: its title says which, the lines need not."""
     return [axis for axis, labels in show.where.items() if len(as_labels(labels)) == 1]
 
 
-def _of(show: Show) -> str:
-    labels = " ".join(spoken(axis, as_labels(show.where[axis])[0]) for axis in _fixed(show))
+def _of(show: ChartSpec) -> str:
+    labels = " ".join(label_text(axis, as_labels(show.where[axis])[0]) for axis in _fixed(show))
     return f": {labels}" if labels else ""
 
 
-def _groups(outcome: Outcome, show: Show) -> Iterable[tuple[At, list[Run]]]:
+def _groups(outcome: Outcome, show: ChartSpec) -> Iterable[tuple[AxisLabels, list[Run]]]:
     """The finished runs of every place that a chart shows."""
-    for cell in outcome.grid.cells:
-        if cell.seed == 0 and matches(show.where, cell.at):
-            runs = [run for run in outcome.runs[place("", cell.at)] if run is not None]
+    for planned in outcome.grid.planned_runs:
+        if planned.seed == 0 and matches(show.where, planned.at):
+            runs = [run for run in outcome.runs[place("", planned.at)] if run is not None]
             if runs:
-                yield cell.at, runs
+                yield planned.at, runs
 
 
-def _name(outcome: Outcome, at: At, without: Sequence[str]) -> str:
+def _name(outcome: Outcome, at: AxisLabels, without: Sequence[str]) -> str:
     """The labels that tell lines apart."""
     varied = [axis for axis, labels in outcome.ours.labels.items() if len(labels) > 1 and axis not in without]
-    return " ".join(spoken(axis, at[axis]) for axis in varied if axis in at)
+    return " ".join(label_text(axis, at[axis]) for axis in varied if axis in at)

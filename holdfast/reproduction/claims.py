@@ -1,13 +1,12 @@
-"""Whether what a paper says is so, in our figures and in the printed ones.
+"""Checks the claims of a paper, on our numbers and on the published ones.
 
-A claim is looked at in every combination of the labels it does not name (a case):
+A claim is checked in every combination of the labels that it does not name (a case):
 
     best     axis, label          no other label of the axis is better by more than `by`
     worst    axis, label          no other label of the axis is worse by more than `by`
     beats    axis, label, over    better than each of `over` by at least `by`, or by a `factor`
-    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`; than the printed
-             value where `over` is empty;
-                                  without a label, every other label is
+    within   axis, label, over    at most `by`, or a `factor`, worse than the best of `over`, or than the
+                                  published value if `over` is empty; without a label, all other labels are
     above    value                more than `value`
     below    value                less than `value`
     rises    axis                 the last label has more than the first, by at least `by`
@@ -20,24 +19,24 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.reproduction.experiments import At
-from holdfast.reproduction.study import Claim, Study, as_labels, spoken
+from holdfast.reproduction.experiments import AxisLabels
+from holdfast.reproduction.study import Claim, Study, as_labels, label_text
 from holdfast.reproduction.values import Values
 
 
 @dataclass(frozen=True)
-class Finding:
-    """In how many of the cases that could be looked at it is so."""
+class ClaimResult:
+    """In how many of the cases that could be checked a claim holds."""
 
     claim: Claim
     right: int
     cases: int
     wrong: tuple[str, ...]
-    """The cases in which it is not so, in words."""
+    """The cases in which it does not hold, in words."""
 
     @property
     def holds(self) -> bool | None:
-        """None: nothing to judge it by."""
+        """Whether the claim holds in enough cases; None if no case could be checked."""
         return None if not self.cases else self.right >= self.claim.least * self.cases - 1e-9
 
     @property
@@ -46,30 +45,30 @@ class Finding:
             return "not tested"
         if self.right == self.cases:
             return "holds"
-        said = "holds" if self.holds else "does not hold"
-        return said if self.cases == 1 else f"{said}: in {self.right} of {self.cases} cases"
+        verdict = "holds" if self.holds else "does not hold"
+        return verdict if self.cases == 1 else f"{verdict}: in {self.right} of {self.cases} cases"
 
 
-def examine(claim: Claim, values: Values, against: Values | None = None) -> Finding:
-    """`against` are the printed values, for `within` without `over`."""
+def examine(claim: Claim, values: Values, against: Values | None = None) -> ClaimResult:
+    """Check a claim; `against` are the published values, for `within` without `over`."""
     metric = metric_of(claim, values.study)
     sign = -1.0 if values.study.metrics[metric].less_is_better else 1.0
     right, wrong = 0, []
     for at in _cases(claim, values, metric):
-        said = _is_so(claim, values, against, metric, at, sign)
-        if said is not None:
-            right += said
-            if not said:
-                wrong.append(" ".join(spoken(axis, label) for axis, label in at.items()) or "here")
-    return Finding(claim, right, right + len(wrong), tuple(wrong))
+        holds = _holds(claim, values, against, metric, at, sign)
+        if holds is not None:
+            right += holds
+            if not holds:
+                wrong.append(" ".join(label_text(axis, label) for axis, label in at.items()) or "here")
+    return ClaimResult(claim, right, right + len(wrong), tuple(wrong))
 
 
 def metric_of(claim: Claim, study: Study) -> str:
     return claim.metric or next(iter(study.metrics))
 
 
-def _cases(claim: Claim, values: Values, metric: str) -> Iterable[At]:
-    """Places without the axis that a claim is about."""
+def _cases(claim: Claim, values: Values, metric: str) -> Iterable[AxisLabels]:
+    """Iterate over the cases of a claim: places without its axis."""
     axes = [axis for axis in values.axes_of(metric) if axis != claim.axis]
     labels = [
         [
@@ -83,10 +82,10 @@ def _cases(claim: Claim, values: Values, metric: str) -> Iterable[At]:
         yield dict(zip(axes, chosen, strict=True))
 
 
-def _is_so(
-    claim: Claim, values: Values, against: Values | None, metric: str, at: At, sign: float
+def _holds(
+    claim: Claim, values: Values, against: Values | None, metric: str, at: AxisLabels, sign: float
 ) -> bool | None:
-    """In one case; None where a figure is missing."""
+    """Whether the claim holds in one case; None if a number is missing."""
 
     def value(label: str | None) -> float | None:
         found = values.mean(metric, at if claim.axis is None or label is None else {**at, claim.axis: label})
@@ -95,11 +94,11 @@ def _is_so(
     return _CHECKS[claim.check](claim, values, against, value, at, metric)
 
 
-Look = Callable[[str | None], float | None]
+ValueOf = Callable[[str | None], float | None]
 
 
 def _best(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     assert claim.axis is not None
     mine, others = value(claim.label), _known(value, (o for o in _along(claim, values) if o != claim.label))
@@ -107,14 +106,14 @@ def _best(
 
 
 def _worst(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     mine, others = value(claim.label), _known(value, (o for o in _along(claim, values) if o != claim.label))
     return None if mine is None or not others else mine <= min(others) + claim.by
 
 
 def _beats(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     mine, others = value(claim.label), _known(value, claim.over)
     if mine is None or not others:
@@ -125,7 +124,7 @@ def _beats(
 
 
 def _within(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     others = _known(value, claim.over)
     if claim.label is None:
@@ -134,30 +133,30 @@ def _within(
     mine = value(claim.label)
     if not claim.over and against is not None and claim.axis is not None:
         shown = {axis: label for axis, label in {**at, claim.axis: claim.label}.items() if axis != "variant"}
-        found, said = values.mean(metric, {**at, claim.axis: claim.label}), against.mean(metric, shown)
-        return None if found is None or said is None else abs(found - said) <= claim.by
+        found, published = values.mean(metric, {**at, claim.axis: claim.label}), against.mean(metric, shown)
+        return None if found is None or published is None else abs(found - published) <= claim.by
     return None if mine is None or not others else mine >= _worsened(max(others), claim.factor) - claim.by
 
 
 def _worsened(figure: float, factor: float) -> float:
-    """Where less is better, figures have a minus."""
+    """Make a number worse by a factor; numbers are negative where less is better."""
     return figure / factor if figure > 0 else figure * factor
 
 
 def _above(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     return _bound(claim, values, at, metric, lambda found, bound: found > bound)
 
 
 def _below(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     return _bound(claim, values, at, metric, lambda found, bound: found < bound)
 
 
 def _bound(
-    claim: Claim, values: Values, at: At, metric: str, so: Callable[[float, float], bool]
+    claim: Claim, values: Values, at: AxisLabels, metric: str, so: Callable[[float, float], bool]
 ) -> bool | None:
     place: Mapping[str, str] = at if claim.axis is None else {**at, claim.axis: claim.label or ""}
     found = values.mean(metric, place)
@@ -166,25 +165,25 @@ def _bound(
 
 
 def _rises(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     return _trend(claim, values, at, metric, 1.0)
 
 
 def _falls(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     return _trend(claim, values, at, metric, -1.0)
 
 
 def _steady(
-    claim: Claim, values: Values, against: Values | None, value: Look, at: At, metric: str
+    claim: Claim, values: Values, against: Values | None, value: ValueOf, at: AxisLabels, metric: str
 ) -> bool | None:
     known = _known(value, _along(claim, values))
     return None if len(known) < 2 else max(known) - min(known) <= claim.by
 
 
-def _trend(claim: Claim, values: Values, at: At, metric: str, sign: float) -> bool | None:
+def _trend(claim: Claim, values: Values, at: AxisLabels, metric: str, sign: float) -> bool | None:
     assert claim.axis is not None
     found = [values.mean(metric, {**at, claim.axis: label}) for label in _along(claim, values)]
     known = [v for v in found if v is not None]
@@ -195,12 +194,12 @@ def _trend(claim: Claim, values: Values, at: At, metric: str, sign: float) -> bo
 
 
 def _along(claim: Claim, values: Values) -> list[str]:
-    """The labels of the claim's axis that it is about."""
+    """Return the labels of the claim's axis that it is about."""
     shown = values.labels.get(claim.axis or "", ())
     return [label for label in shown if label in as_labels(claim.where.get(claim.axis or "", tuple(shown)))]
 
 
-def _known(value: Look, labels: Iterable[str]) -> list[float]:
+def _known(value: ValueOf, labels: Iterable[str]) -> list[float]:
     return [found for label in labels if (found := value(label)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""The experiments of a study: every combination of labels, seeds and variants, as configs."""
+"""Lists the experiments of a study: every combination of labels, seeds and variants, as configs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from holdfast.reproduction.study import (
 )
 from holdfast.sweeps.grid import MOST_CELLS, copied, flatten
 
-At = dict[str, str]
-"""A cell's place: its label on every axis, and on the axis `variant` where both are played."""
+AxisLabels = dict[str, str]
+"""A place in the table: its label on every axis, and on the axis `variant` where both variants run."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the user asked for."""
+class StudyRequest:
+    """The options of `holdfast reproduce`."""
 
     scale: str = "quick"
     seeds: int | None = None
-    """None: as many as the scale says."""
+    """None means as many as the scale says."""
     variant: str = "paper"
     """`card` is the name of `paper` in version 0.1."""
     only: tuple[str, ...] = ()
     changes: tuple[tuple[str, Any], ...] = ()
-    """--set: keys and values, for every cell."""
+    """--set: keys and values, for every experiment."""
     stand_ins: bool = False
-    """Also at full scale."""
+    """Use stand-ins also at full scale."""
 
     def __post_init__(self) -> None:
         if self.variant == "card":
@@ -50,48 +50,50 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Cell:
-    at: At
+class PlannedRun:
+    """One experiment at its place in the table. Places with the same config share one run."""
+
+    at: AxisLabels
     seed: int
     label: str
     config: Config
 
 
-class Grid:
-    """Every cell, and the few configs that differ: cells that are the same experiment are played once."""
+class StudyGrid:
+    """All planned runs of a study. Those with the same config run once (`to_run`)."""
 
-    def __init__(self, study: Study, wanted: Wanted):
-        if wanted.scale not in SCALES:
-            raise ConfigError(f"--scale {wanted.scale}: one of {', '.join(SCALES)}")
-        if wanted.variant not in (*VARIANTS, "both"):
-            raise ConfigError(f"--variant {wanted.variant}: one of {', '.join(VARIANTS)}, both")
-        self.study, self.scale = study, study.scale.get(_known(wanted.scale), Scale())
-        self.seeds = self.scale.seeds if wanted.seeds is None else wanted.seeds
+    def __init__(self, study: Study, request: StudyRequest):
+        if request.scale not in SCALES:
+            raise ConfigError(f"--scale {request.scale}: choose {', '.join(SCALES)}")
+        if request.variant not in (*VARIANTS, "both"):
+            raise ConfigError(f"--variant {request.variant}: choose {', '.join(VARIANTS)} or both")
+        self.study, self.scale = study, study.scale.get(_known(request.scale), Scale())
+        self.seeds = self.scale.seeds if request.seeds is None else request.seeds
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds}: at least 1")
-        self.wanted = replace(wanted, seeds=self.seeds)
-        self.labels = chosen_labels(study, self.scale, wanted.only)
-        self.variants = VARIANTS if wanted.variant == "both" else (wanted.variant,)
+        self.request = replace(request, seeds=self.seeds)
+        self.labels = chosen_labels(study, self.scale, request.only)
+        self.variants = VARIANTS if request.variant == "both" else (request.variant,)
         many = math.prod(map(len, self.labels.values())) * len(self.variants) * self.seeds
         if many > MOST_CELLS:
             raise ConfigError(
-                f"{study.key}: {many:,} cells are more than the {MOST_CELLS:,} that are played; take fewer"
+                f"{study.key}: {many:,} experiments are more than the limit of {MOST_CELLS:,}; take fewer"
                 " seeds or labels"
             )
-        self.cells = [cell for at in self._places() for cell in self._seeded(at)]
-        if not self.cells:
-            raise ConfigError(f"{study.key}: nothing is left to play; keep more labels with --only")
+        self.planned_runs = [planned for at in self._places() for planned in self._seeded(at)]
+        if not self.planned_runs:
+            raise ConfigError(f"{study.key}: no experiments are left; keep more labels with --only")
 
-    def _places(self) -> Iterable[At]:
+    def _places(self) -> Iterable[AxisLabels]:
         for labels in itertools.product(*self.labels.values()):
             at = dict(zip(self.labels, labels, strict=True))
             if not any(matches(one.when, at) for one in self.study.skip):
                 for variant in self.variants:
                     yield {**at, "variant": variant} if len(self.variants) > 1 else at
 
-    def _seeded(self, at: At) -> list[Cell]:
+    def _seeded(self, at: AxisLabels) -> list[PlannedRun]:
         table = self._table(at)
-        cells = []
+        runs = []
         for seed in range(self.seeds):
             names = [_label_of_variant(name) if axis == "variant" else name for axis, name in at.items()]
             label = " ".join([*names, f"seed={seed}"])
@@ -100,11 +102,11 @@ class Grid:
                 config.parts()
             except HoldfastError as error:
                 raise type(error)(f"{error} (in {self.study.key}, cell '{label}')") from None
-            cells.append(Cell(at, seed, label, config))
-        return cells
+            runs.append(PlannedRun(at, seed, label, config))
+        return runs
 
-    def _table(self, at: At) -> dict[str, Any]:
-        """A cell's config: what is more particular comes later and wins."""
+    def _table(self, at: AxisLabels) -> dict[str, Any]:
+        """Return the config at a place: more specific settings come later and win."""
         table = copied(self.study.config)
         for axis, label in at.items():
             if axis != "variant":
@@ -118,35 +120,37 @@ class Grid:
         _apply(table, self.scale.set)
         for stand_in in self.stand_ins(at):
             _apply(table, stand_in.set)
-        _apply(table, dict(self.wanted.changes))
+        _apply(table, dict(self.request.changes))
         return table
 
     @staticmethod
-    def _override(table: dict[str, Any], at: At, overrides: Sequence[Override]) -> None:
+    def _override(table: dict[str, Any], at: AxisLabels, overrides: Sequence[Override]) -> None:
         for override in overrides:
             if matches(override.when, at):
                 _apply(table, override.set)
 
-    def stand_ins(self, at: At) -> list[StandIn]:
-        """A scale's own stand-ins replace those of the study."""
-        if self.wanted.scale == "full" and not self.wanted.stand_ins:
+    def stand_ins(self, at: AxisLabels) -> list[StandIn]:
+        """Return the stand-ins at a place; those of the scale replace those of the study."""
+        if self.request.scale == "full" and not self.request.stand_ins:
             return []
         return [one for one in self.scale.stand_in or self.study.stand_in if matches(one.when, at)]
 
     @property
     def substitutes(self) -> list[str]:
-        """What stands in for what, in words."""
-        said = {}
-        for cell in self.cells:
-            for one in self.stand_ins(cell.at):
-                said[f"{one.name} for {' '.join(cell.at[axis] for axis in one.when) or 'all data'}"] = True
-        return list(said)
+        """Which dataset replaces which, in words."""
+        words = {}
+        for planned in self.planned_runs:
+            for one in self.stand_ins(planned.at):
+                words[f"{one.name} for {' '.join(planned.at[axis] for axis in one.when) or 'all data'}"] = (
+                    True
+                )
+        return list(words)
 
     def to_run(self) -> list[tuple[str, Config]]:
-        """(label, config) of every experiment, each once."""
+        """Return (label, config) of every different experiment."""
         found: dict[str, tuple[str, Config]] = {}
-        for cell in self.cells:
-            found.setdefault(identity(cell.config), (cell.label, cell.config))
+        for planned in self.planned_runs:
+            found.setdefault(identity(planned.config), (planned.label, planned.config))
         return list(found.values())
 
 
@@ -165,14 +169,15 @@ def _known(scale: str) -> Any:
 
 
 def _apply(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Names of parts before their settings; a part given as a whole table replaces what was there."""
+    """Assign settings, names of parts before their settings; a part given as a whole table replaces the old
+    one."""
     for path, value in sorted(_paths(settings).items(), key=lambda pair: rank(pair[0])):
         assign(table, path, copied(value))
 
 
 def _paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys; nested tables mean the same, but a part's table (partition = { name = ... }) is one
-    value."""
+    """Return settings by dotted keys. Nested tables mean the same, but a part's table (partition = { name =
+    ... }) is one value."""
     out: dict[str, Any] = {}
     for key, value in settings.items():
         whole = not isinstance(value, Mapping) or key.rpartition(".")[2] in PART_SECTIONS or not value
@@ -181,7 +186,7 @@ def _paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_released(table: dict[str, Any]) -> None:
-    """variant = "authors" for every part that has one."""
+    """Set variant = "authors" for every part that has it."""
     for kind in ("method", "aggregator", "attack"):
         section = table.get(kind)
         name = section.get("name") if isinstance(section, Mapping) else section
@@ -195,5 +200,5 @@ def _as_released(table: dict[str, Any]) -> None:
 
 
 def changed(study: Study, scale: Scale, changes: Sequence[tuple[str, Any]]) -> list[str]:
-    """What this scale and --set change for all cells, in words."""
+    """Say what the scale and --set change for all experiments."""
     return [f"{key} = {value}" for key, value in {**flatten(scale.set), **dict(changes)}.items()]

@@ -1,15 +1,15 @@
-"""A study that says only what differs from another: `like = "fedcpa-table-1"`, or `like = "shared/fedcap"`
-where what the studies of one paper have in common is no table itself.
+"""Completes a study that states only what differs from another: `like = "fedcpa-table-1"`, or
+`like = "shared/fedcap"` for what the studies of one paper have in common.
 
 * Of axes, metrics and print, and of a section of config or of a scale (config.data.clients,
   scale.quick.keep), what the study says replaces the other's entry by entry; a part (partition = { name = ...
   }) is one entry.
 * `dataset = ["CIFAR-10"]` takes these labels of the other's axis; a table is an axis of its own.
-* An empty entry ({} or []) takes one away.
-* What the other says of some labels only (override, authors, stand_in, on_request) is cut down to the labels
-  that are left: what speaks only of others, or of an axis that was taken away, goes with them. Overrides of
-  the study's own come after the inherited ones, and win; so do those of `authors`. Stand-ins of its own
-  replace them.
+* An empty entry ({} or []) removes one.
+* Entries of the other that apply to some labels only (override, authors, stand_in, on_request) are restricted
+  to the labels that are left; an entry for other labels, or for an axis that was removed, is dropped. The
+  study's own overrides come after the inherited ones and win; so do those of `authors`. Its own stand-ins
+  replace the inherited ones.
 * Everything else is replaced as a whole. `printed` is always its own."""
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.experiment.config_tables import PART_SECTIONS
 
 Table = Mapping[str, Any]
 _BY_ENTRY = {"config": 2, "axes": 1, "metrics": 1, "print": 1, "scale": 2}
-"""How deep a study may differ in one entry."""
+"""How many levels deep single entries are replaced."""
 _ADDED = ("override", "authors")
 
 
 def completed(own: Table, other: Table, key: str) -> dict[str, Any]:
-    """What a study says, with what it leaves unsaid filled in from the other."""
+    """Return a study, completed by what it inherits from the other."""
     picked = {
         axis: _picked(axis, labels, other.get("axes", {}), key)
         for axis, labels in own.get("axes", {}).items()
@@ -73,7 +73,7 @@ def _merged(other: Table, own: Table, depth: int) -> dict[str, Any]:
 
 
 def _conditions(own: Table, other: Table, axes: Table, names: Sequence[str]) -> dict[str, Any]:
-    """What is said of some labels only, of a study or of one of its scales."""
+    """Return the entries that apply to some labels only, of a study or of one of its scales."""
     out = {}
     for name in names:
         mine, inherited = own.get(name), _fitting(other.get(name, ()), axes)
@@ -91,7 +91,7 @@ def _fitting(many: Iterable[Table], axes: Table) -> list[dict[str, Any]]:
 
 
 def _left(labels: Any, known: Table) -> Any:
-    """A label alone stays one."""
+    """Return the labels that are left; a single label stays a string."""
     if isinstance(labels, str):
         return labels if labels in known else ""
     return [label for label in labels if label in known]

@@ -1,12 +1,11 @@
-"""A reproduction on disk: played, read back, and written down.
+"""A reproduction on disk: runs the experiments of a study and reads them back.
 
     study.json    what was asked for, and the study as it was then
     data.json     how much of which data it used
-    runs/         the experiments: one sweep, or, where seconds are the result, runs that were played one
-                  after the other
-    report.html, table.md, table.csv, table.tex    what came out (holdfast/reproduction/page.py)
+    runs/         the experiments: one sweep or, where time is the result, separate runs, one after the other
+    report.html, table.md, table.csv, table.tex    the results (holdfast/reproduction/page.py)
 
-The same call starts, continues or completes it."""
+The same call starts or continues a reproduction."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ from holdfast.core.reading import is_number, is_whole, read_json
 from holdfast.data.federation import build_federation
 from holdfast.experiment.manifest import are_words, folder_name, run_folders
 from holdfast.experiment.runner import Watch
-from holdfast.reproduction.claims import Finding, examine
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.claims import ClaimResult, examine
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.study import Study, make
 from holdfast.reproduction.values import Place, Values, ours, place, printed
 from holdfast.results.run import Run
@@ -38,8 +37,10 @@ from holdfast.sweeps.session import resume, start
 
 @dataclass(frozen=True)
 class Outcome:
+    """A reproduction with its results, as far as they are there."""
+
     path: Path
-    grid: Grid
+    grid: StudyGrid
 
     @property
     def study(self) -> Study:
@@ -47,15 +48,15 @@ class Outcome:
 
     @cached_property
     def runs(self) -> dict[Place, list[Run | None]]:
-        """By place, a run for each seed; None where it has not finished."""
+        """A run for each seed, by place; None where it has not finished."""
         by_config: dict[str, Run] = {}
         for folder in run_folders(self.path / "runs"):
             run = Run(folder)
             if (folder / "result.json").exists():
                 by_config[_key(run.manifest["config"])] = run
         found: dict[Place, list[Run | None]] = {}
-        for cell in self.grid.cells:
-            found.setdefault(place("", cell.at), []).append(by_config.get(_key(cell.config.plain())))
+        for planned in self.grid.planned_runs:
+            found.setdefault(place("", planned.at), []).append(by_config.get(_key(planned.config.plain())))
         return found
 
     @cached_property
@@ -67,8 +68,8 @@ class Outcome:
         return printed(self.study, self.ours.labels)
 
     @cached_property
-    def findings(self) -> list[tuple[Finding, Finding]]:
-        """Every claim, in our figures and in the printed ones."""
+    def claim_results(self) -> list[tuple[ClaimResult, ClaimResult]]:
+        """Every claim, checked on our numbers and on the published ones."""
         return [
             (examine(claim, self.ours, self.printed), examine(claim, self.printed, self.printed))
             for claim in self.study.claims
@@ -76,7 +77,7 @@ class Outcome:
 
     @cached_property
     def data(self) -> list[dict[str, Any]]:
-        """What was used of each dataset; empty where nothing was played to the end."""
+        """How much of each dataset was used; empty where no experiment has finished."""
         found = (read_json(self.path / "data.json") or {}).get("data", [])
         if not isinstance(found, list) or not all(map(_is_used, found)):
             raise RunError(f"{self.path / 'data.json'} is damaged: 'data' cannot be read")
@@ -84,18 +85,18 @@ class Outcome:
 
     @property
     def missing(self) -> int:
-        """Experiments that have no result, also those that failed."""
+        """The number of experiments without a result, failed ones included."""
         return sum(run is None for seeds in self.runs.values() for run in seeds)
 
     @property
-    def played(self) -> list[Run]:
+    def finished_runs(self) -> list[Run]:
         return list(
             {run.path: run for seeds in self.runs.values() for run in seeds if run is not None}.values()
         )
 
 
 def _key(config: Mapping[str, Any]) -> str:
-    """An experiment, wherever it is played."""
+    """Identify an experiment by its config, without the device and folder it runs with."""
     content = json.loads(as_json(config))
     content["data"].pop("dir", None)
     return json.dumps({name: part for name, part in content.items() if name != "engine"}, sort_keys=True)
@@ -103,21 +104,21 @@ def _key(config: Mapping[str, Any]) -> str:
 
 def reproduce(
     study: Study,
-    wanted: Wanted,
+    request: StudyRequest,
     out: Path,
     watch: Callable[[], Watch] | None = None,
     plugins: Sequence[str] = (),
     retry: bool = False,
 ) -> Outcome:
-    """Play what is left of it, and read it."""
-    grid = Grid(study, wanted)
+    """Run the experiments that are left, and read all of them."""
+    grid = StudyGrid(study, request)
     content = clean(
-        {"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.wanted)}
+        {"study": study.model_dump(mode="json", exclude_defaults=True), "wanted": asdict(grid.request)}
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}") from None
+        raise ConfigError(f"--out {out}: cannot create the folder: {error.strerror}") from None
     there = _asked(out)
     if there is not None and _planned(there, out) != _planned(content, out):
         raise ConfigError(
@@ -128,7 +129,7 @@ def reproduce(
         raise ConfigError(f"{out} holds runs already; choose another --out")
     write_atomically(
         out / "study.json", json.dumps(content, indent=1).encode()
-    )  # in order: what comes first in an axis means something
+    )  # keeps the order of the labels, which has a meaning
     follow = watch or Watch
     if study.fused:
         sweep(grid.to_run(), out / "runs", follow(), plugins, retry=retry)
@@ -139,18 +140,20 @@ def reproduce(
     return outcome
 
 
-def used(grid: Grid) -> list[dict[str, Any]]:
-    """Clients, rounds and samples of every dataset, told once for all that the same data is dealt to."""
+def used(grid: StudyGrid) -> list[dict[str, Any]]:
+    """Return clients, rounds and samples of every dataset, once for all experiments with the same
+    partition."""
     found: dict[str, dict[str, Any]] = {}
-    for cell in grid.cells:
-        config = cell.config
-        told = [config.data.model_dump(mode="json"), config.train.rounds, config.train.participation]
-        kind = json.dumps(told, sort_keys=True, default=str)
-        if cell.seed or kind in found:
+    for planned in grid.planned_runs:
+        config = planned.config
+        same = [config.data.model_dump(mode="json"), config.train.rounds, config.train.participation]
+        kind = json.dumps(same, sort_keys=True, default=str)
+        if planned.seed or kind in found:
             continue
         federation = build_federation(config.data, Key(config.seed).fold("data"))
         tables = (federation.train, federation.validation, federation.test)
-        held = len(torch.cat([table.row for table in tables]).unique())  # a sample may be dealt to several
+        # several clients may hold the same sample
+        held = len(torch.cat([table.row for table in tables]).unique())
         found[kind] = {
             "dataset": federation.samples.name,
             "clients": federation.clients,
@@ -163,34 +166,36 @@ def used(grid: Grid) -> list[dict[str, Any]]:
 
 
 def _planned(content: Mapping[str, Any], path: Path) -> Any:
-    """What is played: which figures of which cells. How a study is worded may change meanwhile, and so may
-    where it is played."""
-    wanted = {**content["wanted"], "changes": []}
-    wanted["variant"] = Wanted(variant=wanted["variant"]).variant
+    """Return what identifies a reproduction: its experiments and their places. Texts of a study may change,
+    and so may the device."""
+    request = {**content["wanted"], "changes": []}
+    request["variant"] = StudyRequest(variant=request["variant"]).variant
     try:
         cells = sorted(
-            [*sorted(cell.at.items()), (_key(cell.config.plain()), "")] for cell in _grid(content, path).cells
+            [*sorted(planned.at.items()), (_key(planned.config.plain()), "")]
+            for planned in _grid(content, path).planned_runs
         )
-    except ConfigError as error:  # of a version that could say what this one cannot
+    except ConfigError as error:  # written by a version with other settings
         return str(error)
-    return [content["study"]["key"], wanted, cells]
+    return [content["study"]["key"], request, cells]
 
 
-def _grid(content: Mapping[str, Any], path: Path) -> Grid:
-    """The experiments that a folder was made for."""
-    wanted = content["wanted"]
-    changes = tuple((key, value) for key, value in wanted["changes"])
+def _grid(content: Mapping[str, Any], path: Path) -> StudyGrid:
+    """Return the experiments of a reproduction that was saved."""
+    request = content["wanted"]
+    changes = tuple((key, value) for key, value in request["changes"])
     try:
-        return Grid(
-            make(content["study"]), Wanted(**{**wanted, "only": tuple(wanted["only"]), "changes": changes})
+        return StudyGrid(
+            make(content["study"]),
+            StudyRequest(**{**request, "only": tuple(request["only"]), "changes": changes}),
         )
     except ConfigError as error:
         raise ConfigError(f"{path / 'study.json'}: {error}") from None
 
 
-def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
-    """Experiments that are played together share their time; where time is the result each has the machine
-    for itself."""
+def _one_by_one(grid: StudyGrid, out: Path, follow: Callable[[], Watch], plugins: Sequence[str]) -> None:
+    """Run the experiments separately. Experiments that run together share their time; where time is the
+    result, each needs the machine for itself."""
     cells = grid.to_run()
     for number, (label, config) in enumerate(cells):
         folder = out / folder_name(number, len(cells), label)
@@ -203,7 +208,7 @@ def _one_by_one(grid: Grid, out: Path, follow: Callable[[], Watch], plugins: Seq
 
 
 def read_outcome(path: Path) -> Outcome:
-    """From its directory alone."""
+    """Read a reproduction from its directory."""
     content = _asked(Path(path))
     if content is None:
         raise ConfigError(f"no reproduction in {path}: it has no study.json")
@@ -211,13 +216,13 @@ def read_outcome(path: Path) -> Outcome:
 
 
 def _asked(path: Path) -> dict[str, Any] | None:
-    """What a folder was made for; None where it says nothing."""
+    """Read the study and the request of a saved reproduction; None if there is none."""
     content = read_json(path / "study.json")
     if content is not None:
-        study, wanted = content.get("study"), content.get("wanted")
+        study, request = content.get("study"), content.get("wanted")
         good = {
             "study": isinstance(study, dict) and isinstance(study.get("key"), str),
-            "wanted": _is_wanted(wanted),
+            "wanted": _is_wanted(request),
         }
         if broken := [name for name, fits in good.items() if not fits]:
             raise RunError(f"{path / 'study.json'} is damaged: '{broken[0]}' cannot be read")
@@ -225,7 +230,7 @@ def _asked(path: Path) -> dict[str, Any] | None:
 
 
 def _is_used(value: Any) -> bool:
-    """Whether an entry of a file says what was used of a dataset, as `used` does."""
+    """Whether an entry of data.json has the form that `used` writes."""
     if not isinstance(value, dict) or not isinstance(value.get("dataset"), str):
         return False
     counts = all(is_whole(value.get(name), most=10**15) for name in ("clients", "rounds", "samples", "of"))
@@ -233,8 +238,8 @@ def _is_used(value: Any) -> bool:
 
 
 def _is_wanted(value: Any) -> bool:
-    """Whether a table from a file holds the options of a reproduction, as `reproduce` writes them."""
-    if not isinstance(value, dict) or value.keys() != Wanted.__dataclass_fields__.keys():
+    """Whether a table of study.json has the form of the options that `reproduce` writes."""
+    if not isinstance(value, dict) or value.keys() != StudyRequest.__dataclass_fields__.keys():
         return False
     changes = value["changes"]
     sound = all(isinstance(value[name], str) for name in ("scale", "variant")) and isinstance(

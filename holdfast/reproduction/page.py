@@ -14,10 +14,10 @@ from holdfast.report.markup import whole_page
 from holdfast.report.table import to_markdown
 from holdfast.report.table_exports import tex, to_latex
 from holdfast.reproduction.charts import chart
-from holdfast.reproduction.claims import Finding
+from holdfast.reproduction.claims import ClaimResult
 from holdfast.reproduction.experiments import changed
 from holdfast.reproduction.outcome import Outcome
-from holdfast.reproduction.sheet import Head, Sheet, sheet_of, to_csv, to_table
+from holdfast.reproduction.result_table import Head, ResultTable, result_table, to_csv, to_table
 
 _WHOLE = 95  # per cent of a dataset
 _MANY = 7  # columns that fit on a usual screen only in small letters
@@ -25,13 +25,14 @@ _MANY = 7  # columns that fit on a usual screen only in small letters
 
 def write_reproduction(outcome: Outcome) -> Path:
     """Page and tables, beside the runs; gives the page's path."""
-    sheet, folder = sheet_of(outcome), outcome.path
+    results, folder = result_table(outcome), outcome.path
     page = folder / "report.html"
-    write_atomically(page, render(outcome, sheet).encode(errors="replace"))
-    write_atomically(folder / "table.md", markdown(outcome, sheet).encode(errors="replace"))
-    write_atomically(folder / "table.csv", to_csv(outcome, sheet).encode(errors="replace"))
+    write_atomically(page, render(outcome, results).encode(errors="replace"))
+    write_atomically(folder / "table.md", markdown(outcome, results).encode(errors="replace"))
+    write_atomically(folder / "table.csv", to_csv(outcome, results).encode(errors="replace"))
     write_atomically(
-        folder / "table.tex", f"% {tex(title(outcome))}\n{to_latex(to_table(sheet))}".encode(errors="replace")
+        folder / "table.tex",
+        f"% {tex(title(outcome))}\n{to_latex(to_table(results))}".encode(errors="replace"),
     )
     return page
 
@@ -56,7 +57,7 @@ def _subsets(outcome: Outcome) -> list[str]:
     ]
 
 
-def render(outcome: Outcome, sheet: Sheet) -> str:
+def render(outcome: Outcome, results: ResultTable) -> str:
     """The whole page."""
     charts = [chart(outcome, number, show) for number, show in enumerate(outcome.study.show)]
     strong, verdict = _verdict(outcome)
@@ -73,24 +74,24 @@ def render(outcome: Outcome, sheet: Sheet) -> str:
         kind=_kind(outcome),
         strong=strong,
         verdict=verdict,
-        claims=[(ours, _listed(ours.wrong), printed) for ours, printed in outcome.findings],
+        claims=[(ours, _listed(ours.wrong), printed) for ours, printed in outcome.claim_results],
         charts=[section for section in charts if section is not None],
         command=command(outcome),
-        changed=changed(outcome.study, outcome.grid.scale, outcome.grid.wanted.changes),
+        changed=changed(outcome.study, outcome.grid.scale, outcome.grid.request.changes),
         footer=_origin(outcome),
-        **_table(outcome, sheet),
+        **_table(outcome, results),
     )
 
 
 def command(outcome: Outcome) -> str:
-    wanted, (paper, _, what) = outcome.grid.wanted, outcome.study.key.partition("/")
-    words = [f"holdfast reproduce {paper} {what} --scale {wanted.scale} --seeds {outcome.grid.seeds}"]
-    words += [f"--variant {wanted.variant}"] if wanted.variant != "paper" else []
-    words += ["--stand-ins"] if wanted.stand_ins else []
-    words += [f"--only {quote(choice)}" for choice in wanted.only]
+    request, (paper, _, what) = outcome.grid.request, outcome.study.key.partition("/")
+    words = [f"holdfast reproduce {paper} {what} --scale {request.scale} --seeds {outcome.grid.seeds}"]
+    words += [f"--variant {request.variant}"] if request.variant != "paper" else []
+    words += ["--stand-ins"] if request.stand_ins else []
+    words += [f"--only {quote(choice)}" for choice in request.only]
     words += [
         f"--set {quote(f'{key}={toml.value(value)}')}"
-        for key, value in wanted.changes
+        for key, value in request.changes
         if key != "data.dir" and value is not None
     ]
     return " ".join(words)
@@ -98,10 +99,10 @@ def command(outcome: Outcome) -> str:
 
 def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
     """What came out of each table and figure of a paper, with the way to its page."""
-    wanted, paper = outcomes[0].grid.wanted, outcomes[0].study.paper
+    request, paper = outcomes[0].grid.request, outcomes[0].study.paper
     rows = []
     for outcome in outcomes:
-        judged = [ours.holds for ours, _ in outcome.findings if ours.holds is not None]
+        judged = [ours.holds for ours, _ in outcome.claim_results if ours.holds is not None]
         words = f"{sum(judged)} of {len(judged)} claims hold" if judged else "nothing could be tested"
         about = f"{outcome.missing} experiments have no result" if outcome.missing else words
         link = (outcome.path / "report.html").relative_to(folder)
@@ -111,10 +112,10 @@ def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
         "index.html",
         package="holdfast.reproduction",
         title=f"{paper}, played again",
-        facts=[("scale ", wanted.scale), ("seeds ", seeds)],
+        facts=[("scale ", request.scale), ("seeds ", seeds)],
         rows=rows,
     )
-    page = folder / f"index-{wanted.scale}.html"
+    page = folder / f"index-{request.scale}.html"
     write_atomically(page, content.encode(errors="replace"))
     return page
 
@@ -126,12 +127,12 @@ def _who(one: dict[str, Any]) -> str:
 
 def _verdict(outcome: Outcome) -> tuple[str, str]:
     """The verdict on all claims: the words to stress, and the rest."""
-    judged = [ours for ours, _ in outcome.findings if ours.holds is not None]
+    judged = [ours for ours, _ in outcome.claim_results if ours.holds is not None]
     if outcome.missing:
         return "Not complete", f": {outcome.missing} experiments have no result yet."
     if not judged:
         return "Nothing", " of what the paper says could be tested on this part of the table."
-    held, untested = sum(bool(finding.holds) for finding in judged), len(outcome.findings) - len(judged)
+    held, untested = sum(bool(finding.holds) for finding in judged), len(outcome.claim_results) - len(judged)
     what = (
         "What could be tested of what the paper says"
         if untested
@@ -139,7 +140,7 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
         if len(judged) > 1
         else "The paper's claim"
     )
-    rest = f" {untested} of {len(outcome.findings)} claims could not be tested." if untested else ""
+    rest = f" {untested} of {len(outcome.claim_results)} claims could not be tested." if untested else ""
     if held == len(judged):
         return "Holds.", f" {what} is so here{_caution(outcome)}.{rest}"
     if not held:
@@ -150,18 +151,18 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
 
 def _kind(outcome: Outcome) -> str:
     """How a verdict looks: open where something is missing or nothing could be tested."""
-    judged = [ours.holds for ours, _ in outcome.findings if ours.holds is not None]
+    judged = [ours.holds for ours, _ in outcome.claim_results if ours.holds is not None]
     return "open" if not judged or outcome.missing else "yes" if all(judged) else "no"
 
 
 def _caution(outcome: Outcome) -> str:
-    wanted, said = outcome.grid.wanted, []
-    if wanted.scale == "smoke":
+    request, said = outcome.grid.request, []
+    if request.scale == "smoke":
         return ", at a scale whose figures mean nothing"
-    if wanted.scale != "full":
+    if request.scale != "full":
         said.append("at a smaller scale than the paper's")
     elif any(
-        not key.startswith(("engine.", "data.dir")) for key, _ in wanted.changes
+        not key.startswith(("engine.", "data.dir")) for key, _ in request.changes
     ):  # how it is computed changes no figure
         said.append("with other settings than the paper's")
     if outcome.grid.seeds == 1:
@@ -173,27 +174,27 @@ def _listed(words: Sequence[str], most: int = 6) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _table(outcome: Outcome, sheet: Sheet) -> dict[str, Any]:
+def _table(outcome: Outcome, results: ResultTable) -> dict[str, Any]:
     """What the template needs for the table."""
-    depth = len(sheet.columns[0]) if sheet.columns else 0
-    names = len(sheet.rows[0]) if sheet.rows else 0
+    depth = len(results.columns[0]) if results.columns else 0
+    names = len(results.rows[0]) if results.rows else 0
     rows, before = [], ("",) * names
-    for row, in_row in zip(sheet.rows, sheet.boxes, strict=True):
+    for row, in_row in zip(results.rows, results.cells, strict=True):
         same = next((i for i, (a, b) in enumerate(zip(row, before, strict=True)) if a != b), len(row))
         rows.append(([label if level >= same else "" for level, label in enumerate(row)], in_row))
         before = row
-    boxes = [box for row in sheet.boxes for box in row if box is not None]
+    cells = [cell for row in results.cells for cell in row if cell is not None]
     legend = "Large: ours" + (", mean ± standard deviation over seeds" if outcome.grid.seeds > 1 else "")
     if outcome.study.printed:
         legend += "; small: printed, and the difference; ? where the print is doubtful"
-    legend += "; ★ best of the methods" if any(box.best for box in boxes) else ""
-    legend += "; d: diverged." if any(box.diverged for box in boxes) else "."
+    legend += "; ★ best of the methods" if any(cell.best for cell in cells) else ""
+    legend += "; d: diverged." if any(cell.diverged for cell in cells) else "."
     return {
         "legend": legend,
-        "dense": max(map(len, sheet.boxes), default=0) >= _MANY,
-        "axes": sheet.axes,
+        "dense": max(map(len, results.cells), default=0) >= _MANY,
+        "axes": results.axes,
         "corners": names,
-        "heads": [_spans(sheet.columns, level) for level in range(depth)],
+        "heads": [_spans(results.columns, level) for level in range(depth)],
         "rows": rows,
     }
 
@@ -209,7 +210,7 @@ def _spans(columns: Sequence[Head], level: int) -> list[tuple[str, int]]:
 
 
 def _origin(outcome: Outcome) -> str:
-    played = outcome.played
+    played = outcome.finished_runs
     if not played:
         return "Nothing was played to its end yet."
     began = min(run.manifest["began"] for run in played)
@@ -222,19 +223,20 @@ def _origin(outcome: Outcome) -> str:
     )
 
 
-def markdown(outcome: Outcome, sheet: Sheet) -> str:
+def markdown(outcome: Outcome, results: ResultTable) -> str:
     """For notes and docs: the table, the claims, the command."""
     lines = [f"### {title(outcome)}", "", f"`{command(outcome)}`", ""]
     for one in outcome.data:
         lines.append(f"{one['dataset']}: {_who(one)}, {one['samples']:,} of {one['of']:,} samples.  ")
     unit = "In brackets: printed." if outcome.study.printed else ""
-    lines += ["", to_markdown(to_table(sheet)), f"{unit} {_origin(outcome)}".strip(), ""]
+    lines += ["", to_markdown(to_table(results)), f"{unit} {_origin(outcome)}".strip(), ""]
     lines += [
-        _claim_line(ours, printed, outcome.study.printed is not None) for ours, printed in outcome.findings
+        _claim_line(ours, printed, outcome.study.printed is not None)
+        for ours, printed in outcome.claim_results
     ]
     return "\n".join(lines) + "\n"
 
 
-def _claim_line(ours: Finding, printed: Finding, numbers: bool) -> str:
+def _claim_line(ours: ClaimResult, printed: ClaimResult, numbers: bool) -> str:
     print_too = f" (in print: {printed.words})" if numbers else ""
     return f"* {ours.claim.says}: **{ours.words}**{print_too}"

@@ -1,41 +1,41 @@
-"""One table or figure of a paper as a TOML file in studies/: which experiments it shows, what is read off
-each, what the paper says.
+"""The format of a study, which is one table or figure of a paper as a TOML file in studies/: its experiments,
+its metrics, and what the paper claims.
 
     paper = "FedCAP"                   # as in printed/fedcap.csv
     title = "Accuracy under six attacks, by defence"
-    printed = "I"                      # the table's name in print; a figure has none, its claims only
+    printed = "I"                      # the number of the table in the paper; a figure has claims only
     notes = ["..."]                    # where paper and code contradict each other, one sentence each
-    like = "shared/fedcap"             # another study, or what the paper's studies have in common: only what
-                                       differs is said (likeness.py)
+    like = "shared/fedcap"             # another study, or what the paper's studies share; then only what
+                                       # differs follows (inheritance.py)
 
     [config]                           # what all experiments share, as for `holdfast run`
-    [axes.attack]                      # an axis of the table: what each label sets. All labels of all axes
-                                       together are the experiments
+    [axes.attack]                      # an axis of the table: what each label sets. The experiments are all
+                                       # combinations of labels
     SF = { "attack.name" = "sign-flip" }
-    [[override]]                       # what only some cells set
+    [[override]]                       # settings of some experiments only
     when = { method = "FedCAP", attack = ["SF", "MR"] }
     set = { "method.alpha" = 5 }
-    [[skip]]                           # what the table does not have
+    [[skip]]                           # combinations that the table does not have
     when = { ... }
-    [[on_request]]                     # labels that are played only where --only names them: other readings
-                                       of what is not said
+    [[on_request]]                     # labels that run only if --only names them: other readings of what the
+                                       # paper leaves open
     when = { method = ["..."] }
-    [[authors]]                        # what the released code does beside the `variant = "authors"` of its
-                                       parts, for --variant
+    [[authors]]                        # settings of the released code for --variant authors, beside the
+                                       # `variant = "authors"` of its parts
     set = { "train.shuffle" = false }
-    [metrics."TAcc(%)"]                # what is read off each
+    [metrics."TAcc(%)"]                # a number of each experiment
     figure = "accuracy"
     times = 100
-    [[metrics."TAcc(%)".override]]     # what only some cells are scored by
+    [[metrics."TAcc(%)".override]]     # another number for some experiments
     when = { method = "FedAvg-FT" }
     figure = "accuracy/personal"
     [layout]
     rows = ["attack"]
     columns = ["method"]
-    [print]                            # where in print a cell's value stands
+    [print]                            # where in the paper a number is printed
     setting = "attack={attack}, malicious=0.3"
     [[claims]]                         # see claims.py
-    [scale.quick]                      # the same on less
+    [scale.quick]                      # a smaller version
     [scale.smoke]"""
 
 from __future__ import annotations
@@ -60,18 +60,20 @@ When = dict[str, Labels]
 
 
 class Override(Section):
-    """Settings for the cells that have these labels."""
+    """Settings for the experiments that have these labels."""
 
     when: When = {}
     set: dict[str, Any]
 
 
 class Skip(Section):
+    """Labels whose combinations are left out."""
+
     when: When
 
 
 class StandIn(Section):
-    """Other data for cells whose own cannot be had; the page's title says so."""
+    """Other data for experiments whose own data cannot be downloaded; the title of the page says so."""
 
     when: When = {}
     name: str
@@ -79,62 +81,62 @@ class StandIn(Section):
 
 
 class Scale(Section):
-    """The study on less: which labels are kept, and what all their cells set."""
+    """A smaller version of the study: which labels are kept, and what all experiments set."""
 
     keep: dict[str, tuple[str, ...]] = {}
     set: dict[str, Any] = {}
     seeds: int = Field(default=1, ge=1)
-    """How many where --seeds does not say."""
+    """The number of seeds if --seeds is not given."""
     override: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()
 
 
-class Scored(Section):
-    """Another figure for the cells that have these labels."""
+class MetricOverride(Section):
+    """Another figure for the experiments that have these labels."""
 
     when: When = {}
     figure: Labels
 
 
 class Metric(Section):
-    """What is read off a cell. Exactly one of figure, measure and of."""
+    """A number of each experiment. It has exactly one of figure, measure and of."""
 
     figure: Labels = ()
-    """A figure of the result; of several the largest."""
-    override: tuple[Scored, ...] = ()
-    """Cells that are scored by another figure; the last that fits counts."""
+    """A name in the final results; of several the largest counts."""
+    override: tuple[MetricOverride, ...] = ()
+    """Experiments with another figure; the last that fits counts."""
     measure: str | None = None
     """A function of the run, by its name in measures/."""
     by: str | None = None
-    """An axis whose labels set nothing: the measure is told the label, such as the part of a curve."""
+    """An axis whose labels change no settings: the measure gets the label, for example a part of a curve."""
     of: tuple[str, ...] = ()
     """The mean of these other metrics."""
     times: float = 1.0
     per_round: bool = False
     minus: dict[str, str] = {}
-    """Less the same in the cell that has these labels."""
+    """Subtract the same metric at the place that has these labels."""
     rank: str | None = None
-    """The place among the labels of this axis, 1 the best; equals share the better place."""
+    """Rank among the labels of this axis, 1 is best; equal values share the better rank."""
     mean: tuple[str, ...] = ()
-    """Over all labels of these axes."""
+    """Take the mean over all labels of these axes."""
     where: When = {}
-    """Only for these cells."""
+    """Only for these labels."""
     better: Literal["more", "less", "neither"] = "more"
     digits: int = Field(2, ge=0, le=6)
     printed: str | None = None
-    """Its name in print, where that is another."""
+    """Its name in the paper, if different."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Metric:
         if sum(map(bool, (self.figure, self.measure, self.of))) != 1:
             raise ValueError("needs one of figure, measure and of")
         if self.override and not self.figure:
-            raise ValueError("only a figure can be another in some cells")
+            raise ValueError("override needs figure, not measure or of")
         return self
 
     @property
     def less_is_better(self) -> bool:
-        """Of a place among others always, whatever is ranked."""
+        """Whether less is better; of a rank it always is."""
         return self.rank is not None or self.better == "less"
 
 
@@ -143,19 +145,19 @@ class Layout(Section):
     columns: tuple[str, ...]
 
 
-class Print(Section):
-    """Where a cell's printed value stands: templates in which {axis} is the cell's label."""
+class PrintedPlace(Section):
+    """Where a published number is found in printed/: templates in which {axis} is the label."""
 
     dataset: str = "{dataset}"
     setting: str = "-"
     method: str = "{method}"
     instead: dict[str, str] = {}
-    """What stands in print where a filled template is this: { "attack=none" = "benign" }."""
+    """What a filled template is called in the paper: { "attack=none" = "benign" }."""
     omits: tuple[str, ...] = ()
-    """Printed metrics that are arithmetic on the others (margins), and are not read again."""
+    """Published metrics that are computed from the others (margins), and are not read."""
 
 
-class Show(Section):
+class ChartSpec(Section):
     """A chart beside the table: accuracy over the rounds, or a metric along an axis, one line for each
     combination of the other labels; or a picture of where the models look (grad-cam)."""
 
@@ -169,7 +171,7 @@ class Show(Section):
 
 
 class Claim(Section):
-    """What the paper says, and how to see whether it is so (claims.py)."""
+    """A claim of the paper, and how to check it (claims.py)."""
 
     says: str
     check: Literal["best", "worst", "beats", "above", "below", "rises", "falls", "within", "steady"]
@@ -179,11 +181,11 @@ class Claim(Section):
     over: tuple[str, ...] = ()
     by: float = 0.0
     factor: float = Field(1.0, ge=1)
-    """Of beats and within: on what is less of the two."""
+    """For beats and within: a factor on the smaller of the two."""
     value: float | None = None
     where: When = {}
     least: float = Field(1.0, gt=0, le=1)
-    """The share of the cases in which it must be so."""
+    """The share of the cases in which it must hold."""
 
 
 class Study(Section):
@@ -194,21 +196,21 @@ class Study(Section):
     printed: str | None = None
     notes: tuple[str, ...] = ()
     variants: bool = False
-    """Whether paper and released code differ in what decides this result, so that both should be played."""
+    """Whether paper and released code differ in what decides this result, so both should run."""
     fused: bool = True
-    """False where seconds are the result."""
+    """False where time is the result."""
     config: dict[str, Any]
     axes: dict[str, dict[str, dict[str, Any]]]
     override: tuple[Override, ...] = ()
     skip: tuple[Skip, ...] = ()
     on_request: tuple[Skip, ...] = ()
-    """Each label by itself: it is left out unless --only names it."""
+    """Labels that are left out unless --only names them."""
     authors: tuple[Override, ...] = ()
     stand_in: tuple[StandIn, ...] = ()
     metrics: dict[str, Metric]
     layout: Layout
-    print: Print = Print()
-    show: tuple[Show, ...] = ()
+    print: PrintedPlace = PrintedPlace()
+    show: tuple[ChartSpec, ...] = ()
     claims: tuple[Claim, ...]
     scale: dict[Literal["smoke", "quick", "full"], Scale]
 
@@ -226,7 +228,7 @@ class Study(Section):
             if name not in (*self.axes, "metric"):
                 raise ValueError(f"layout: there is no axis '{name}'{suggest(name, [*self.axes, 'metric'])}")
         if not self.metrics:
-            raise ValueError("metrics: there is none")
+            raise ValueError("metrics: the study has no metric")
         for claim in self.claims:
             self._check_claim(claim)
         for metric in self.metrics.values():
@@ -238,7 +240,7 @@ class Study(Section):
         return self
 
     def _conditions(self) -> list[tuple[str, Mapping[str, Labels]]]:
-        """Everything that names axes and labels."""
+        """Return all entries that name axes and labels."""
         found: list[tuple[str, Mapping[str, Labels]]] = [
             ("override", one.when) for one in (*self.override, *self.authors)
         ]
@@ -293,8 +295,8 @@ def as_labels(labels: Labels) -> tuple[str, ...]:
     return (labels,) if isinstance(labels, str) else tuple(labels)
 
 
-def spoken(axis: str, label: str) -> str:
-    """A label that says nothing by itself, as a bare number does, with its axis: beta 0.1, malicious 10%."""
+def label_text(axis: str, label: str) -> str:
+    """Return a label for people: a bare number gets its axis, as in beta 0.1 or malicious 10%."""
     return f"{axis} {label}" if re.fullmatch(r"[\d.-]+%?|yes|no", label) else label
 
 
@@ -303,8 +305,7 @@ def matches(when: Mapping[str, Labels], at: Mapping[str, str]) -> bool:
 
 
 def keys() -> list[str]:
-    """Every study there is, fedcap/table-1 and the like, papers in the order of the mission, tables before
-    figures."""
+    """Return the keys of all studies, such as fedcap/table-1, by paper, tables before figures."""
     names = [
         file.name.removesuffix(".toml")
         for file in files("holdfast.reproduction.studies").iterdir()
@@ -334,7 +335,7 @@ def _order(key: str) -> tuple[int, bool, int, str]:
 
 
 def find(paper: str, what: str | None = None) -> list[Study]:
-    """The studies of a paper, or the one that is meant by I, 1, table-1, "Table I", fig-7 or figure-7."""
+    """Return the studies of a paper, or one of them: I, 1, table-1, "Table I", fig-7 or figure-7."""
     known = keys()
     papers = list(dict.fromkeys(key.partition("/")[0] for key in known))
     wanted = paper.lower().replace("cpfl", "c-pfl").replace("c_pfl", "c-pfl")
@@ -346,7 +347,7 @@ def find(paper: str, what: str | None = None) -> list[Study]:
         chosen = [key for key in mine if key.partition("/")[2] == name]
         if not chosen:
             there = [key.partition("/")[2] for key in mine]
-            raise ConfigError(f"{wanted} has no '{what}' with results; it has {', '.join(there)}")
+            raise ConfigError(f"{wanted} has no '{what}' with results; choose one of {', '.join(there)}")
         mine = chosen
     return [read(key) for key in mine]
 
@@ -384,8 +385,7 @@ def make(table: Mapping[str, Any]) -> Study:
 
 
 def chosen_labels(study: Study, scale: Scale, only: Sequence[str]) -> dict[str, list[str]]:
-    """The labels that are played of every axis: those the scale keeps, or those that --only axis=label,label
-    names."""
+    """Return the labels of every axis that run: those that the scale keeps, or those that --only names."""
     kept = {
         axis: [label for label in labels if label in scale.keep.get(axis, labels)]
         for axis, labels in study.axes.items()

@@ -1,5 +1,5 @@
-"""What is read off the cells: means over seeds, differences, ranks. The printed numbers are read the same
-way, so that one claim can be held against both."""
+"""The numbers of a table: means over seeds, differences, ranks. Published numbers are read the same way, so a
+claim can be checked on both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from holdfast.reproduction.experiments import At, Grid
+from holdfast.reproduction.experiments import AxisLabels, StudyGrid
 from holdfast.reproduction.measures import measured
 from holdfast.reproduction.study import Metric, Study, as_labels, matches
 from holdfast.results.run import Run
 
 Axes = tuple[tuple[str, str], ...]
 Place = tuple[str, Axes]
-"""A metric, and the labels of the axes that are left."""
+"""A metric, and the labels of the axes that are not averaged."""
 
 
 def place(metric: str, at: Mapping[str, str]) -> Place:
@@ -29,12 +29,12 @@ def place(metric: str, at: Mapping[str, str]) -> Place:
 
 @dataclass(frozen=True)
 class Value:
-    """One figure: of every seed that has one, and what is to be said of it."""
+    """One number of the table: its value for every seed, and a note."""
 
     seeds: tuple[float, ...]
     note: str = ""
     std: float | None = None
-    """As printed; ours is of the seeds."""
+    """The published standard deviation; ours is computed from the seeds."""
 
     @property
     def finite(self) -> bool:
@@ -42,8 +42,8 @@ class Value:
 
     @property
     def mean(self) -> float:
-        """Not a number where one of the seeds has none: the others alone would flatter a method that
-        sometimes diverges."""
+        """NaN if a seed is not finite: the mean of the others would favour a method that sometimes
+        diverges."""
         return statistics.fmean(self.seeds) if self.finite else math.nan
 
     @property
@@ -59,11 +59,11 @@ class Value:
 
 @dataclass
 class Values:
-    """By place; a place without a value is missing."""
+    """All numbers of a table by place; places without a number are left out."""
 
     study: Study
     labels: Mapping[str, Sequence[str]]
-    """What is shown of each axis, `variant` included where it is one."""
+    """The labels of each axis that are shown, `variant` included where it is an axis."""
     by_place: dict[Place, Value] = field(default_factory=dict)
 
     def get(self, metric: str, at: Mapping[str, str]) -> Value | None:
@@ -74,14 +74,14 @@ class Values:
         return None if found is None or not math.isfinite(found.mean) else found.mean
 
     def axes_of(self, metric: str) -> list[str]:
-        """Those along which a metric has values."""
+        """Return the axes along which a metric has values."""
         averaged = set(self.study.metrics[metric].mean)
         for other in self.study.metrics[metric].of:
             averaged |= set(self.study.metrics[other].mean)
         return [axis for axis in self.labels if axis not in averaged]
 
-    def places(self, metric: str, where: Mapping[str, Any] | None = None) -> Iterable[At]:
-        """Every place of a metric that is shown, restricted to some labels."""
+    def places(self, metric: str, where: Mapping[str, Any] | None = None) -> Iterable[AxisLabels]:
+        """Iterate over all places of a metric that are shown, restricted to some labels."""
         axes = self.axes_of(metric)
         for labels in itertools.product(*(self.labels[axis] for axis in axes)):
             at = dict(zip(axes, labels, strict=True))
@@ -91,8 +91,9 @@ class Values:
                 yield at
 
 
-def ours(grid: Grid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
-    """`runs` are those of a place's seeds, by `place("", at)`; None where one has not finished."""
+def ours(grid: StudyGrid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
+    """Read our numbers. `runs` holds the runs of all seeds by `place("", at)`; None where one has not
+    finished."""
     labels: dict[str, Sequence[str]] = dict(grid.labels)
     if len(grid.variants) > 1:
         labels["variant"] = grid.variants
@@ -100,8 +101,10 @@ def ours(grid: Grid, runs: Mapping[Place, Sequence[Run | None]]) -> Values:
     for name, metric in grid.study.metrics.items():
         if metric.of:
             continue
-        for at in {key: dict(cell.at) for cell in grid.cells for key in [place("", cell.at)]}.values():
-            if not matches(metric.where, at) and not metric.minus:  # what is taken off may lie outside
+        for at in {
+            key: dict(planned.at) for planned in grid.planned_runs for key in [place("", planned.at)]
+        }.values():
+            if not matches(metric.where, at) and not metric.minus:  # the subtrahend may lie outside
                 continue
             finished = [run for run in runs[place("", at)] if run is not None]
             figures = [value for run in finished if (value := _read(metric, run, at)) is not None]
@@ -132,7 +135,7 @@ def _diverged(runs: Sequence[Run]) -> str:
 
 
 def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
-    """What the paper prints for the same places; nothing for a figure. A variant is no axis of the paper."""
+    """Read the published numbers for the same places; figures have none. The paper has no axis `variant`."""
     out = Values(study, {axis: shown for axis, shown in labels.items() if axis != "variant"})
     if study.printed is None:
         return out
@@ -164,7 +167,7 @@ def printed(study: Study, labels: Mapping[str, Sequence[str]]) -> Values:
 
 
 def _subtract(values: Values) -> None:
-    """Differences that are not printed themselves, of printed values."""
+    """Compute differences that are not published themselves from published values."""
     there = {name for name, _ in values.by_place}
     for name, metric in values.study.metrics.items():
         if metric.minus and name not in there:
@@ -178,7 +181,7 @@ def _subtract(values: Values) -> None:
             )
             if whole is None:
                 continue
-            times = metric.times / values.study.metrics[whole].times  # a loss has a minus
+            times = metric.times / values.study.metrics[whole].times  # the factor of a loss is negative
             mine = {
                 at: replace(v, seeds=tuple(times * one for one in v.seeds))
                 for (of, at), v in values.by_place.items()
@@ -196,8 +199,8 @@ def printed_rows(paper: str) -> list[dict[str, str]]:
 
 
 def _derive(values: Values) -> None:
-    """Differences (also to cells that a metric does not show), ranks, means over axes, means of metrics, in
-    this order."""
+    """Compute differences (also to places that a metric does not show), ranks, means over axes and means of
+    metrics, in this order."""
     for name, metric in values.study.metrics.items():
         mine: dict[Axes, Value | None] = {
             at: value for (of, at), value in values.by_place.items() if of == name
@@ -226,7 +229,7 @@ def _moved(at: Axes, to: Mapping[str, str]) -> Axes:
 
 
 def _less(value: Value | None, other: Value | None) -> Value | None:
-    """Seed by seed where both have the same number of them."""
+    """Subtract seed by seed if both have the same number of seeds, else the means."""
     if value is None or other is None:
         return None
     if len(value.seeds) == len(other.seeds):
@@ -242,7 +245,7 @@ def _ranked(mine: Mapping[Axes, Value | None], axis: str, better: str) -> dict[A
             mark = value.mean if better == "less" else -value.mean
             groups.setdefault(rest, {})[at] = (
                 mark if math.isfinite(mark) else math.inf
-            )  # what diverged comes last
+            )  # diverged runs come last
     return {
         at: Value((1.0 + sum(other < mark for other in group.values()),))
         for group in groups.values()

@@ -75,7 +75,9 @@ def _context_with(run_context: RunContext, new_client: NewClient) -> RunContext:
     """Return the experiment with one more client, which is benign; the others have no samples."""
     before = [np.zeros(0, dtype=np.int64)] * run_context.federation.clients
     tables = {"train": new_client.train, "validation": before[0], "test": new_client.test}
-    held = {name: ClientRows.from_lists([*before, rows], new_client.samples.y) for name, rows in tables.items()}
+    held = {
+        name: ClientRows.from_lists([*before, rows], new_client.samples.y) for name, rows in tables.items()
+    }
     federation = replace(run_context.federation, samples=new_client.samples, **held)  # type: ignore[arg-type]
     return replace(
         run_context,
@@ -144,7 +146,8 @@ def from_config(run: Run, file: Path, client: int | None) -> NewClient:
     federation = build_federation(config.data, Key(config.seed).fold("data"))
     if client is None and federation.clients > 1:
         raise ConfigError(
-            f"--client: {file} describes {federation.clients} clients, from 0; give the number of the one that joins"
+            f"--client: {file} describes {federation.clients} clients, from 0; give the number of the one"
+            " that joins"
         )
     if not 0 <= (client or 0) < federation.clients:
         raise ConfigError(f"--client: {file} describes clients 0 to {federation.clients - 1}, got {client}")

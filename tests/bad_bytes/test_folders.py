@@ -20,7 +20,7 @@ from holdfast.experiment.config import make_config
 from holdfast.report.live import Lookout
 from holdfast.report.page import write_page
 from holdfast.report.read_runs import by_setting, not_begun, read_cells
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.measures.fedcpa import _changes
 from holdfast.reproduction.outcome import read_outcome, reproduce
 from holdfast.reproduction.page import write_reproduction
@@ -166,7 +166,7 @@ ASKED = {
 def read_whole_outcome(folder: Path) -> None:
     """What reproduce and report read of a reproduction's own files."""
     outcome = read_outcome(folder)
-    outcome.findings, outcome.data, outcome.missing  # noqa: B018
+    outcome.claim_results, outcome.data, outcome.missing  # noqa: B018
     write_reproduction(outcome)
 
 
@@ -207,7 +207,7 @@ def test_a_study_on_disk_that_cannot_be_used_is_one_line(
     (tmp_path / "study.json").write_text(json.dumps(content))
     for read in (
         lambda: read_whole_outcome(tmp_path),
-        lambda: reproduce(make(SMALL), Wanted(scale="smoke"), tmp_path),
+        lambda: reproduce(make(SMALL), StudyRequest(scale="smoke"), tmp_path),
     ):
         with limited(), pytest.raises(HoldfastError) as error:
             read()
@@ -244,24 +244,24 @@ def test_no_data_of_a_reproduction_are_a_traceback(tmp_path: Path, examples: int
 
 
 @pytest.mark.parametrize("seeds", [10**9, 10**30])
-def test_more_seeds_than_can_be_played_are_one_line(seeds: int) -> None:
-    with limited(), pytest.raises(ConfigError, match="cells"):
-        Grid(make(SMALL), Wanted(scale="smoke", seeds=seeds))
+def test_too_many_seeds_are_refused_in_one_line(seeds: int) -> None:
+    with limited(), pytest.raises(ConfigError, match="experiments are more than the limit"):
+        StudyGrid(make(SMALL), StudyRequest(scale="smoke", seeds=seeds))
 
 
 # ---- figures and tensors of a run ----
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad") / "run"
     session.start([("", make_config({**TINY, "train": {**TINY["train"], "rounds": 1}}))], folder)
     return folder
 
 
 @pytest.fixture
-def run(played: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(played, tmp_path / "run"))
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from holdfast.methods.c_pfl import CPfl
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.measures import measured
 from holdfast.reproduction.outcome import reproduce
 from holdfast.reproduction.study import find, read
@@ -24,7 +24,9 @@ def test_table_6_tunes_heads_after_the_last_round(tmp_path: Path) -> None:
         ("engine.threads", 1),
         ("engine.workers", 1),
     )  # trials would take longer than the rounds
-    outcome = reproduce(find("c-pfl", "table 6")[0], Wanted(scale="smoke", changes=plain), tmp_path / "t")
+    outcome = reproduce(
+        find("c-pfl", "table 6")[0], StudyRequest(scale="smoke", changes=plain), tmp_path / "t"
+    )
     places = [{"dataset": "MNIST", "method": "C-PFL", "epochs": e} for e in ("0", "5", "10", "15", "20")]
     places.append(
         {"dataset": "MNIST", "method": "FedAvg", "epochs": "0"}
@@ -32,25 +34,25 @@ def test_table_6_tunes_heads_after_the_last_round(tmp_path: Path) -> None:
     figures = [outcome.ours.mean("average test accuracy(%)", at) for at in places]
     assert (
         outcome.missing == 0
-        and len(outcome.played) == 6
+        and len(outcome.finished_runs) == 6
         and all(0 <= cast(float, value) <= 100 for value in figures)
     )
     by_epochs = {
         made["tune_epochs"]: run
-        for run in outcome.played
+        for run in outcome.finished_runs
         if (made := run.manifest["config"]["method"])["name"] == "c-pfl"
     }
     common = {run.metrics["accuracy"].iloc[-2] for run in by_epochs.values()}
     assert len(common) == 1  # the same experiment until the heads are tuned
     assert by_epochs[20].final["accuracy/personal"] > by_epochs[0].final["accuracy/personal"]
-    untested, gains, beyond, below, also_untested = (ours for ours, _ in outcome.findings)
+    untested, gains, beyond, below, also_untested = (ours for ours, _ in outcome.claim_results)
     assert untested.words == also_untested.words == "not tested"  # they are about CIFAR
     assert gains.holds and gains.cases == beyond.cases == below.cases == 1
-    assert all(in_print.holds in (None, True) for _, in_print in outcome.findings)
+    assert all(in_print.holds in (None, True) for _, in_print in outcome.claim_results)
 
 
 def test_every_method_of_a_column_has_the_same_data() -> None:
-    cells = Grid(read("c-pfl/table-3"), Wanted(scale="full")).cells
+    cells = StudyGrid(read("c-pfl/table-3"), StudyRequest(scale="full")).planned_runs
     dealt: dict[tuple[str, str], set[str]] = {}
     for cell in cells:
         dealt.setdefault((cell.at["split"], cell.at["dataset"]), set()).add(str(cell.config.data))
@@ -70,7 +72,7 @@ def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None
     def readings(*only: str) -> dict[str, object]:
         made = {
             cell.at["method"]: cell.config.parts().method
-            for cell in Grid(read(key), Wanted(scale="full", only=only)).cells
+            for cell in StudyGrid(read(key), StudyRequest(scale="full", only=only)).planned_runs
         }
         return {label: m.committee and m.committee.scores for label, m in made.items() if isinstance(m, CPfl)}
 
@@ -81,23 +83,25 @@ def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None
 
 def test_the_milder_split_is_no_column_unless_it_is_asked_for() -> None:
     study = read("c-pfl/table-3")
-    assert {cell.at["split"] for cell in Grid(study, Wanted(scale="full")).cells} == {
+    assert {cell.at["split"] for cell in StudyGrid(study, StudyRequest(scale="full")).planned_runs} == {
         "practical",
         "pathological",
     }
-    mild = Grid(study, Wanted(scale="full", only=("split=most labels",)))
-    assert {cell.config.data.partition["beta"] for cell in mild.cells} == {0.5}
+    mild = StudyGrid(study, StudyRequest(scale="full", only=("split=most labels",)))
+    assert {cell.config.data.partition["beta"] for cell in mild.planned_runs} == {0.5}
 
 
 def test_the_figures_that_figure_4_states_in_words() -> None:
     study = read("c-pfl/fig-4")
-    found = printed(study, Grid(study, Wanted(scale="full")).labels)
+    found = printed(study, StudyGrid(study, StudyRequest(scale="full")).labels)
     assert study.name == "Fig. 4"
     assert (
         found.mean("accuracy drop (points)", {"dataset": "CIFAR-10", "noisy": "40%", "method": "FedBABU"})
         == 9.89
     )
-    nobody = next(cell for cell in Grid(study, Wanted(scale="full")).cells if cell.at["noisy"] == "0%")
+    nobody = next(
+        cell for cell in StudyGrid(study, StudyRequest(scale="full")).planned_runs if cell.at["noisy"] == "0%"
+    )
     assert nobody.config.attack is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from holdfast.reproduction.experiments import Wanted
+from holdfast.reproduction.experiments import StudyRequest
 from holdfast.reproduction.measures import measured
 from holdfast.reproduction.measures.fedas import pooled, weights_by_presence
 from holdfast.reproduction.outcome import reproduce
@@ -19,10 +19,10 @@ from holdfast.reproduction.study import find
 
 
 def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quick_disk: None) -> None:
-    wanted = Wanted(scale="smoke", variant="both", only=("method=FedAvg-P,FedPer,FedAS",))
-    outcome = reproduce(find("fedas", "table-3")[0], wanted, tmp_path / "out")
+    request = StudyRequest(scale="smoke", variant="both", only=("method=FedAvg-P,FedPer,FedAS",))
+    outcome = reproduce(find("fedas", "table-3")[0], request, tmp_path / "out")
     assert (
-        len(outcome.grid.cells) == 2 * 3 * 2
+        len(outcome.grid.planned_runs) == 2 * 3 * 2
         and outcome.missing == 0
         and "digits" in outcome.grid.substitutes[0]
     )
@@ -33,7 +33,7 @@ def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quic
 
     told = {
         (cell.at["method"], cell.at["variant"]): cell.config.evaluate.unselected
-        for cell in outcome.grid.cells
+        for cell in outcome.grid.planned_runs
     }
     assert {pair for pair, unselected in told.items() if unselected == "deliver"} == {
         ("FedAvg-P", "authors"),
@@ -49,7 +49,7 @@ def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quic
         assert value(method, "1", "paper") == value(method, "1", "authors")  # nobody is outside the cohort
     assert value("FedAvg-P", "0.2", "paper") != value("FedAvg-P", "0.2", "authors")
 
-    best, loses, _, skew = outcome.findings
+    best, loses, _, skew = outcome.claim_results
     assert best[0].cases == 4 and best[1].cases == 2 and best[1].holds
     assert loses[0].cases == 2 and loses[1].holds
     assert skew[0].words == "not tested"  # one skew alone
@@ -89,13 +89,13 @@ def test_accuracies_of_clients_pooled() -> None:
 
 
 def test_replaced_parameters_are_read_off_a_run(tmp_path: Path, quick_disk: None) -> None:
-    outcome = reproduce(find("fedas", "fig-3")[0], Wanted(scale="smoke"), tmp_path / "out")
+    outcome = reproduce(find("fedas", "fig-3")[0], StudyRequest(scale="smoke"), tmp_path / "out")
     shown = {metric: outcome.ours.mean(metric, {"method": "FedAS"}) for metric in outcome.study.metrics}
     before, lost = shown["as trained(%)"], shown["lost by FIM (points)"]
     assert (
         before is not None and lost is not None and shown["top 5 % by FIM(%)"] == pytest.approx(before - lost)
     )
-    assert all(ours.cases == 1 for ours, _ in outcome.findings)
+    assert all(ours.cases == 1 for ours, _ in outcome.claim_results)
     page = write_reproduction(outcome).read_text()
     drawn = page.partition("<h2>fim over the rounds</h2>")[2].partition("<h2>")[0]
     first = shown["t-FIM, first round"]

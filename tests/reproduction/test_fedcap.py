@@ -9,7 +9,7 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from holdfast.reproduction.experiments import Wanted
+from holdfast.reproduction.experiments import StudyRequest
 from holdfast.reproduction.measures import measured
 from holdfast.reproduction.outcome import reproduce
 from holdfast.reproduction.page import write_reproduction
@@ -21,8 +21,8 @@ ENGINE = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 
 
 def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
-    outcome = reproduce(read("fedcap/table-3"), Wanted(scale="smoke", changes=ENGINE), tmp_path / "out")
-    assert outcome.missing == 0 and len(outcome.played) == 7
+    outcome = reproduce(read("fedcap/table-3"), StudyRequest(scale="smoke", changes=ENGINE), tmp_path / "out")
+    assert outcome.missing == 0 and len(outcome.finished_runs) == 7
     values = outcome.ours
     for attack in values.labels["attack"]:
         at = {"dataset": "CIFAR-10", "method": "FedCAP", "attack": attack}
@@ -31,20 +31,20 @@ def test_table_3_at_the_smallest_scale(tmp_path: Path) -> None:
         assert missed is None if attack == "benign" else missed is not None and 0 <= missed <= 100
     printed = outcome.printed
     assert printed.mean("TAcc(%)", {"dataset": "CIFAR-10", "method": "FedCAP", "attack": "benign"}) == 85.6
-    assert [finding.holds for _, finding in outcome.findings] == [True, True, True, True]  # in print
-    assert all(finding.cases for finding, _ in outcome.findings)
+    assert [finding.holds for _, finding in outcome.claim_results] == [True, True, True, True]  # in print
+    assert all(finding.cases for finding, _ in outcome.claim_results)
     assert outcome.grid.substitutes == ["digits for all data"]
 
 
 def test_table_4_scores_rows_without_personal_training_by_the_customised_model_alone(tmp_path: Path) -> None:
     """As the released code does; how far such a row would be with the locally trained model stands beside
     it."""
-    wanted = Wanted(scale="smoke", changes=ENGINE, only=("attack=IPM",))
-    outcome = reproduce(read("fedcap/table-4"), wanted, tmp_path / "out")
+    request = StudyRequest(scale="smoke", changes=ENGINE, only=("attack=IPM",))
+    outcome = reproduce(read("fedcap/table-4"), request, tmp_path / "out")
     told = (write_reproduction(outcome).parent / "table.md").read_text()
     apart = 0
     for row, figure in zip("12345", ("customised", "tacc", "customised", "tacc", "tacc"), strict=True):
-        run = next(run for run in outcome.played if f"({row})" in run.manifest["label"])
+        run = next(run for run in outcome.finished_runs if f"({row})" in run.manifest["label"])
         label = next(label for label in outcome.study.axes["method"] if label.startswith(f"({row})"))
         at = {"dataset": "CIFAR-10", "attack": "IPM", "method": label}
         score, either = (outcome.ours.mean(metric, at) for metric in outcome.study.metrics)
@@ -95,7 +95,7 @@ def test_rounds_to_80_are_of_tacc() -> None:
 def test_fig_3_draws_lengths_of_both_kinds_of_client(tmp_path: Path) -> None:
     outcome = reproduce(
         read("fedcap/fig-3"),
-        Wanted(scale="smoke", changes=ENGINE, only=("attack=benign,MR",)),
+        StudyRequest(scale="smoke", changes=ENGINE, only=("attack=benign,MR",)),
         tmp_path / "out",
     )
     page = write_reproduction(outcome).read_text()

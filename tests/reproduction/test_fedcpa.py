@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from holdfast.diagnostics.gradcam import carriers, grad_cam, heat_on_trigger
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.measures import measured
 from holdfast.reproduction.outcome import reproduce
 from holdfast.reproduction.study import find, read
@@ -24,8 +24,8 @@ PLAIN = (("engine.plan", "vmap"), ("engine.threads", 1), ("engine.workers", 1))
 
 
 def test_table_4_ranks_the_defences(tmp_path: Path) -> None:
-    outcome = reproduce(find("fedcpa", "4")[0], Wanted(scale="smoke", changes=PLAIN), tmp_path / "t")
-    assert outcome.missing == 0 and len(outcome.played) == 12 and outcome.study.name == "Table 4"
+    outcome = reproduce(find("fedcpa", "4")[0], StudyRequest(scale="smoke", changes=PLAIN), tmp_path / "t")
+    assert outcome.missing == 0 and len(outcome.finished_runs) == 12 and outcome.study.name == "Table 4"
     methods = ("No Defense", "Median", "RFA", "FedCPA")
     *parts, total = (
         [outcome.ours.mean(name, {"method": method}) or 0.0 for method in methods]
@@ -34,7 +34,7 @@ def test_table_4_ranks_the_defences(tmp_path: Path) -> None:
     assert len(parts) == 4 and all(sorted(ranks)[0] == 1 and max(ranks) <= 4 for ranks in parts)
     assert total == pytest.approx([sum(ranks) / 4 for ranks in zip(*parts, strict=True)])
     assert outcome.printed.mean("total (mean rank)", {"method": "FedCPA"}) == 1.8
-    best, in_print = outcome.findings[0]
+    best, in_print = outcome.claim_results[0]
     assert (
         best.holds == (total[3] == min(total)) and in_print.holds
     )  # less is better of a rank, whatever is ranked
@@ -44,7 +44,7 @@ def test_released_code_is_another_experiment() -> None:
     study = read("fedcpa/table-3")
     authors = {
         cell.at["method"]: cell.config.parts()
-        for cell in Grid(study, Wanted(scale="full", variant="authors")).cells
+        for cell in StudyGrid(study, StudyRequest(scale="full", variant="authors")).planned_runs
     }
     assert (
         authors["Median"].aggregator.variant == "lower"
@@ -56,10 +56,11 @@ def test_released_code_is_another_experiment() -> None:
     )
     assert (
         authors["RFA"].attack.scale == "model"
-        and Grid(study, Wanted(scale="full")).cells[0].config.parts().attack.scale == "absolute"
+        and StudyGrid(study, StudyRequest(scale="full")).planned_runs[0].config.parts().attack.scale
+        == "absolute"
     )
     small = (
-        Grid(study, Wanted(scale="smoke", variant="authors")).cells[0].config
+        StudyGrid(study, StudyRequest(scale="smoke", variant="authors")).planned_runs[0].config
     )  # whose network has no such setting
     assert small.parts().model.name == "cnn-bn"
 

@@ -16,10 +16,10 @@ from holdfast.cli import main
 from holdfast.core.errors import ConfigError, RunError
 from holdfast.core.files import write_json
 from holdfast.report.class_counts import Holdings
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.outcome import read_outcome, reproduce, used
 from holdfast.reproduction.page import render, title, write_reproduction
-from holdfast.reproduction.sheet import sheet_of
+from holdfast.reproduction.result_table import result_table
 from holdfast.reproduction.study import Study, find, make
 
 
@@ -35,10 +35,10 @@ def study(small: dict[str, Any], quick_disk: None) -> Study:
 
 
 def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
-    outcome = reproduce(study, Wanted(scale="full", seeds=2), tmp_path / "a")
-    assert outcome.missing == 0 and len(outcome.played) == 8
+    outcome = reproduce(study, StudyRequest(scale="full", seeds=2), tmp_path / "a")
+    assert outcome.missing == 0 and len(outcome.finished_runs) == 8
     ours = outcome.ours.get("TAcc(%)", {"attack": "IPM", "method": "Ditto"})
-    runs = [run for run in outcome.played if run.manifest["label"].startswith("IPM Ditto")]
+    runs = [run for run in outcome.finished_runs if run.manifest["label"].startswith("IPM Ditto")]
     assert (
         ours is not None
         and len(runs) == 2
@@ -51,7 +51,7 @@ def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
     assert again.ours.by_place == outcome.ours.by_place and again.printed.by_place == outcome.printed.by_place
     assert outcome.printed.mean("TAcc(%)", {"attack": "IPM", "method": "Mean"}) == 10.95
     dealt = int(
-        Holdings.of(outcome.grid.cells[0].config, "all").sizes.sum()
+        Holdings.of(outcome.grid.planned_runs[0].config, "all").sizes.sum()
     )  # two classes each: not all ten are held
     assert outcome.data == [
         {"dataset": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "samples": dealt, "of": 1797}
@@ -89,15 +89,15 @@ def test_some_cells_are_scored_by_another_figure(
     small: dict[str, Any], quick_disk: None, tmp_path: Path
 ) -> None:
     small["metrics"]["TAcc(%)"]["override"] = [{"when": {"method": "Ditto"}, "figure": "accuracy/global"}]
-    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
+    outcome = reproduce(make(small), StudyRequest(scale="smoke"), tmp_path)
     for method, figure in (("Mean", "accuracy"), ("Ditto", "accuracy/global")):
-        run = next(run for run in outcome.played if method in run.manifest["label"])
+        run = next(run for run in outcome.finished_runs if method in run.manifest["label"])
         assert outcome.ours.mean("TAcc(%)", {"attack": "IPM", "method": method}) == 100 * run.final[figure]
         assert run.final["accuracy"] != run.final["accuracy/global"] or method == "Mean"
 
 
 def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Path) -> None:
-    outcome = reproduce(study, Wanted(scale="full"), tmp_path)
+    outcome = reproduce(study, StudyRequest(scale="full"), tmp_path)
     part, parts = " (10 % of digits)", " (4.2 to 100 % of digits)"
     for samples, said in (((1797,), ""), ((1790, 1797), ""), ((180, 181), part), ((1797, 75, 900), parts)):
         write_json(
@@ -108,32 +108,32 @@ def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Pa
 
 def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Path) -> None:
     out = tmp_path / "a"
-    whole = reproduce(study, Wanted(scale="full"), out)
-    shutil.rmtree(whole.played[0].path)
+    whole = reproduce(study, StudyRequest(scale="full"), out)
+    shutil.rmtree(whole.finished_runs[0].path)
     half = read_outcome(out)
-    assert half.missing == 1 and "Not complete" in render(half, sheet_of(half))
-    assert reproduce(study, Wanted(scale="full"), out).ours.by_place == whole.ours.by_place
-    reproduce(study.model_copy(update={"notes": ("Said in other words.",)}), Wanted(scale="full"), out)
+    assert half.missing == 1 and "Not complete" in render(half, result_table(half))
+    assert reproduce(study, StudyRequest(scale="full"), out).ours.by_place == whole.ours.by_place
+    reproduce(study.model_copy(update={"notes": ("Said in other words.",)}), StudyRequest(scale="full"), out)
     assert read_outcome(out).study.notes == ("Said in other words.",)
-    same = reproduce(study, Wanted(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
-    fewer = reproduce(study, Wanted(scale="full", changes=(("train.rounds", 1),)), tmp_path / "c")
+    same = reproduce(study, StudyRequest(scale="full", changes=(("engine.memory", "1GB"),)), tmp_path / "b")
+    fewer = reproduce(study, StudyRequest(scale="full", changes=(("train.rounds", 1),)), tmp_path / "c")
     caution = ", with other settings than the paper&#39;s and with one seed."
-    assert [caution in render(one, sheet_of(one)) for one in (same, fewer)] == [False, True]
+    assert [caution in render(one, result_table(one)) for one in (same, fewer)] == [False, True]
     with pytest.raises(ConfigError, match="holds another reproduction"):
-        reproduce(study, Wanted(scale="full", seeds=2), out)
+        reproduce(study, StudyRequest(scale="full", seeds=2), out)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--out .*file/a: cannot be made"):
-        reproduce(study, Wanted(scale="full"), tmp_path / "file" / "a")
+    with pytest.raises(ConfigError, match="--out .*file/a: cannot create the folder"):
+        reproduce(study, StudyRequest(scale="full"), tmp_path / "file" / "a")
     with pytest.raises(ConfigError, match="has no study.json"):
         read_outcome(tmp_path)
     with pytest.raises(ConfigError, match="holds runs already"):
-        reproduce(study, Wanted(scale="full"), out / "runs")
+        reproduce(study, StudyRequest(scale="full"), out / "runs")
 
 
 def test_its_table_is_printed_as_markdown(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reproduce(study, Wanted(scale="smoke"), tmp_path)
+    reproduce(study, StudyRequest(scale="smoke"), tmp_path)
     with pytest.raises(SystemExit) as left:
         main(["report", str(tmp_path), "--markdown"])
     said = capsys.readouterr().out
@@ -149,23 +149,23 @@ def test_a_table_of_many_columns_is_set_in_small_letters(small: dict[str, Any], 
         f"Mean {seed}": {"method.name": "fedavg", "train.lr": 0.01 + seed / 100} for seed in range(7)
     }
     small["claims"] = []
-    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
-    assert 'class="sheet dense"' in render(outcome, sheet_of(outcome))
+    outcome = reproduce(make(small), StudyRequest(scale="smoke"), tmp_path)
+    assert 'class="sheet dense"' in render(outcome, result_table(outcome))
 
 
 def test_where_seconds_are_the_result_each_run_is_alone(
     small: dict[str, Any], quick_disk: None, tmp_path: Path
 ) -> None:
     small |= {"fused": False, "metrics": {"s": {"measure": "seconds", "per_round": True, "better": "less"}}}
-    outcome = reproduce(make(small), Wanted(scale="smoke"), tmp_path)
-    assert len(outcome.played) == 2 and all(
-        run.manifest["group"] == [run.manifest["label"]] for run in outcome.played
+    outcome = reproduce(make(small), StudyRequest(scale="smoke"), tmp_path)
+    assert len(outcome.finished_runs) == 2 and all(
+        run.manifest["group"] == [run.manifest["label"]] for run in outcome.finished_runs
     )
     value = outcome.ours.mean("s", {"attack": "IPM", "method": "Mean"})
-    run = outcome.played[0]
+    run = outcome.finished_runs[0]
     assert value == pytest.approx((run.final["seconds/client"] + run.final["seconds/server"]) / 2)
     assert (
-        reproduce(make(small), Wanted(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place
+        reproduce(make(small), StudyRequest(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place
     )  # nothing is played again
 
 
@@ -208,7 +208,7 @@ def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None
     for args, told in {
         ("fedcapp",): "did you mean 'fedcap'",
         ("fedcap", "fig-99"): "fedcap has no 'fig-99'",
-        ("fedcap", "I", "--scale", "tiny"): "--scale tiny: one of smoke, quick, full",
+        ("fedcap", "I", "--scale", "tiny"): "--scale tiny: choose smoke, quick, full",
         ("fedcap", "I", "--only", "attack=XX"): "attack has no 'XX'",
         ("fedcap", "I", "--set", "train.round=3"): "unknown key 'train.round'",
     }.items():
@@ -218,7 +218,7 @@ def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None
 
 def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., tuple[int, str, str]]) -> None:
     """Three skews stay three: --set of one setting of the partition names no other partition."""
-    wanted = [
+    request = [
         "--scale",
         "full",
         "--only",
@@ -228,7 +228,7 @@ def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., t
         "--set",
         "data.partition.samples_per_client=160",
     ]
-    code, out, _ = ask("fedas", "table-3", *wanted, "--dry-run", "--json")
+    code, out, _ = ask("fedas", "table-3", *request, "--dry-run", "--json")
     assert code == 0 and json.loads(out)[0]["cells"] == [
         f"{beta} 1 FedAS seed=0" for beta in ("0.1", "0.3", "0.5")
     ]
@@ -237,15 +237,15 @@ def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., t
 
 def test_a_sample_that_two_clients_hold_is_used_once() -> None:
     (study,) = find("fedcom", "table-1")  # partners hold the same samples of their noise class
-    (told,) = used(Grid(study, Wanted(scale="smoke")))
+    (told,) = used(StudyGrid(study, StudyRequest(scale="smoke")))
     assert told["dataset"] == "digits" and 0 < told["samples"] <= told["of"] == 1797
 
 
 def test_claims_that_could_not_be_tested_are_counted(
     small: dict[str, Any], quick_disk: None, tmp_path: Path
 ) -> None:
-    outcome = reproduce(make(small), Wanted(scale="full"), tmp_path / "a")
-    (ours, printed), *_ = outcome.findings
+    outcome = reproduce(make(small), StudyRequest(scale="full"), tmp_path / "a")
+    (ours, printed), *_ = outcome.claim_results
     cases = {True: (1, 1), False: (0, 1), None: (0, 0)}
     found = {holds: (replace(ours, right=right, cases=of), printed) for holds, (right, of) in cases.items()}
     for which, words in (
@@ -253,8 +253,8 @@ def test_claims_that_could_not_be_tested_are_counted(
         ((True, None), "<strong>Holds.</strong> What could be tested of what the paper says is so here"),
         ((True, False, None), "<strong>Holds in part:</strong> 1 of 2 tested claims are so here"),
     ):
-        outcome.__dict__["findings"] = [found[holds] for holds in which]
-        page = render(outcome, sheet_of(outcome))
+        outcome.__dict__["claim_results"] = [found[holds] for holds in which]
+        page = render(outcome, result_table(outcome))
         assert words in page and (f"1 of {len(which)} claims could not be tested." in page) == (None in which)
 
 

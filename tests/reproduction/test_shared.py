@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.inheritance import completed
 from holdfast.reproduction.study import make, read
 
@@ -55,8 +55,8 @@ def test_the_released_code_is_more_than_the_variants_of_its_parts(small: dict[st
         {"set": {"train.shuffle": False}},
         {"when": {"method": "M-Krum"}, "set": {"aggregator.variant": "paper"}},
     ]
-    grid = Grid(make(small), Wanted(scale="full", variant="both", only=("attack=none",)))
-    by = {(cell.at["method"], cell.at["variant"]): cell.config for cell in grid.cells}
+    grid = StudyGrid(make(small), StudyRequest(scale="full", variant="both", only=("attack=none",)))
+    by = {(cell.at["method"], cell.at["variant"]): cell.config for cell in grid.planned_runs}
     assert [by["Median", v].train.shuffle for v in ("paper", "authors")] == [True, False]
     assert (
         by["M-Krum", "authors"].plain()["aggregator"].get("variant", "paper") == "paper"
@@ -90,5 +90,9 @@ def test_the_released_code_is_more_than_the_variants_of_its_parts(small: dict[st
 def test_the_authors_settings_of_fedcap_cell_by_cell(at: tuple[str, str], tuned: tuple[float, ...]) -> None:
     dataset, attack = at
     only = (f"dataset={dataset}", f"attack={attack}", "method=FedCAP")
-    method = Grid(read("fedcap/table-1"), Wanted(scale="full", only=only)).cells[0].config.plain()["method"]
+    method = (
+        StudyGrid(read("fedcap/table-1"), StudyRequest(scale="full", only=only))
+        .planned_runs[0]
+        .config.plain()["method"]
+    )
     assert (method["alpha"], method["phi"], method["lam"]) == tuned

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.reproduction.experiments import Grid, Wanted
+from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.study import find, keys, make
 
 
@@ -22,15 +22,18 @@ def test_what_the_user_may_call_a_table() -> None:
 
 
 def test_the_product_of_the_axes(small: dict[str, Any]) -> None:
-    grid = Grid(make(small), Wanted(scale="full", seeds=2))
-    assert [(cell.at["attack"], cell.at["method"], cell.seed) for cell in grid.cells] == [
+    grid = StudyGrid(make(small), StudyRequest(scale="full", seeds=2))
+    assert [(cell.at["attack"], cell.at["method"], cell.seed) for cell in grid.planned_runs] == [
         (attack, method, seed)
         for attack in ("none", "IPM")
         for method in ("Mean", "Ditto")
         for seed in (0, 1)
     ]
-    assert grid.cells[-1].label == "IPM Ditto seed=1"
-    assert grid.cells[-1].config.plain()["attack"]["name"] == "ipm" and grid.cells[0].config.attack is None
+    assert grid.planned_runs[-1].label == "IPM Ditto seed=1"
+    assert (
+        grid.planned_runs[-1].config.plain()["attack"]["name"] == "ipm"
+        and grid.planned_runs[0].config.attack is None
+    )
 
 
 def test_what_is_more_particular_wins(small: dict[str, Any]) -> None:
@@ -38,8 +41,8 @@ def test_what_is_more_particular_wins(small: dict[str, Any]) -> None:
         {"when": {"method": "Ditto", "attack": ["none", "IPM"]}, "set": {"method.lam": 2.0, "train.lr": 0.5}}
     ]
     small["scale"]["quick"]["override"] = [{"when": {"attack": "none"}, "set": {"train.lr": 0.25}}]
-    grid = Grid(make(small), Wanted(scale="quick", changes=(("train.rounds", 7),)))
-    by = {(cell.at["attack"], cell.at["method"]): cell.config for cell in grid.cells}
+    grid = StudyGrid(make(small), StudyRequest(scale="quick", changes=(("train.rounds", 7),)))
+    by = {(cell.at["attack"], cell.at["method"]): cell.config for cell in grid.planned_runs}
     assert by["IPM", "Ditto"].plain()["method"]["lam"] == 2.0
     assert [
         by[at].train.lr for at in (("none", "Mean"), ("none", "Ditto"), ("IPM", "Ditto"), ("IPM", "Mean"))
@@ -50,20 +53,24 @@ def test_what_is_more_particular_wins(small: dict[str, Any]) -> None:
 def test_one_experiment_is_played_once(small: dict[str, Any]) -> None:
     small["axes"]["share"] = {"10 %": {"attack.fraction": 0.2}, "30 %": {"attack.fraction": 0.4}}
     small["layout"]["rows"] = ["attack", "share"]
-    grid = Grid(make(small), Wanted(scale="full"))
-    assert len(grid.cells) == 8 and len(grid.to_run()) == 6  # without an attack its fraction says nothing
+    grid = StudyGrid(make(small), StudyRequest(scale="full"))
+    assert (
+        len(grid.planned_runs) == 8 and len(grid.to_run()) == 6
+    )  # without an attack its fraction says nothing
 
 
 def test_skipped_kept_and_only(small: dict[str, Any]) -> None:
     small["skip"] = [{"when": {"attack": "none", "method": "Ditto"}}]
     study = make(small)
-    assert len(Grid(study, Wanted(scale="full")).cells) == 3
-    assert [cell.at for cell in Grid(study, Wanted(scale="smoke")).cells] == [
+    assert len(StudyGrid(study, StudyRequest(scale="full")).planned_runs) == 3
+    assert [cell.at for cell in StudyGrid(study, StudyRequest(scale="smoke")).planned_runs] == [
         {"attack": "IPM", "method": m} for m in ("Mean", "Ditto")
     ]
     assert [
         cell.at["method"]
-        for cell in Grid(study, Wanted(scale="full", only=("attack=IPM", "method=Ditto"))).cells
+        for cell in StudyGrid(
+            study, StudyRequest(scale="full", only=("attack=IPM", "method=Ditto"))
+        ).planned_runs
     ] == ["Ditto"]
     wrong = {
         "attack=IPN": "attack has no 'IPN'; did you mean 'IPM'",
@@ -72,9 +79,9 @@ def test_skipped_kept_and_only(small: dict[str, Any]) -> None:
     }
     for only, told in wrong.items():
         with pytest.raises(ConfigError, match=told):
-            Grid(study, Wanted(scale="full", only=(only,)))
-    with pytest.raises(ConfigError, match="nothing is left to play"):
-        Grid(study, Wanted(scale="full", only=("attack=none", "method=Ditto")))
+            StudyGrid(study, StudyRequest(scale="full", only=(only,)))
+    with pytest.raises(ConfigError, match="no experiments are left"):
+        StudyGrid(study, StudyRequest(scale="full", only=("attack=none", "method=Ditto")))
 
 
 def test_labels_on_request_are_played_only_where_they_are_named(small: dict[str, Any]) -> None:
@@ -82,8 +89,11 @@ def test_labels_on_request_are_played_only_where_they_are_named(small: dict[str,
     small["on_request"] = [{"when": {"method": ["Ditto (mild)"]}}]
     study = make(small)
     for scale in ("full", "quick", "smoke"):
-        assert {cell.at["method"] for cell in Grid(study, Wanted(scale=scale)).cells} == {"Mean", "Ditto"}
-    asked = Grid(study, Wanted(scale="full", only=("method=Mean,Ditto (mild)",)))
+        assert {cell.at["method"] for cell in StudyGrid(study, StudyRequest(scale=scale)).planned_runs} == {
+            "Mean",
+            "Ditto",
+        }
+    asked = StudyGrid(study, StudyRequest(scale="full", only=("method=Mean,Ditto (mild)",)))
     assert asked.labels == {"attack": ["none", "IPM"], "method": ["Mean", "Ditto (mild)"]}
     with pytest.raises(ConfigError, match="on_request: method has no 'Dito'; did you mean 'Ditto'"):
         make({**small, "on_request": [{"when": {"method": "Dito"}}]})
@@ -92,42 +102,55 @@ def test_labels_on_request_are_played_only_where_they_are_named(small: dict[str,
 def test_a_scale_may_ask_for_several_seeds(small: dict[str, Any]) -> None:
     small["scale"]["quick"]["seeds"] = 3
     seeds = [
-        Grid(make(small), Wanted(scale=scale, seeds=asked)).seeds
+        StudyGrid(make(small), StudyRequest(scale=scale, seeds=asked)).seeds
         for scale in ("quick", "full")
         for asked in (None, 2)
     ]
     assert seeds == [3, 2, 1, 2]
-    assert {cell.seed for cell in Grid(make(small), Wanted(scale="quick")).cells} == {0, 1, 2}
+    assert {cell.seed for cell in StudyGrid(make(small), StudyRequest(scale="quick")).planned_runs} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_both_variants_of_the_parts_that_have_them(small: dict[str, Any]) -> None:
     small["axes"]["method"]["FedAS"] = {"method.name": "fedas"}
-    grid = Grid(make(small), Wanted(scale="smoke", variant="both"))
+    grid = StudyGrid(make(small), StudyRequest(scale="smoke", variant="both"))
     variants = {
         (cell.at["method"], cell.at["variant"]): cell.config.plain()["method"].get("variant")
-        for cell in grid.cells
+        for cell in grid.planned_runs
     }
     assert variants["FedAS", "authors"] == "authors" and variants["FedAS", "paper"] is None  # its default
-    assert len(grid.cells) == 6 and len(grid.to_run()) == 4  # the others have none
+    assert len(grid.planned_runs) == 6 and len(grid.to_run()) == 4  # the others have none
 
 
 def test_the_variant_card_of_version_0_1_is_paper(small: dict[str, Any]) -> None:
     small["axes"]["method"]["FedAS"] = {"method.name": "fedas"}
-    old, new = (Grid(make(small), Wanted(scale="smoke", variant=name)) for name in ("card", "paper"))
-    assert old.wanted == new.wanted and [c.label for c in old.cells] == [c.label for c in new.cells]
-    both = Grid(make(small), Wanted(scale="smoke", variant="both"))
-    assert {cell.at["variant"] for cell in both.cells} == {"paper", "authors"}
-    assert any("card" in cell.label for cell in both.cells)  # so that old reproductions can be continued
+    old, new = (
+        StudyGrid(make(small), StudyRequest(scale="smoke", variant=name)) for name in ("card", "paper")
+    )
+    assert old.request == new.request and [c.label for c in old.planned_runs] == [
+        c.label for c in new.planned_runs
+    ]
+    both = StudyGrid(make(small), StudyRequest(scale="smoke", variant="both"))
+    assert {cell.at["variant"] for cell in both.planned_runs} == {"paper", "authors"}
+    assert any(
+        "card" in cell.label for cell in both.planned_runs
+    )  # so that old reproductions can be continued
 
 
 def test_stand_ins_are_named(small: dict[str, Any]) -> None:
     small["stand_in"] = [{"when": {"attack": "IPM"}, "name": "fewer digits", "set": {"data.clients": 3}}]
-    full, quick = (Grid(make(small), Wanted(scale=scale)) for scale in ("full", "quick"))
-    assert {cell.config.data.clients for cell in full.cells} == {6} and not full.substitutes
-    assert [cell.config.data.clients for cell in quick.cells] == [6, 6, 3, 3] and quick.substitutes == [
-        "fewer digits for IPM"
-    ]
-    assert Grid(make(small), Wanted(scale="full", stand_ins=True)).substitutes
+    full, quick = (StudyGrid(make(small), StudyRequest(scale=scale)) for scale in ("full", "quick"))
+    assert {cell.config.data.clients for cell in full.planned_runs} == {6} and not full.substitutes
+    assert [cell.config.data.clients for cell in quick.planned_runs] == [
+        6,
+        6,
+        3,
+        3,
+    ] and quick.substitutes == ["fewer digits for IPM"]
+    assert StudyGrid(make(small), StudyRequest(scale="full", stand_ins=True)).substitutes
 
 
 @pytest.mark.parametrize(
@@ -147,7 +170,7 @@ def test_stand_ins_are_named(small: dict[str, Any]) -> None:
         ({"metrics": {"a": {"times": 2}}}, "needs one of figure, measure and of"),
         (
             {"metrics": {"a": {"measure": "seconds", "override": [{"figure": "accuracy"}]}}},
-            "only a figure can be another in some cells",
+            "override needs figure, not measure or of",
         ),
         (
             {
@@ -168,11 +191,11 @@ def test_mistakes_in_a_study_are_told(small: dict[str, Any], change: dict[str, A
 def test_a_cell_that_cannot_be_played_is_named(small: dict[str, Any]) -> None:
     small["axes"]["method"]["Odd"] = {"method.name": "fedavg", "method.lam": 1}
     with pytest.raises(ConfigError, match=r"in fedcap/table-9, cell 'none Odd seed=0'"):
-        Grid(make(small), Wanted(scale="full"))
-    for wanted, told in [
-        (Wanted(scale="big"), "--scale big"),
-        (Wanted(variant="x"), "--variant x"),
-        (Wanted(seeds=0), "--seeds 0"),
+        StudyGrid(make(small), StudyRequest(scale="full"))
+    for request, told in [
+        (StudyRequest(scale="big"), "--scale big"),
+        (StudyRequest(variant="x"), "--variant x"),
+        (StudyRequest(seeds=0), "--seeds 0"),
     ]:
         with pytest.raises(ConfigError, match=told):
-            Grid(make(small), wanted)
+            StudyGrid(make(small), request)

@@ -20,7 +20,7 @@ from holdfast.data.federation import Samples
 from holdfast.experiment.loop import Experiment
 from holdfast.local.fit import Recipe
 from holdfast.methods.fedcap import customisation
-from holdfast.results.late_join import NewClient, _context_with, _as_run_samples, from_config, join
+from holdfast.results.late_join import NewClient, _as_run_samples, _context_with, from_config, join
 from holdfast.results.run import Run
 from tests.cli.commands import Answer, refused
 from tests.data.folders import grey, write_images, write_table

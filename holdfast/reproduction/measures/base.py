@@ -1,5 +1,5 @@
-"""What some tables and figures show and no result has: a function of a finished run each, by name; where the
-metric says `by`, also of the label on that axis."""
+"""Measures: numbers that tables and figures show and that are not in the results of a run. Each is a function
+of a finished run, by name; if the metric has `by`, also of the label on that axis."""
 
 from __future__ import annotations
 

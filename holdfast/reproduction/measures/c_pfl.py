@@ -1,1 +1,1 @@
-"""What only C-PFL's figures show."""
+"""Measures of C-PFL's figures."""

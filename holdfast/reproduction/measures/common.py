@@ -1,4 +1,4 @@
-"""What several papers measure."""
+"""Measures of several papers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def megabytes(run: Run) -> float | None:
 @measure("seconds-of-a-round")
 def seconds_of_a_round(run: Run) -> float | None:
     """Clients and server together in the median round: the first one may include preparations. Tuning after
-    the last round is none."""
+    the last round does not count as a round."""
     rounds = run.metrics
     rounds = rounds[rounds["round"] <= run.manifest["config"]["train"]["rounds"]]
     return float((rounds["seconds/client"] + rounds["seconds/server"]).median())

@@ -1,4 +1,4 @@
-"""What only FedAS's tables and figures show. Its accuracy is pooled: right answers over the test samples of
+"""Measures of FedAS's tables and figures. Its accuracy is pooled: correct answers over the test samples of
 all clients."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def over_rounds(run: Run) -> float | None:
 
 @lru_cache(maxsize=4)
 def _replaced(path: Path) -> pd.Series:
-    """Fig. 3a, pooled; five figures are read off one measurement."""
+    """Fig. 3a, pooled; five metrics use one measurement."""
     frame = most_informative_replaced(Run(path), share=0.05).query("samples > 0")
     return pooled(frame)
 
@@ -100,8 +100,8 @@ def fim_growth(run: Run) -> float | None:
 
 
 def weights_by_presence(alpha: pd.DataFrame) -> tuple[float, float] | None:
-    """Mean weight of those who are there in more than half of the rounds, and of the stragglers, over the
-    rounds that have both."""
+    """Return the mean weight of clients that are present in more than half of the rounds, and of the
+    stragglers, over the rounds that have both."""
     often = alpha.groupby("client")["round"].nunique() > alpha["round"].nunique() / 2
     rows = alpha.assign(often=alpha["client"].map(often))
     both = rows.groupby("round")["often"].transform("nunique") == 2
@@ -111,21 +111,21 @@ def weights_by_presence(alpha: pd.DataFrame) -> tuple[float, float] | None:
 
 @measure("weight/online")
 def weight_online(run: Run) -> float | None:
-    """Mean weight of a client that is there in more than half of the rounds, in rounds in which stragglers
-    are too."""
+    """Mean weight of a client that is present in more than half of the rounds, in rounds that have stragglers
+    too."""
     found = weights_by_presence(run.table("alpha"))
     return found and found[0]
 
 
 @measure("weight/stragglers")
 def weight_stragglers(run: Run) -> float | None:
-    """Mean weight of a straggler, a client that is there in half of the rounds at most."""
+    """Mean weight of a straggler, a client that is present in at most half of the rounds."""
     found = weights_by_presence(run.table("alpha"))
     return found and found[1]
 
 
 @measure("weight/ratio")
 def weight_ratio(run: Run) -> float | None:
-    """A straggler's mean weight over that of a client that is mostly there."""
+    """A straggler's mean weight over that of a client that is mostly present."""
     found = weights_by_presence(run.table("alpha"))
     return found[1] / found[0] if found and found[0] else None

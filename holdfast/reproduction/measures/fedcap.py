@@ -1,5 +1,4 @@
-"""What only FedCAP shows: how long the updates of malicious clients become (Fig. 3), and how soon TAcc is at
-80 % (Table V)."""
+"""Measures of FedCAP: the norm of malicious updates (Fig. 3), and how soon TAcc reaches 80 % (Table V)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only FedCOM's figure shows."""
+"""Measures of FedCOM's figure."""
 
 from __future__ import annotations
 

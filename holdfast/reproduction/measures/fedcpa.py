@@ -1,4 +1,4 @@
-"""What only FedCPA's figures show."""
+"""Measures of FedCPA's figures."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ def _mean_of(run: Run, part: str, figure: str) -> float | None:
     frame = _changes(run)
     if figure not in frame:
         raise RunError(
-            f"{run.path / 'rank-change.csv'} has no '{figure}'; remove it, and rank changes are computed"
-            " again"
+            f"{run.path / 'rank-change.csv'} has no '{figure}'; remove the file to compute rank changes again"
         )
     return float(frame[(frame["place"] > low) & (frame["place"] < high)][figure].mean())
 
 
 def _changes(run: Run) -> pd.DataFrame:
-    """The run is played again for this, so it is done once and kept beside it."""
+    """Compute the rank changes once and keep them beside the run, because the run is repeated for them."""
     file = run.path / "rank-change.csv"
     if not file.exists():
         write_atomically(file, by_place(rank_changes(run, places=50)).to_csv(index=False).encode())
@@ -57,8 +56,7 @@ def _changes(run: Run) -> pd.DataFrame:
         sound = False
     if not sound:
         raise RunError(
-            f"{file} is damaged: it does not hold rank changes by place; remove it, and they are computed"
-            " again"
+            f"{file} is damaged: it does not hold rank changes by place; remove it to compute them again"
         )
     return frame
 

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.report.table import Entry, Table
-from holdfast.reproduction.experiments import At
+from holdfast.reproduction.experiments import AxisLabels
 from holdfast.reproduction.outcome import Outcome
-from holdfast.reproduction.study import spoken
+from holdfast.reproduction.study import label_text
 from holdfast.reproduction.values import Value
 
 Head = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Box:
+class ResultCell:
     """One cell: what is in it, and how it is written."""
 
     metric: str
-    at: At
+    at: AxisLabels
     ours: Value | None
     printed: Value | None
     digits: int
@@ -50,12 +50,12 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ResultTable:
     axes: list[str]
     """What the rows are told apart by."""
     rows: list[Head]
     columns: list[Head]
-    boxes: list[list[Box | None]]
+    cells: list[list[ResultCell | None]]
 
 
 def written(value: Value | None, digits: int) -> str:
@@ -67,7 +67,7 @@ def written(value: Value | None, digits: int) -> str:
     return f"{value.mean:.{digits}f}{spread}" + (" d" if "diverged" in value.note else "")
 
 
-def sheet_of(outcome: Outcome) -> Sheet:
+def result_table(outcome: Outcome) -> ResultTable:
     """Rows and columns without any value are left out; axes that the layout does not name have one label
     each, or are averaged over."""
     study, values = outcome.study, outcome.ours
@@ -80,23 +80,25 @@ def sheet_of(outcome: Outcome) -> Sheet:
     left = [axis for axis in values.labels if axis not in (*rows, *columns)]
     heads = [list(itertools.product(*(labels[axis] for axis in axes))) for axes in (rows, columns)]
     fixed = {axis: values.labels[axis][0] for axis in left}
-    boxes = [
+    cells = [
         [
-            _box(outcome, {**fixed, **dict(zip(rows, r, strict=True)), **dict(zip(columns, c, strict=True))})
+            _cell_at(
+                outcome, {**fixed, **dict(zip(rows, r, strict=True)), **dict(zip(columns, c, strict=True))}
+            )
             for c in heads[1]
         ]
         for r in heads[0]
     ]
-    kept_rows = [i for i, row in enumerate(boxes) if any(box is not None for box in row)]
-    kept_columns = [j for j in range(len(heads[1])) if any(boxes[i][j] is not None for i in kept_rows)]
-    shown = [[boxes[i][j] for j in kept_columns] for i in kept_rows]
+    kept_rows = [i for i, row in enumerate(cells) if any(cell is not None for cell in row)]
+    kept_columns = [j for j in range(len(heads[1])) if any(cells[i][j] is not None for i in kept_rows)]
+    shown = [[cells[i][j] for j in kept_columns] for i in kept_rows]
     across = [
-        tuple(map(spoken, columns, heads[1][j])) for j in kept_columns
+        tuple(map(label_text, columns, heads[1][j])) for j in kept_columns
     ]  # rows have their axes in the head
-    return Sheet(rows, [heads[0][i] for i in kept_rows], across, shown)
+    return ResultTable(rows, [heads[0][i] for i in kept_rows], across, shown)
 
 
-def _box(outcome: Outcome, chosen: At) -> Box | None:
+def _cell_at(outcome: Outcome, chosen: AxisLabels) -> ResultCell | None:
     study = outcome.study
     metric = chosen.get("metric", next(iter(study.metrics)))
     at = {axis: chosen[axis] for axis in outcome.ours.axes_of(metric)}
@@ -104,10 +106,10 @@ def _box(outcome: Outcome, chosen: At) -> Box | None:
     printed = outcome.printed.get(metric, {axis: label for axis, label in at.items() if axis != "variant"})
     if ours is None and printed is None:
         return None
-    return Box(metric, at, ours, printed, study.metrics[metric].digits, _is_best(outcome, metric, at))
+    return ResultCell(metric, at, ours, printed, study.metrics[metric].digits, _is_best(outcome, metric, at))
 
 
-def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
+def _is_best(outcome: Outcome, metric: str, at: AxisLabels) -> bool:
     """Among the methods, all else equal."""
     about, mine = outcome.study.metrics[metric], outcome.ours.mean(metric, at)
     if about.better == "neither" or "method" not in at or mine is None:
@@ -121,23 +123,23 @@ def _is_best(outcome: Outcome, metric: str, at: At) -> bool:
     )
 
 
-def to_table(sheet: Sheet) -> Table:
+def to_table(results: ResultTable) -> Table:
     """For Markdown and LaTeX: ours, and the printed figure in brackets."""
-    titles = (" ".join(sheet.axes), *(" ".join(head) for head in sheet.columns))
+    titles = (" ".join(results.axes), *(" ".join(head) for head in results.columns))
     rows = []
-    for head, boxes in zip(sheet.rows, sheet.boxes, strict=True):
-        rows.append((Entry(" ".join(head)), *(_entry(box) for box in boxes)))
+    for head, cells in zip(results.rows, results.cells, strict=True):
+        rows.append((Entry(" ".join(head)), *(_entry(cell) for cell in cells)))
     return Table(titles, tuple(rows))
 
 
-def _entry(box: Box | None) -> Entry:
-    if box is None:
+def _entry(cell: ResultCell | None) -> Entry:
+    if cell is None:
         return Entry("")
-    text = box.text if box.printed is None else f"{box.text} ({box.printed_text})"
-    return Entry(text, None if box.ours is None else box.ours.mean, box.best)
+    text = cell.text if cell.printed is None else f"{cell.text} ({cell.printed_text})"
+    return Entry(text, None if cell.ours is None else cell.ours.mean, cell.best)
 
 
-def to_csv(outcome: Outcome, sheet: Sheet) -> str:
+def to_csv(outcome: Outcome, results: ResultTable) -> str:
     """One line per cell: its labels, ours, the printed value, the difference."""
     axes: Sequence[str] = list(outcome.ours.labels)
     file = io.StringIO()
@@ -156,8 +158,8 @@ def to_csv(outcome: Outcome, sheet: Sheet) -> str:
             "difference",
         ]
     )
-    for box in (box for row in sheet.boxes for box in row if box is not None):
-        ours, said = box.ours, box.printed
+    for cell in (cell for row in results.cells for cell in row if cell is not None):
+        ours, said = cell.ours, cell.printed
         mine = (
             ["", "", 0, ""]
             if ours is None
@@ -168,11 +170,11 @@ def to_csv(outcome: Outcome, sheet: Sheet) -> str:
         )
         lines.writerow(
             [
-                *(box.at.get(axis, "") for axis in axes),
-                box.metric,
+                *(cell.at.get(axis, "") for axis in axes),
+                cell.metric,
                 *mine,
                 *theirs,
-                _or_nothing(box.difference),
+                _or_nothing(cell.difference),
             ]
         )
     return file.getvalue()
