@@ -36,3 +36,23 @@ def test_configs_are_valid(block):
     assert cells
     for _, table in cells:
         make_config(table).parts()
+
+
+def test_the_layout_in_the_design_page_names_all_packages_and_only_modules_that_exist():
+    page = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|(.*)\|(.*)\|$", page.partition("Where to change")[0], re.M)
+    listed = [name for names, _, _ in rows for name in re.findall(r"`(\w+)`", names)]
+    package = ROOT / "holdfast"
+    there = {p.name for p in package.iterdir() if (p / "__init__.py").exists()} | {"api"}
+    assert sorted(listed) == sorted(there)
+    for names, _, modules in rows:
+        folder = package / re.findall(r"`(\w+)`", names)[0]
+        for module in re.findall(r"`(\w+)`", modules):
+            assert (folder / f"{module}.py").exists() or (folder / module).is_dir(), f"{folder.name}/{module}"
+
+
+def test_files_that_pages_name_exist():
+    """Paths in backticks that begin with a folder of the repository."""
+    for page in (ROOT / "docs" / "design.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md"):
+        for path in re.findall(r"`((?:holdfast|tests|benchmarks|docs)/[\w./-]*\w/?)`", page.read_text()):
+            assert (ROOT / path).exists() or path == "holdfast/attacks/zeros.py", f"{page.name}: {path}"
