@@ -17,11 +17,11 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.browser import Browser
 from holdfast.core.files import write_atomically
 from holdfast.demo import runner as demo
 from holdfast.experiment.manifest import run_folders
 from holdfast.experiment.runner import Watch
-from holdfast.report.browser import Browser
 from holdfast.report.page import write_page
 from holdfast.sweeps.grid import configs
 from holdfast.sweeps.session import start

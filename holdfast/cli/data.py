@@ -111,9 +111,9 @@ def _among(cells: list[tuple[str, Config]], cell: int) -> str:
 
 def _write(holdings: Holdings, png: Path | None, html: Path | None) -> None:
     if png is not None:
-        from holdfast.report.heat_map_png import write_png
+        from holdfast.report.heat_map_files import write_heat_map
 
-        write_png(holdings, png)
+        write_heat_map(holdings, png)
     if html is not None:
         from holdfast.report.data_page import write_data_page
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.report.diagnosis import Diagnosis
     from holdfast.results.run import Run
 
-_ENDINGS = (".csv", ".png", ".html")
+_ENDINGS = (".csv", ".png", ".pdf", ".svg", ".html")
 
 
 @app.command()
@@ -40,7 +40,7 @@ def diagnose(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Write all numbers (.csv), a picture (.png) or a page (.html); repeatable.",
+            help="Write all numbers (.csv), a picture (.png, .pdf, .svg) or a page (.html); repeatable.",
         ),
     ] = None,
     round: Annotated[

@@ -187,7 +187,7 @@ def report(
         typer.Option("--figures", metavar="FOLDER", help="Write only the charts, each as a file in FOLDER."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="Format of --figures: svg, or png (needs Chromium).")
+        str, typer.Option("--format", help="Format of --figures: svg, png or pdf (matplotlib draws them).")
     ] = "svg",
     live: Live = False,
     port: Port = None,
@@ -209,7 +209,7 @@ def report(
     """
     check_live(live, port, out, markdown)
     from holdfast.report.figure_files import write_figures
-    from holdfast.report.page import render, write_page
+    from holdfast.report.page import all_sections, write_page
     from holdfast.report.read_runs import by_setting, read_cells
     from holdfast.report.table import tabulate, to_markdown
     from holdfast.report.table_exports import export
@@ -237,7 +237,7 @@ def report(
             write_atomically(out, text.encode(errors="replace"))
             print(out)
     if figures is not None:
-        for path in write_figures(render(read_cells(folder)), figures, form):
+        for path in write_figures(all_sections(read_cells(folder)), figures, form):
             print(path)
     if tables is not None or figures is not None:
         return
@@ -253,11 +253,12 @@ def _report_reproduction(
     """Write the page of a reproduction; its tables are files beside it already."""
     from holdfast.report.figure_files import write_figures
     from holdfast.reproduction.outcome import read_outcome
-    from holdfast.reproduction.page import write_reproduction
+    from holdfast.reproduction.page import chart_sections, write_reproduction
 
-    page = write_reproduction(read_outcome(folder))
+    outcome = read_outcome(folder)
+    page = write_reproduction(outcome)
     if figures is not None:
-        for path in write_figures(page.read_text(), figures, form):
+        for path in write_figures(chart_sections(outcome), figures, form):
             print(path)
         return
     written = page.parent / f"table.{({'latex': 'tex'}).get(tables, tables)}" if tables is not None else page

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import ConfigError
 from holdfast.data.samples import Samples
 from holdfast.report.axis import shorten
-from holdfast.report.raster import write_image
+from holdfast.report.diagnosis import write_image
 from holdfast.results.run import Run
 
 _SIDE, _GAP, _HEAD, _FRAME = 128, 10, 22, 4  # pixels

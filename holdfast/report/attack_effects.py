@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.report import svg
+from holdfast.report import run_plots, svg
 from holdfast.report.axis import PlotArea, shorten
 from holdfast.report.charts import NAME_LETTERS, line_class, name_room
 from holdfast.report.markup import Section, fill
@@ -157,7 +157,8 @@ def bans(lines: Sequence[Line], crossing: Crossing) -> Section | None:
     ]
     several_seeds = max(line.seeds for line in lines) > 1
     body = fill("sections/bans.html", counts=counts, several_seeds=several_seeds, chart=chart)
-    return Section("Who was banned", body)
+    rows = [(place, line.label, [entry[:2] for entry in banned]) for place, line, banned in shown]
+    return Section("Who was banned", body, [run_plots.bans(rows, last)])
 
 
 def _bans_of(line: Line) -> list[tuple[int, bool, str]]:

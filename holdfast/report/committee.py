@@ -9,7 +9,7 @@ from markupsafe import Markup
 from holdfast.report.markup import Section, fill
 from holdfast.report.run_data import Frame, Story
 from holdfast.report.shaded_grid import Grid
-from holdfast.report.threshold_chart import against
+from holdfast.report.threshold_chart import against, threshold_drawings
 from holdfast.report.timelines import legend, over_rounds, thinned
 
 
@@ -39,6 +39,10 @@ def _section(story: Story, name: str, title: str) -> Section | None:
     ]
     lines = Markup() if threshold is None else against(story, scores, threshold, "Score", True)
     drawn = over_rounds(story, scores, "The committee's score", True, seats)
+    votes, drawings = _votes(story, name), []
+    if threshold is not None:
+        drawings += threshold_drawings(story, scores, threshold, "Score", True)
+    drawings += [drawn.drawing(), *([votes.drawing()] if votes else [])]
     body = fill(
         "sections/committee.html",
         about=_in_words(story, name, sat),
@@ -46,9 +50,9 @@ def _section(story: Story, name: str, title: str) -> Section | None:
         legend=legend(story, committee=True),
         lines=lines,
         scores=drawn.html(),
-        votes=_votes(story, name),
+        votes=votes and votes.html(),
     )
-    return Section(title, body)
+    return Section(title, body, drawings)
 
 
 def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
@@ -74,7 +78,7 @@ def _in_words(story: Story, name: str, sat: dict[int, list[int]]) -> str:
     )
 
 
-def _votes(story: Story, name: str) -> Markup | None:
+def _votes(story: Story, name: str) -> Grid | None:
     """Members down, models across, and below them the score and the decision."""
     votes = story.frames.get(f"{name}/votes", [])
     if not votes:
@@ -95,7 +99,7 @@ def _votes(story: Story, name: str) -> Markup | None:
         names.append(
             [*(story.mark(int(i)) for i in frame.rows), *["–"] * (seats - len(frame.rows)), "score", "passed"]
         )
-    drawn = Grid(
+    return Grid(
         "Votes of the members",
         names[-1],
         [story.mark(client) for client in clients],
@@ -107,7 +111,6 @@ def _votes(story: Story, name: str) -> Markup | None:
         square=True,
         flags=1,
     )
-    return drawn.html()
 
 
 def laid_out(frame: Frame, rows: list[int], columns: list[int]) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from holdfast.report import svg
+from holdfast.report import plots, svg
 from holdfast.report.axis import shorten
 from holdfast.report.charts import NAME_LETTERS
 from holdfast.report.markup import Section, fill
@@ -26,16 +26,18 @@ def costs(lines: Sequence[Line]) -> Section | None:
     """Bars that compare several settings; a single run has its costs in the table of figures."""
     if len(lines) < 2:
         return None
-    charts = []
+    charts, drawings = [], []
     for title, (names, write) in _PARTS.items():
         rows = [(line.label, [line.mean(metric) or 0.0 for metric in names]) for line in lines]
         if any(sum(values) for _, values in rows):
-            charts.append((title, list(names.values()), _bars(rows, title, list(names.values()), write)))
+            words = list(names.values())
+            charts.append((title, words, _bars(rows, title, words, write)))
+            drawings.append(plots.bars(rows, title, words, write))
     if not charts:
         return None
     several_seeds = any(line.seeds > 1 for line in lines)
     body = fill("sections/costs.html", charts=charts, several_seeds=several_seeds, rows=len(lines))
-    return Section("What it cost", body)
+    return Section("What it cost", body, drawings)
 
 
 def _bars(

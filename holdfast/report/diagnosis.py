@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import io
 import math
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,15 +14,14 @@ import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_atomically
 from holdfast.core.version import __version__
-from holdfast.report import svg
+from holdfast.report import plots, svg
 from holdfast.report.axis import Axis
 from holdfast.report.charts import Series, curves, heat_map
-from holdfast.report.curves_png import draw_curves
-from holdfast.report.heat_map_png import Map, draw_map
+from holdfast.report.drawing import Drawing, write_drawings
 from holdfast.report.markup import whole_page
-from holdfast.report.raster import png_of, stacked, write_image
 
 _MOST_ROWS, _MOST_COLUMNS = 150, 600  # of a map
 
@@ -36,8 +36,11 @@ class Curves:
     percent: bool = False
     across: str = "round"
 
-    def drawn(self) -> Image.Image:
-        return draw_curves(self.series, self.title, self.note, self.percent, self.across, self._axis())
+    def drawing(self) -> Drawing:
+        lines = [(one.label, one.points) for one in self.series]
+        return plots.curves(
+            lines, "", self.percent, self.across, self._axis(), title=self.title, note=self.note
+        )
 
     def html(self) -> Markup:
         drawn = curves(self.series, self.title, self.percent, self.across, self._axis())
@@ -78,20 +81,9 @@ class Cells:
             names=self.names[:down],
         )
 
-    def drawn(self) -> Image.Image:
-        return draw_map(
-            Map(
-                self.title,
-                self.note,
-                self.values,
-                self.heads,
-                self.names,
-                self.words,
-                self.texts,
-                self.most,
-                self.legend,
-            )
-        )
+    def drawing(self) -> Drawing:
+        cells = (self.values, self.heads, self.names, self.words, self.texts, self.most)
+        return plots.heat_map(*cells, self.title, self.title, self.note, self.legend)
 
     def html(self) -> Markup:
         drawn = heat_map(
@@ -108,11 +100,8 @@ class Sheet:
     note: str
     image: Image.Image
 
-    def drawn(self) -> Image.Image:
-        return self.image
-
     def html(self) -> Markup:
-        data = b64encode(png_of(self.image)).decode()
+        data = b64encode(image_bytes(self.image)).decode()
         source = f"data:image/png;base64,{data}"
         return svg.element("img", alt=self.title, width=self.image.width, src=source)
 
@@ -127,14 +116,17 @@ class Diagnosis:
     figures: Sequence[Curves | Cells | Sheet]
 
     def write(self, path: Path) -> None:
-        """By its ending: numbers (.csv), a picture (.png) or a page (.html)."""
+        """Write numbers (.csv), a page (.html) or a picture (.png, .pdf, .svg), by the ending of the file."""
         ending = path.suffix.lower()
         if ending == ".csv":
             write_atomically(path, self.frame.to_csv(index=False).encode(errors="replace"))
-        elif ending == ".png":
-            write_image(stacked([figure.drawn() for figure in self.figures]), path)
-        else:
+        elif ending == ".html":
             write_atomically(path, self.page().encode(errors="replace"))
+        elif isinstance(image := self.figures[0], Sheet):
+            write_image(image.image, path)
+        else:
+            drawings = [one.drawing() for one in self.figures if not isinstance(one, Sheet)]
+            write_drawings(drawings, path)
 
     def page(self) -> str:
         table = self.short.to_html(index=False, border=0, float_format=number, escape=True)
@@ -152,3 +144,17 @@ def number(value: object) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
     return str(value)
+
+
+def write_image(image: Image.Image, path: Path) -> None:
+    """Write an image in the format that the ending of the file says."""
+    form = path.suffix.lower().removeprefix(".")
+    if form == "svg":
+        raise ConfigError(f"{path}: this picture is made of pixels; choose .png or .pdf")
+    write_atomically(path, image_bytes(image, form))
+
+
+def image_bytes(image: Image.Image, form: str = "png") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=form.upper(), **({"optimize": True} if form == "png" else {}))
+    return buffer.getvalue()

@@ -11,7 +11,7 @@ from holdfast.report.charts import swatch
 from holdfast.report.equal_runs import without_effect
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Cell, Line, not_begun
-from holdfast.report.robustness_map import score_map
+from holdfast.report.robustness_map import map_drawing, score_map
 from holdfast.report.settings_by_attack import WORST, Crossing, Grid
 from holdfast.report.table import STATUS, columns, tabulate
 
@@ -50,7 +50,8 @@ def _maps(grids: Sequence[Grid]) -> Section:
         (grid.data if several else "", score_map(grid, f", {grid.data}" if several else "")) for grid in grids
     ]
     worst = any(WORST in grid.columns for grid in grids)
-    return Section("Who held, who fell", fill("sections/maps.html", maps=maps, worst=worst))
+    body = fill("sections/maps.html", maps=maps, worst=worst)
+    return Section("Who held, who fell", body, [map_drawing(grid, several) for grid in grids])
 
 
 def _figures(lines: Sequence[Line], crossing: Crossing, ranked: bool) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -10,6 +11,8 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from holdfast.report.drawing import Drawing
 
 _REPORT = "holdfast.report"
 
@@ -20,6 +23,8 @@ class Section:
 
     title: str
     body: Markup
+    figures: Sequence[Drawing] = ()
+    """Its charts as figures for papers."""
 
 
 def fill(template: str, /, package: str = _REPORT, **values: Any) -> Markup:

@@ -67,7 +67,7 @@ def _matrix(story: Story, name: str, frames: list[Frame]) -> Section | None:
     few = f" Shown are {len(clients)} of {story.everyone:,} clients." if len(clients) < story.everyone else ""
     some = f" The slider has {len(frames)} of {story.played:,} rounds." if len(frames) < story.played else ""
     drawn = {"legend": legend_of(story), "grid": grid.html()}
-    return Section(title, fill("sections/matrix.html", note=note + few + some, **drawn))
+    return Section(title, fill("sections/matrix.html", note=note + few + some, **drawn), [grid.drawing()])
 
 
 def legend_of(story: Story) -> Markup:
@@ -114,15 +114,17 @@ def matches(story: Story, cell: Cell) -> Section | None:
     note += "" if all(right.values()) else " Underlined and pale: not the true partner."
     several = any(len(found) > 1 for now in peers.values() for found in now.values())
     note += " Of several classes at once: the peers of all." if several else ""
+    by_round = _by_round(story, clients, peers, right, known)
+    how_often = _how_often(story, clients, peers, partner)
     body = fill(
         "sections/matches.html",
         note=note + thinned(story),
         legend=legend_of(story),
-        by_round=_by_round(story, clients, peers, right, known).html(),
+        by_round=by_round.html(),
         known=known,
-        how_often=_how_often(story, clients, peers, partner).html(),
+        how_often=how_often.html(),
     )
-    return Section("Who was matched with whom", body)
+    return Section("Who was matched with whom", body, [how_often.drawing()])
 
 
 def _peers(row: np.ndarray, target: np.ndarray | None, client: int) -> list[int]:

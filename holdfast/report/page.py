@@ -15,7 +15,7 @@ from holdfast.report import attack_effects, rounds, sections
 from holdfast.report.costs import costs
 from holdfast.report.federation_section import federated
 from holdfast.report.figures_section import figures, headline
-from holdfast.report.markup import whole_page
+from holdfast.report.markup import Section, whole_page
 from holdfast.report.protocol import protocol
 from holdfast.report.read_runs import Cell, by_setting, read_cells
 from holdfast.report.run_details import inside_each
@@ -65,6 +65,25 @@ def render(
     words and links from such a page to others. `live` is the state of a page that asks for news."""
     lines = by_setting(cells)
     crossing = Crossing(lines)
+    name, said = verdict(lines, crossing)
+    return whole_page(
+        "report.html",
+        title=title or sections.title(lines, crossing),
+        facts=sections.facts(lines),
+        back=back,
+        best=name,
+        said=said,
+        sections=all_sections(cells, links),
+        footer=_origin(cells),
+        data=rounds.pointed_at(lines, crossing),
+        live=live,
+    )
+
+
+def all_sections(cells: Sequence[Cell], links: Mapping[Path, str] | None = None) -> list[Section]:
+    """The sections of the page about these runs, in order."""
+    lines = by_setting(cells)
+    crossing = Crossing(lines)
     found = [
         headline(lines, crossing),
         rounds.over_rounds(lines, crossing),
@@ -79,19 +98,7 @@ def render(
         sections.runs(cells, links or {}),
         sections.repeat(cells),
     ]
-    name, said = verdict(lines, crossing)
-    return whole_page(
-        "report.html",
-        title=title or sections.title(lines, crossing),
-        facts=sections.facts(lines),
-        back=back,
-        best=name,
-        said=said,
-        sections=[section for section in found if section is not None],
-        footer=_origin(cells),
-        data=rounds.pointed_at(lines, crossing),
-        live=live,
-    )
+    return [section for section in found if section is not None]
 
 
 def render_one(cells: Sequence[Cell], place: int, top: str, live: Markup | None = None) -> str:

@@ -3,10 +3,12 @@ cell."""
 
 from __future__ import annotations
 
+import numpy as np
 from markupsafe import Markup
 
-from holdfast.report import svg
+from holdfast.report import plots, svg
 from holdfast.report.axis import shorten
+from holdfast.report.drawing import Drawing
 from holdfast.report.settings_by_attack import WORST, Grid, Score
 
 _WIDTH, _ROW, _HEAD, _LETTER = 1120.0, 46.0, 34.0, 7.6
@@ -49,6 +51,25 @@ def score_map(grid: Grid, about: str = "") -> Markup:
         role="table",
         aria_label=f"Accuracy by setting and attack{about}",
     )
+
+
+def map_drawing(grid: Grid, several: bool) -> Drawing:
+    """The same map as a figure for papers."""
+    known = [[score.mean if score else np.nan for score in row] for row in grid.scores]
+    texts = [
+        [_text(score, column) for score, column in zip(row, grid.columns, strict=True)] for row in grid.scores
+    ]
+    best = np.array([[mean == top for mean, top in zip(row, grid.best, strict=True)] for row in known])
+    name = f"accuracy by setting and attack{f', {grid.data}' if several else ''}"
+    return plots.score_map(name, grid.settings, grid.columns, np.array(known), texts, best)
+
+
+def _text(score: Score | None, column: str) -> str:
+    """What is written into a cell of the figure."""
+    if score is None:
+        return "–"
+    spread = "" if score.spread is None else f" ± {100 * score.spread:.1f}"
+    return f"{100 * score.mean:.1f}{spread} %" + (f"\n{score.attack}" if column == WORST else "")
 
 
 def _head_row(grid: Grid, left: float, wide: float, apart: float) -> Markup:

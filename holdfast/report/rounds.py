@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from holdfast.report import plots
 from holdfast.report.axis import Axis, Point, nice_ticks, worth_seeing
 from holdfast.report.charts import Series, curves, swatch
+from holdfast.report.drawing import Drawing
 from holdfast.report.markup import Section, fill, script_json
 from holdfast.report.read_runs import Line, asked
 from holdfast.report.settings_by_attack import BENIGN, HIGHLIGHTED, Crossing, Faced
@@ -35,7 +37,9 @@ def charted(lines: Sequence[Line]) -> dict[str, str]:
 def over_rounds(lines: Sequence[Line], crossing: Crossing) -> Section:
     """All metrics side by side where all settings faced the same attack; else accuracy attack by attack, and
     the other metrics folded away."""
-    metrics = charted(lines)
+    metrics = {
+        metric: (name, _charts(metric, name, lines, crossing)) for metric, name in charted(lines).items()
+    }
     body = fill(
         "sections/over_rounds.html",
         bands=any(line.seeds > 1 for line in lines),
@@ -43,13 +47,17 @@ def over_rounds(lines: Sequence[Line], crossing: Crossing) -> Section:
         keys=[(swatch(place), setting) for place, setting in enumerate(crossing.settings)],
         highlighted=HIGHLIGHTED if crossing.many else None,
         several=len(crossing.panels) > 1,
-        metrics=[(metric, name, _charts(metric, name, lines, crossing)) for metric, name in metrics.items()],
+        metrics=[(metric, name, drawn) for metric, (name, drawn) in metrics.items()],
     )
-    return Section("Over the rounds", body)
+    drawings = [drawing for _, drawn in metrics.values() for _, _, drawing in drawn]
+    return Section("Over the rounds", body, drawings)
 
 
-def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -> list[tuple[str, Markup]]:
-    """Headings and charts of one metric. They share their axis, so they can be compared by eye."""
+def _charts(
+    metric: str, name: str, lines: Sequence[Line], crossing: Crossing
+) -> list[tuple[str, Markup, Drawing]]:
+    """Headings and charts of one metric, and the charts as figures for papers. They share their axis, so they
+    can be compared by eye."""
     points, most = [point for line in lines for point in line.curve(metric)], _room(lines)
     axis = Axis(nice_ticks(*worth_seeing(points, metric != "loss"))) if points else None
     out = []
@@ -61,15 +69,12 @@ def _charts(metric: str, name: str, lines: Sequence[Line], crossing: Crossing) -
             if title.endswith(BENIGN)
             else f"{name} under {title}"
         )
-        chart = curves(
-            [Series(one.setting, thinned(one.line.curve(metric), most)) for one in faced],
-            heading,
-            metric != "loss",
-            axis=axis,
-            places=[crossing.place(one.line) for one in faced],
-            highlighted=HIGHLIGHTED if crossing.many else None,
-        )
-        out.append((heading, chart))
+        series = [Series(one.setting, thinned(one.line.curve(metric), most)) for one in faced]
+        places, percent = [crossing.place(one.line) for one in faced], metric != "loss"
+        highlighted = HIGHLIGHTED if crossing.many else None
+        chart = curves(series, heading, percent, axis=axis, places=places, highlighted=highlighted)
+        lines_of = [(one.label, one.points) for one in series]
+        out.append((heading, chart, plots.curves(lines_of, heading, percent, "round", axis, places)))
     return out
 
 

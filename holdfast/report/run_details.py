@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from holdfast.report.committee import committees
 from holdfast.report.markup import Section, fill
@@ -51,4 +52,11 @@ def inside_each(cells: Sequence[Cell], budget: int = _BUDGET) -> list[Section]:
             budget -= letters
     if not shown and not left_out:
         return []
-    return [Section("Inside each run", fill("sections/inside_each.html", runs=shown, left_out=left_out))]
+    body = fill("sections/inside_each.html", runs=shown, left_out=left_out)
+    drawings = [
+        replace(drawing, name=f"{label} {drawing.name}")
+        for label, sections in shown
+        for section in sections
+        for drawing in section.figures
+    ]
+    return [Section("Inside each run", body, drawings)]

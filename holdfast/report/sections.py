@@ -9,8 +9,10 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.toml import to_toml
+from holdfast.report import plots
 from holdfast.report.charts import heat_map, strips
 from holdfast.report.class_counts import Holdings, in_words, spread
+from holdfast.report.heat_map_files import holdings_drawing
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Cell, Line
 from holdfast.report.rerun_config import command, config_text, without_defaults
@@ -76,14 +78,15 @@ def clients(lines: Sequence[Line], crossing: Crossing) -> Section | None:
     if not any(dots for _, dots, _, _ in rows):
         return None
     many, most = max(len(dots) for _, dots, _, _ in rows), max(60, min(600, MOST_DOTS // len(rows)))
+    places = [crossing.place(line) for line in lines]
     body = fill(
         "sections/clients.html",
-        chart=strips(rows, most, [crossing.place(line) for line in lines]),
+        chart=strips(rows, most, places),
         attackers=any(dot.malicious for _, dots, _, _ in rows for dot in dots),
         thinned_from=many if many > most else 0,
         rows=len(lines),
     )
-    return Section("Every client", body)
+    return Section("Every client", body, [plots.client_dots(rows, places)])
 
 
 def partition(cells: Sequence[Cell]) -> Section:
@@ -102,7 +105,7 @@ def partition(cells: Sequence[Cell]) -> Section:
         clients=len(holdings.counts),
         chart=heat_map(holdings.counts[:MOST_CLIENTS].tolist(), holdings.names),
     )
-    return Section("Who holds what", body)
+    return Section("Who holds what", body, [holdings_drawing(holdings)])
 
 
 def repeat(cells: Sequence[Cell]) -> Section:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from markupsafe import Markup
 
-from holdfast.report import svg
+from holdfast.report import run_plots, svg
 from holdfast.report.axis import round_step
+from holdfast.report.drawing import Drawing
 from holdfast.report.markup import attribute_json, fill
 
 LEVELS = 12  # shades; level 0 is a recorded zero, and where nothing was recorded there is no cell
@@ -93,6 +94,8 @@ class Grid:
     square: bool = False
     legend: bool = True
     most_tall: float = 20.0
+    crosses: Sequence[tuple[int, int]] = ()
+    """Cells with a ban, for figures."""
     top: float = 0.0
     """What has the darkest shade; 0: the largest value."""
 
@@ -104,6 +107,22 @@ class Grid:
         scale = self.scale
         return fill(
             "shaded_grid.html", grid=self, data=self._data(scale), chart=self._chart(scale), levels=LEVELS
+        )
+
+    def drawing(self) -> Drawing:
+        """The last frame as a figure for papers."""
+        scale = self.scale
+        return run_plots.shaded(
+            self.name,
+            self.frames[-1],
+            self.row_names[-1] if self.row_names else self.rows,
+            self.columns,
+            self.words,
+            scale.log,
+            self.share,
+            scale.low,
+            scale.high,
+            self.crosses,
         )
 
     def _chart(self, scale: Scale) -> Markup:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from holdfast.report import svg
+from holdfast.report import run_plots, svg
 from holdfast.report.axis import Axis, PlotArea, broken_line, nice_ticks, round_ticks
 from holdfast.report.markup import Section, fill
 from holdfast.report.read_runs import Cell
@@ -48,7 +48,11 @@ def every_client(story: Story, model: str) -> Section | None:
         everyone=story.everyone,
         charts=charts,
     )
-    return Section("Every client over the rounds", body)
+    small = [
+        (story.mark(client), row, story.banned[client][0] if client in story.banned else None)
+        for client, row in zip(clients, values, strict=True)
+    ]
+    return Section("Every client over the rounds", body, [run_plots.client_curves(rounds, small, mean, low)])
 
 
 def _chart(
@@ -96,14 +100,19 @@ def costs(cell: Cell) -> Section | None:
         word: [float(p["metrics"].get(f"bytes/{name}") or 0.0) for p in parts]
         for name, word in (("down", "down"), ("up", "up"))
     }
-    charts = [
-        (title, _in_all(piles, write), stack(rounds, piles, title, write))
+    kinds = [
+        (title, piles, write)
         for title, piles, write in (("Bytes", traffic, amount), ("Seconds", seconds, _spent))
         if any(map(any, piles.values()))
     ]
+    charts = [
+        (title, _in_all(piles, write), stack(rounds, piles, title, write)) for title, piles, write in kinds
+    ]
     if not charts:
         return None
-    return Section("Bytes and seconds, round by round", fill("sections/costs_by_round.html", charts=charts))
+    body = fill("sections/costs_by_round.html", charts=charts)
+    drawings = [run_plots.stack(rounds, piles, title, write) for title, piles, write in kinds]
+    return Section("Bytes and seconds, round by round", body, drawings)
 
 
 def _in_all(piles: dict[str, list[float]], write: Callable[[float], str]) -> str:

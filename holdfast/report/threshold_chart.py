@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from holdfast.report import svg
+from holdfast.report import run_plots, svg
 from holdfast.report.axis import Axis, PlotArea, broken_line, spread_out, tick_text
+from holdfast.report.drawing import Drawing
 from holdfast.report.run_data import Story
 
 _WIDTH, _HEIGHT = 1120, 290
@@ -39,21 +40,42 @@ class _Plane:
         return self.x(self.rounds[place]), self.y(float(values[place]))
 
 
+def threshold_drawings(
+    story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share: bool
+) -> list[Drawing]:
+    """The same chart as a figure for papers; none where there is nothing to draw."""
+    if not _drawable(story, grid, bound):
+        return []
+    name = f"{title} of benign clients and attackers by round, and the threshold"
+    return [
+        run_plots.thresholds(name, story.rounds, [kind[::2] for kind in _kinds(story, grid)], bound, share)
+    ]
+
+
+def _drawable(story: Story, grid: np.ndarray, bound: np.ndarray) -> bool:
+    return bool(np.isfinite(bound).any() and np.isfinite(grid).any() and len(story.rounds) > 1)
+
+
+def _kinds(story: Story, grid: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
+    """Label, class and values of benign clients and of attackers."""
+    kinds = [("benign" if story.bad.any() else "median", "", np.where(story.bad, np.nan, grid))]
+    if story.bad.any():
+        kinds.append(("▲ attackers", " foe", np.where(story.bad, grid, np.nan)))
+    return kinds
+
+
 def against(story: Story, grid: np.ndarray, bound: np.ndarray, title: str, share: bool) -> Markup:
     """A thin line per client and a thick one for the median, of benign clients and of attackers. The
     attackers' median is dashed and has triangles."""
     known = [float(v) for v in (*grid.flatten(), *bound) if np.isfinite(v)]
-    if not np.isfinite(bound).any() or not np.isfinite(grid).any() or len(story.rounds) < 2:
+    if not _drawable(story, grid, bound):
         return Markup()
     plane = _Plane(story.rounds, Axis.over([(0, v, v, v) for v in known]))
-    kinds = [("benign" if story.bad.any() else "median", "", np.where(story.bad, np.nan, grid))]
-    if story.bad.any():
-        kinds.append(("▲ attackers", " foe", np.where(story.bad, grid, np.nan)))
     out = _AREA.value_axis(plane.axis, lambda tick: tick_text(tick, share))
     out += _AREA.labels_below(_AREA.rounds(plane.rounds[0], plane.rounds[-1]))
     out.append(_AREA.name_beside("round"))
     ends = []
-    for name, kind, values in kinds:
+    for name, kind, values in _kinds(story, grid):
         if not np.isfinite(values).any():
             continue
         middle = _median(values)

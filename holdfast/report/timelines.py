@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from holdfast.report.drawing import Drawing
 from holdfast.report.markup import Section, fill
 from holdfast.report.run_data import MOST_CLIENTS, MOST_ROUNDS, Story
 from holdfast.report.shaded_grid import Grid
-from holdfast.report.threshold_chart import against
+from holdfast.report.threshold_chart import against, threshold_drawings
 
 _MOST_FIELDS = 8
 
@@ -31,9 +32,9 @@ def timelines(story: Story) -> Section | None:
         decided=_decided(story),
         left_out=thinned(story) + left_out,
         legend=legend(story),
-        fields=parts,
+        fields=[field for field, _ in parts],
     )
-    return Section("Client by client", body)
+    return Section("Client by client", body, [drawing for _, drawings in parts for drawing in drawings])
 
 
 def _fields(story: Story) -> dict[str, np.ndarray]:
@@ -58,19 +59,23 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.allclose(one, other, equal_nan=True))
 
 
-def _field(story: Story, name: str, grid: np.ndarray) -> Markup:
+def _field(story: Story, name: str, grid: np.ndarray) -> tuple[Markup, list[Drawing]]:
     share, known = story.declared.share(name), grid[np.isfinite(grid)]
     title, about = story.declared.title(name), story.declared.about(name)
-    constant, note, drawn = "", "", Markup()
+    constant, note, drawn, drawings = "", "", Markup(), []
     if np.ptp(known) < 1e-9:
         constant = f"{100 * known[0]:.3g} %" if share else f"{known[0]:.4g}"
     else:
         note = _typical(story, grid, share) if story.bad.any() else ""
         bound = _bound(story, name)
-        drawn = Markup() if bound is None else against(story, grid, bound, title, share)
-        drawn += over_rounds(story, grid, title, share).html()
+        if bound is not None:
+            drawn += against(story, grid, bound, title, share)
+            drawings += threshold_drawings(story, grid, bound, title, share)
+        field = over_rounds(story, grid, title, share)
+        drawn += field.html()
+        drawings.append(field.drawing())
     values = {"title": title, "about": about, "constant": constant, "note": note, "drawn": drawn}
-    return fill("sections/field.html", **values)
+    return fill("sections/field.html", **values), drawings
 
 
 def _typical(story: Story, grid: np.ndarray, share: bool) -> str:
@@ -141,6 +146,7 @@ def over_rounds(
         share=share,
         marks=[mark for mark in marks if mark[1]],
         says=says,
+        crosses=list(bans),
         merged=True,
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
 from holdfast.diagnostics.computed import grad_cam
 from holdfast.diagnostics.gradcam import carriers
+from holdfast.report import plots
 from holdfast.report.axis import Axis
 from holdfast.report.axis_chart import along
 from holdfast.report.charts import Series, curves, heat_map
@@ -47,7 +49,10 @@ def _over_rounds(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     every = [point for one in series for point in one.points]
     axis = Axis.over(every) if every and not percent else None
     drawn = curves(series, f"{show.figure} {number}", percent, axis=axis)
-    return Section(f"{show.figure} over the rounds{_of(show)}", drawn)
+    title = f"{show.figure} over the rounds{_of(show)}"
+    lines = [(one.label, one.points) for one in series]
+    drawing = plots.curves(lines, show.figure, percent, "round", axis)
+    return Section(title, drawn, [replace(drawing, name=title)])
 
 
 def _by_round(run: Run, figure: str) -> dict[str, dict[int, float]]:
@@ -80,12 +85,15 @@ def _along(outcome: Outcome, number: int, show: ChartSpec) -> Section:
             dots.append((labels.index(at[show.axis]), found.mean, min(found.seeds), max(found.seeds)))
     shown = [(name, sorted(dots)) for name, dots in lines.items()]
     drawn = along(shown, labels, metric, show.axis)
-    return Section(f"{metric} by {show.axis}{_of(show)}", drawn)
+    title = f"{metric} by {show.axis}{_of(show)}"
+    drawing = plots.along(shown, labels, metric, show.axis)
+    return Section(title, drawn, [replace(drawing, name=title)])
 
 
 def _matrix(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     """The last round of a recorded table, of the first seed of every place."""
     maps: list[tuple[str, Markup]] = []
+    drawings = []
     for at, runs in _groups(outcome, show):
         if show.figure not in runs[0].tables:
             continue
@@ -94,18 +102,22 @@ def _matrix(outcome: Outcome, number: int, show: ChartSpec) -> Section:
             index="client", columns="other", values="value"
         )
         texts = [[f"{value:.2f}".removeprefix("0") for value in row] for row in last.to_numpy().tolist()]
+        values, name = last.fillna(0).to_numpy().tolist(), _name(outcome, at, ())
+        names, heads = [str(c) for c in last.columns], [str(c) for c in last.index]
         drawn = heat_map(
-            last.fillna(0).to_numpy().tolist(),
-            [str(c) for c in last.columns],
+            values,
+            names,
             show.figure,
             first=1000 * number + len(maps) + 1,
-            heads=[str(c) for c in last.index],
+            heads=heads,
             words=("client", "other", ""),
             texts=texts,
         )
-        maps.append((_name(outcome, at, ()), drawn))
+        maps.append((name, drawn))
+        most, title = max(map(max, values), default=0.0), f"{show.figure} {name}"
+        drawings.append(plots.heat_map(values, heads, names, ("client", "other"), texts, most, title))
     body = fill("maps.html", package="holdfast.reproduction", note="", maps=maps)
-    return Section(f"{show.figure.capitalize()}, last round", body)
+    return Section(f"{show.figure.capitalize()}, last round", body, drawings)
 
 
 def _looks(outcome: Outcome, number: int, show: ChartSpec) -> Section:

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.core import toml
 from holdfast.core.files import write_atomically
-from holdfast.report.markup import whole_page
+from holdfast.report.markup import Section, whole_page
 from holdfast.report.table import to_markdown
 from holdfast.report.table_exports import tex, to_latex
 from holdfast.reproduction.charts import chart
@@ -59,7 +59,6 @@ def _subsets(outcome: Outcome) -> list[str]:
 
 def render(outcome: Outcome, results: ResultTable) -> str:
     """The whole page."""
-    charts = [chart(outcome, number, show) for number, show in enumerate(outcome.study.show)]
     strong, verdict = _verdict(outcome)
     return whole_page(
         "reproduction.html",
@@ -75,12 +74,18 @@ def render(outcome: Outcome, results: ResultTable) -> str:
         strong=strong,
         verdict=verdict,
         claims=[(ours, _listed(ours.wrong), printed) for ours, printed in outcome.claim_results],
-        charts=[section for section in charts if section is not None],
+        charts=chart_sections(outcome),
         command=command(outcome),
         changed=changed(outcome.study, outcome.grid.scale, outcome.grid.request.changes),
         footer=_origin(outcome),
         **_table(outcome, results),
     )
+
+
+def chart_sections(outcome: Outcome) -> list[Section]:
+    """The charts that the study asks for."""
+    found = [chart(outcome, number, show) for number, show in enumerate(outcome.study.show)]
+    return [section for section in found if section is not None]
 
 
 def command(outcome: Outcome) -> str:

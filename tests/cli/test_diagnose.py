@@ -41,7 +41,7 @@ def test_what_there_is_then_one_of_it(simulate: Callable[..., Run], ask: Callabl
         and out.splitlines()[-3:] == list(map(str, files))
     )
     pd.testing.assert_frame_equal(pd.read_csv(files[0]), run.table("norms"))
-    assert Image.open(files[1]).width == 1520 and "norms: fedcap under ipm" in files[2].read_text()
+    assert Image.open(files[1]).width == 1120 and "norms: fedcap under ipm" in files[2].read_text()
     assert len(json.loads(ask(run.path, "customisation", "--json")[1])) == len(run.table("customisation"))
 
 
@@ -51,7 +51,7 @@ def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_
         (
             "customisation",
         ): "has no 'customisation'; it has norms, weights, seconds, bytes, rank-change, top-fim, grad-cam",
-        ("norms", "--out", "norms.pdf"): "--out: norms.pdf must end in .csv, .png or .html",
+        ("norms", "--out", "norms.gif"): "--out: norms.gif must end in .csv, .png, .pdf, .svg or .html",
         ("norms", "--out", tmp_path / "nowhere" / "a.png"): "--out: there is no folder",
         ("norms", "--open"): "--open: name the page with --out FILE.html",
         ("--out", tmp_path / "a.png"): "WHAT is missing: name the table to write",
@@ -108,4 +108,5 @@ def test_rank_changes_are_drawn(simulate: Callable[..., Run], ask: Callable, tmp
         and set(frame["round"]) <= {2, 3}
         and (frame["disparity"] - frame["poisoned"] + frame["benign"]).abs().max() < 1e-12
     )
-    assert Image.open(tmp_path / "a.png").height == 2 * 840  # both figures
+    picture = Image.open(tmp_path / "a.png")
+    assert picture.height > 1.1 * picture.width  # both figures, one above the other

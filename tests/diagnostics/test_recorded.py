@@ -191,7 +191,7 @@ def test_every_figure_is_written_as_numbers_picture_and_page(
     )
     for what in ("norms", "matches", "turned-away", "bytes"):
         found = diagnose(run, what)
-        for ending in ("csv", "png", "html"):
+        for ending in ("csv", "png", "pdf", "svg", "html"):
             found.write(tmp_path / f"{what}.{ending}")
         assert len(pd.read_csv(tmp_path / f"{what}.csv")) == len(found.frame)
         assert (

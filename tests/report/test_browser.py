@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
 
+from benchmarks.browser import MISSING, VARIABLE, Browser, find_browser
 from holdfast.core.errors import ConfigError
-from holdfast.report.browser import MISSING, VARIABLE, Browser, find_browser
-from holdfast.report.figure_files import write_figures
-from holdfast.report.page import render, write_page
-from holdfast.report.read_runs import read_cells
+from holdfast.report.page import write_page
 from tests.report.conftest import sweep
 
 needs_browser = pytest.mark.skipif(find_browser() is None, reason=MISSING)
@@ -194,16 +189,6 @@ def luminance(colour: list[float]) -> float:
         (v / 255 / 12.92) if v <= 10.3 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in colour
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@needs_browser
-@pytest.mark.slow
-def test_figures_as_png(duel: Path, tmp_path: Path) -> None:
-    paths = write_figures(render(read_cells(duel)), tmp_path / "new", "png")
-    first = Image.open(io.BytesIO(paths[0].read_bytes())).convert("RGB")
-    assert first.width > 1000 and paths[0].name.endswith(".png") and len(paths) >= 8
-    seen: set[Any] = {colour for _, colour in first.getcolors(1 << 20) or []}
-    assert (255, 255, 255) in seen and len(seen) > 20  # paper, and something on it
 
 
 @needs_browser

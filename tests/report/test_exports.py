@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-import xml.etree.ElementTree as ElementTree
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
+from PIL import Image
 
 from holdfast.cli import main
 from holdfast.core.errors import ConfigError
-from holdfast.report.browser import VARIABLE
-from holdfast.report.figure_files import figures, standalone, write_figures
-from holdfast.report.page import render
+from holdfast.report import plots
+from holdfast.report.drawing import file_content
+from holdfast.report.figure_files import write_figures
+from holdfast.report.markup import Section
+from holdfast.report.page import all_sections
 from holdfast.report.read_runs import by_setting, read_cells
 from holdfast.report.table import Entry, Table, to_markdown
 from holdfast.report.table_exports import export, tex, to_latex
@@ -66,53 +70,72 @@ def test_markdown_and_latex_have_the_map_too(duel: Path) -> None:
         export(lines, "xls")
 
 
-def test_a_figure_stands_by_itself(duel: Path) -> None:
-    page = render(read_cells(duel))
-    drawn = figures(page)
-    names = [name[3:] for name in drawn]
+def test_every_chart_of_a_page_is_a_figure(duel: Path) -> None:
+    names = [drawing.file_name for section in all_sections(read_cells(duel)) for drawing in section.figures]
     assert names[0] == "accuracy-by-setting-and-attack" and "accuracy-under-ipm-by-round" in names
-    assert len(drawn) == page.count('<svg class="chart') + page.count('<div class="many">') >= 8
-    for svg in drawn.values():
-        root = ElementTree.fromstring(svg)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg" and float(root.attrib["width"]) > 100
-        assert "var(" not in svg and not re.search(r"@media|:hover|url\((?!#)", svg)
-    first = drawn["01-accuracy-by-setting-and-attack"]
-    assert ".heat{fill: #0b5f96}" in first and ".banned" not in first
+    assert "accuracy-of-every-client" in names and "training-samples-of-every-client-by-class" in names
+    assert "fedcap-ipm-seed-0-every-client-over-the-rounds" in names and "seconds-of-every-setting" in names
 
 
-def test_the_small_charts_of_clients_are_one_figure(single: Path) -> None:
-    page = render(read_cells(single))
-    drawn = figures(page)
-    (name,) = [name for name in drawn if name.endswith("every-client-over-the-rounds")]
-    assert list(drawn).index(name) < len(drawn) - 1  # where the page has it
-    root = ElementTree.fromstring(drawn[name])
-    groups = root.findall("{http://www.w3.org/2000/svg}g")
-    assert len(groups) == 4 and len({group.attrib["transform"] for group in groups}) == 4
-    assert [group.find("{http://www.w3.org/2000/svg}text").text for group in groups] == ["0", "1", "2", "3"]  # type: ignore[union-attr]
-    assert (
-        ".many path.own{fill: none;stroke: #" in drawn[name]
-        and "grid" not in drawn[name]
-        and "var(" not in drawn[name]
+@pytest.mark.parametrize(("form", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_are_written_in_every_format(single: Path, tmp_path: Path, form: str, begin: bytes) -> None:
+    sections = all_sections(read_cells(single))
+    paths = write_figures(sections, tmp_path / "a", form)
+    assert len(paths) == sum(len(section.figures) for section in sections) >= 6
+    again = write_figures(sections, tmp_path / "b", form)
+    for path, other in zip(paths, again, strict=True):
+        content = path.read_bytes()
+        assert path.suffix == f".{form}" and content.startswith(begin) and content == other.read_bytes()
+    if form == "png":
+        colours = Image.open(paths[0]).convert("RGB").getcolors(1 << 20) or []
+        assert Image.open(paths[0]).width > 1000 and len(colours) > 20
+
+
+def test_a_label_is_text_and_no_formula(tmp_path: Path) -> None:
+    drawing = plots.curves([("$x_1 <b>", [(1, 0.1, 0.1, 0.1), (2, 0.2, 0.2, 0.2)])], "a", True, "round", None)
+    text = file_content([drawing], "svg").decode()
+    assert "$x_1 &lt;b&gt;" in text and "<b>" not in text
+
+
+def test_a_curve_has_the_numbers_of_the_run(single: Path) -> None:
+    """The line that matplotlib draws has the accuracies of the run."""
+    from matplotlib.figure import Figure
+
+    cells = read_cells(single)
+    drawing = next(
+        drawing
+        for section in all_sections(cells)
+        for drawing in section.figures
+        if drawing.file_name == "accuracy-by-round"
     )
+    figure = Figure()
+    drawing.draw(figure)
+    line = figure.axes[0].lines[0]
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == cells[0].curve("accuracy")
 
 
-def test_only_what_concerns_a_chart_goes_with_it() -> None:
-    style = (
-        ":root { --a: #123456; } @media print { .x { fill: red; } } .x, .y { fill: var(--a); width: 3px }"
-        " .x:hover { fill: blue; }"
-    )
-    svg = standalone('<svg class="chart" viewBox="0 0 10 20"><rect class="x"/></svg>', style)
-    assert (
-        ".x{fill: #123456}</style>" in svg
-        and 'viewBox="-12 -12 34 44"' in svg
-        and "red" not in svg
-        and "blue" not in svg
-    )
-
-
-def test_the_commands(
+def test_without_matplotlib_one_line_names_the_extra(
     single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as done:
+        main(["report", str(single), "--figures", str(tmp_path / "f")])
+    error = capsys.readouterr().err.strip()
+    assert done.value.code == 2 and error.count("\n") == 0
+    assert "figures need matplotlib" in error and "pip install 'holdfast[figures]'" in error
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_page_needs_no_matplotlib(single: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from holdfast.report.page import render;"
+        " from holdfast.report.read_runs import read_cells;"
+        f" render(read_cells(Path({str(single)!r}))); sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_commands(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def holdfast(*words: str) -> int:
         with pytest.raises(SystemExit) as done:
             main(["report", str(single), *words])
@@ -131,11 +154,8 @@ def test_the_commands(
     (tmp_path / "taken").touch()
     assert holdfast("--figures", str(tmp_path / "taken")) == 2
     assert "taken: cannot be made: File exists" in capsys.readouterr().err
-    monkeypatch.setenv(VARIABLE, "no-such-browser")
-    assert holdfast("--figures", str(tmp_path / "g"), "--format", "png") == 2
-    assert "no browser is at hand: install chromium" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="svg and png, not gif"):
-        write_figures("", tmp_path, "gif")
+    with pytest.raises(ConfigError, match="choose svg, png or pdf, not gif"):
+        write_figures([], tmp_path, "gif")
     with pytest.raises(ConfigError, match="no charts; --tables csv"):
-        write_figures("<table></table>", tmp_path / "none")
+        write_figures([Section("a", Markup())], tmp_path / "none")
     assert not (tmp_path / "none").exists()

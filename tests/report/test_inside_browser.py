@@ -12,7 +12,7 @@ from holdfast.report.page import write_page
 from holdfast.report.read_runs import read_cells
 from tests.report.conftest import sweep
 
-browser = pytest.importorskip("holdfast.report.browser")
+browser = pytest.importorskip("benchmarks.browser")
 _FIELD = "[...document.querySelectorAll('.cells')].find(one => one.querySelector('input'))"
 
 

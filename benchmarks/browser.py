@@ -1,5 +1,4 @@
-"""A headless Chromium for what only a browser can do: PNG of the page's figures, pictures of pages, and tests
-of them.
+"""A headless Chromium for pictures of pages and for tests of them.
 
 It is spoken to over two pipes (--remote-debugging-pipe), which needs no library and opens no port."""
 
