@@ -1,19 +1,15 @@
-"""Which Parquet files of a folder belong to which split, in the layouts that datasets have on the Hugging
-Face Hub.
+"""Find which Parquet files of a folder belong to which split, in the layouts of datasets on the Hugging Face
+Hub.
 
     train.parquet                               one file for each split
     train-00000-of-00002-a1b2c3.parquet         several files for a split, at the top or in data/
     SUBSET/train-00000-of-00001.parquet         the same for each of several subsets
-    SUBSET/train/0000.parquet                   as the Hub converts what was not Parquet
+    SUBSET/train/0000.parquet                   as the Hub converts other formats to Parquet
     my_train_1.parquet, Test-0.parquet          a split's name as a word of the file's name, or of a folder's
                                                 above it
 
-A folder whose files name no split is all train. Next to files that name one, files that name none, or two at
-once, are left alone.
-
-
-
-
+If no file of a folder names a split, all are train. Beside files that name one, files that name none, or two
+at once, are ignored.
 """
 
 from __future__ import annotations

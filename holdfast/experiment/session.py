@@ -104,7 +104,7 @@ def _refuse_taken(out: Path) -> None:
     if taken or is_sweep(out):
         there = taken[0] if taken else out
         raise ConfigError(
-            f"{there} holds a run already; `holdfast resume {out}` continues it, or choose another --out"
+            f"{there} already holds a run; `holdfast resume {out}` continues it, or choose another --out"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run or a sweep will take, computed from a measurement of a few short rounds (measure.py)."""
+"""Forecast what a run or a sweep costs from a measurement of a few short rounds (measure.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.local.plan import Plan
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Cells whose clients are trained as one computation. `rows` models are trained in a round, `stack` of
+    """Cells whose clients are trained as one computation. `rows` models are trained in a round; `stack` of
     them take a step together (in each worker)."""
 
     cells: tuple[str, ...]
@@ -56,8 +56,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of all files at the end, and how they come about: what is written once, for each round, and
-    private rows."""
+    """Bytes of all files at the end, divided into what is written once, for each round, and for private
+    rows."""
 
     total: int
     once: int
@@ -77,7 +77,7 @@ class Forecast:
     disk: Disk
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the forecast as plain data for JSON."""
         content = asdict(self)
         content["seconds"]["total"] = self.seconds.total
         return content
@@ -85,7 +85,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class MeasuredRounds:
-    """What was seen of experiments that were played together for a few rounds."""
+    """What was measured of experiments that ran together for a few rounds."""
 
     experiments: Sequence[Experiment]
     real_rounds: Sequence[int]
@@ -121,9 +121,8 @@ def forecast_seconds(seen: MeasuredRounds) -> tuple[Seconds, list[_ExchangeTotal
     rounds = mean(seen.real_rounds)
     usual = median(in_spans[r] for r in range(3, seen.last + 1, 2)) + rest
     start = seen.began[1] - seen.called + max(0.0, walls[1] - usual)
-    end = max(
-        0.0, seen.ended - seen.began[seen.last] - in_spans[seen.last] - rest
-    )  # figures are gathered, workers end
+    # figures are collected, workers end
+    end = max(0.0, seen.ended - seen.began[seen.last] - in_spans[seen.last] - rest)
     end -= min(end, sum(span.seconds for span in seen.timed if span.round > seen.last))
     training = sum(kind.seconds for kind in kinds if not kind.evaluation)
     return (
@@ -144,7 +143,8 @@ def _by_kind(timed: Iterable[TimedExchange]) -> list[list[TimedExchange]]:
 
 
 def _kind(seen: MeasuredRounds, timed: list[TimedExchange]) -> _ExchangeTotals:
-    """In every round, or in every evaluation, seconds = fixed + slope * rows."""
+    """Extrapolate exchanges of one kind: in every round, or in every evaluation, seconds = fixed + slope *
+    rows."""
     first = timed[0]
     members = [i for i, e in enumerate(seen.experiments) if e.run_context.group(first.task) == first.group]
     steady = sorted({span.round for span in timed if 2 <= span.round <= seen.last})
@@ -170,8 +170,8 @@ def _kind(seen: MeasuredRounds, timed: list[TimedExchange]) -> _ExchangeTotals:
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(fixed, slope) through the short and the long rounds, from the middle one of either: another process
-    may have slowed some."""
+    """Return (fixed, slope) of a line through the medians of the short and of the long rounds: another
+    process may have slowed some."""
     if not points:
         return 0.0, 0.0
     middle = mean((min(x for x, _ in points), max(x for x, _ in points)))
@@ -186,7 +186,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _growth(seen: MeasuredRounds, members: list[int], steady: list[int], times: float) -> float:
-    """How much more the cohorts of an average round of the run train than those of the rehearsed rounds."""
+    """Return how much more the cohorts of an average round of the run train than those of the measured
+    rounds."""
     discarding = sum(float(seen.participations[i].steps[r - 1]) for i in members for r in steady) / len(
         steady
     )
@@ -224,14 +225,14 @@ def group_plans(seen: MeasuredRounds, kinds: Sequence[_ExchangeTotals], device: 
 
 
 def forecast_disk(seen: MeasuredRounds, others: int, other_files: int) -> Disk:
-    """`others`: bytes of what a sweep writes beside its cells."""
+    """Forecast the bytes on disk. `others`: bytes of what a sweep writes beside its cells."""
     cells = np.array([_cell_on_disk(seen, i) for i in range(len(seen.experiments))]).sum(axis=0)
     once, rounds, private, files = (int(value) for value in cells)
     return Disk(once + others + rounds + private, once + others, rounds, private, files + other_files)
 
 
 def _cell_on_disk(seen: MeasuredRounds, place: int) -> tuple[float, float, float, float]:
-    """Bytes written once, in all rounds, of private rows; and how many files."""
+    """Return bytes written once, in all rounds, for private rows; and the number of files."""
     folder, expected_participation = seen.experiments[place].out, seen.participations[place]
     rounds, last = seen.real_rounds[place], seen.last
     sizes = {
@@ -249,9 +250,8 @@ def _cell_on_disk(seen: MeasuredRounds, place: int) -> tuple[float, float, float
         private = (
             private * expected_participation.records[rounds - 1] / expected_participation.records[last - 1]
         )
-        index = 16 * (
-            expected_participation.live[rounds - 1] - expected_participation.live[last - 1]
-        )  # of whose row is where, in the state
+        # the index of private rows in the state
+        index = 16 * (expected_participation.live[rounds - 1] - expected_participation.live[last - 1])
     else:
         index = 0.0
     in_rounds = measured * with_figures + (rounds - measured) * without

@@ -1,7 +1,6 @@
-"""Before a run: rehearse it. What can be tried need not be modelled: all cells are built, the plan is chosen
-as a run would choose it, and a few rounds are played for real (all clients of the round, server, evaluation,
-commit) into a folder beside the run's own, which is removed. Only the local trainings are short
-(forecast/short_rounds.py)."""
+"""Measure a few rounds before a run, to forecast its cost. All cells are built, the plan is chosen as a run
+would choose it, and a few real rounds are run (all clients of the round, server, evaluation, commit) in a
+temporary folder beside the run's own. Only the local training is shortened (short_rounds.py)."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ from holdfast.local.plan import Plan
 from holdfast.sweeps.runner import sweep
 from holdfast.sweeps.session import start
 
-_LONGEST = 1.0  # seconds of training in one rehearsed round
-_ENOUGH = 3.0  # seconds of rehearsing after which no further round is begun
+_LONGEST = 1.0  # seconds of training in one measured round
+_ENOUGH = 3.0  # seconds of measuring after which no further round begins
 _ROUNDS = (3, 13)  # at least: one to warm up, one short, one long
 _NEVER = 10**9
 
 
 class _Stage:
-    """Follows the experiments of a rehearsal and ends it in time."""
+    """Follows the measured experiments and ends them in time."""
 
     def __init__(self, watch: Watch):
         self.watch, self.called = watch, time.perf_counter()
@@ -71,12 +70,12 @@ class _Stage:
         self._shorten(_ROUNDS[1], 1)
 
     def new_round(self, round: int) -> None:
-        """Called at the first exchange of a round. Experiments that are not always evaluated are so in odd
-        rounds, which train longer."""
+        """Prepare a round; called at its first exchange. Experiments that are not evaluated in every round
+        are evaluated in odd rounds, which train longer."""
         assert self.engine is not None
         if self.last:
             return  # the methods' finish
-        self.watch.say(f"rehearsing round {round}")
+        self.watch.say(f"measuring round {round}")
         least, most = _ROUNDS
         if round >= most or (round >= least and time.perf_counter() - self.engine.began[1] > _ENOUGH):
             self.last = round
@@ -121,7 +120,7 @@ def forecast_cost(
     plugins: Sequence[str] = (),
     shard: tuple[int, int] = (1, 1),
 ) -> Forecast:
-    """What it will take to play these cells, or one shard of them, in `out`. Nothing is left behind."""
+    """Forecast the cost of running these cells, or one shard of them, in `out`. Nothing is left behind."""
     device = pick_device(cells[0][1].engine.device)
     forget_peak()
     if device.type == "cuda":
@@ -154,7 +153,7 @@ def _run(
     watch = replace(stage.watch, planned=stage.planned, moved=lambda experiment: None)
     if len(cells) == 1 and not cells[0][0]:
         if shard != (1, 1):
-            raise ConfigError("shard: there is no [sweep] section with a list, so nothing to share out")
+            raise ConfigError("shard: there is no [sweep] section with a list, so there is nothing to divide")
         config = cells[0][1]
         start([(config.parts().method.name, config)], folder, watch, plugins, engine=stage.make_engine)
         return
@@ -167,7 +166,7 @@ def _run(
 
 
 def _memory(stage: _Stage, device: torch.device) -> Memory:
-    """What was held at the peak, and what batch orders of full length need more."""
+    """Return the measured peak, plus what batch orders of full length need in addition."""
     engine = stage.engine
     assert engine is not None
     workers = max((plan.workers for plan in engine.plans.values()), default=1)
@@ -181,7 +180,7 @@ def _memory(stage: _Stage, device: torch.device) -> Memory:
 
 @contextmanager
 def _folder_beside(out: Path) -> Iterator[Path]:
-    """On the file system that the run will be written to."""
+    """Make a temporary folder on the file system that the run will be written to."""
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
     with plain_disk_errors(parent):
         folder = Path(tempfile.mkdtemp(prefix=".forecast-", dir=parent))

@@ -1,5 +1,5 @@
-"""Who will take part in a run, as far as the roster knows beforehand: from this follow the steps of the whole
-run and how many clients will have private rows on disk. Bans and lost replies are not foreseen."""
+"""Forecast who will take part in a run, as far as it is known beforehand: from this follow the steps of the
+whole run and the number of clients with private rows on disk. Bans and lost replies are not forecast."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from holdfast.forecast.short_rounds import own_steps
 
 @dataclass(frozen=True)
 class ExpectedParticipation:
-    """By round, the first one first."""
+    """Arrays by round, from the first round on."""
 
     steps: np.ndarray
-    """Of the cohort's clients, one model each."""
+    """Steps of the cohort's clients, one model each."""
     live: np.ndarray
     """Clients that have taken part so far."""
     records: np.ndarray
-    """Of private rows in the file after the round: a new row never replaces one that is not yet replaced by a
-    commit."""
+    """Private rows in the file after the round: a new row never overwrites one that the last commit still
+    needs."""
 
 
 def expected_participation(
     experiment: Experiment, rounds: int, everyone: bool = False
 ) -> ExpectedParticipation:
-    """`everyone`: all who are available train, not only those who are drawn."""
+    """Forecast the participation of every round. With `everyone`, all available clients train, not only the
+    cohort."""
     participation, run_context = experiment.participation, experiment.run_context
     own, seen = (
         own_steps(run_context.federation.train.counts, run_context.recipe),

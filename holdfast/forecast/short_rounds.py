@@ -1,9 +1,10 @@
-"""A simulator that only rehearses: every exchange is carried out for real, but trainings are cut to a share
-of their steps, and it is noted what each took, how many steps it had, and how many it would have had.
+"""A simulator for measurements: every exchange is carried out for real, but training is cut to a share of its
+steps; the time of each exchange and its steps, actual and in full, are recorded.
 
 The share is the same for every client, so that short and long clients of a stack end in the same order as in
-the run. It alternates between two values: what does not depend on the number of steps can then be told from
-what does."""
+the run. It alternates between two values, which separates the time that depends on the number of steps from
+the time that does not.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ from holdfast.local.plan import REPLAYED, Plan
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """Of a training, or of all in an exchange. Rows are what a device computes: on a replayed stack, padding
-    too."""
+    """The work of one training, or of all in an exchange. Rows are what a device computes: on a replayed
+    stack, padding too."""
 
     steps: float = 0.0
     rows: float = 0.0
@@ -45,7 +46,7 @@ class TrainingWork:
 
 @dataclass(frozen=True)
 class TimedExchange:
-    """One fused exchange."""
+    """One fused exchange and the time it took."""
 
     round: int
     task: str
@@ -56,7 +57,7 @@ class TimedExchange:
 
 
 def own_steps(count: Tensor, recipe: Recipe) -> np.ndarray:
-    """How many steps each client takes in one training."""
+    """Return the number of steps that each client takes in one training."""
     samples = count.cpu().numpy()
     per_epoch = samples // recipe.batch_size if recipe.drop_last else -(-samples // recipe.batch_size)
     if recipe.steps is not None:
@@ -65,7 +66,7 @@ def own_steps(count: Tensor, recipe: Recipe) -> np.ndarray:
 
 
 def computed_rows(steps: np.ndarray, plan: Plan) -> float:
-    """Steps of these rows, with those that a replayed stack computes in vain."""
+    """Return the steps of these rows, including those that a replayed stack computes in vain."""
     if not len(steps) or not plan.stacked or plan.name not in REPLAYED:
         return float(steps.sum())
     total = 0.0
@@ -81,7 +82,7 @@ def computed_rows(steps: np.ndarray, plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class ShortLocal(Local):
-    """The world of a client half in which every training is a share of itself."""
+    """What a client half sees, with every training cut to a share of its steps."""
 
     share: float = 1.0
     note: Callable[[TrainingWork], None] = lambda work: None
@@ -129,16 +130,15 @@ class ShortClientStack(ClientStack):
 @dataclass
 class ShortRoundEngine(Simulator):
     shares: tuple[float, float] = (1.0, 1.0)
-    """Of the steps, in even rounds and in odd ones; set before anything is played: workers do not hear of
-    changes."""
+    """Shares of the steps in even and in odd rounds; set before the first round, because workers do not
+    receive changes."""
     new_round: Callable[[int], None] = lambda round: None
     timed: list[TimedExchange] = field(default_factory=list)
     began: dict[int, float] = field(default_factory=dict)
-    """When the first exchange of each round came."""
+    """Time of the first exchange of each round."""
     workers_peak: int = 0
-    _noted: Any = field(
-        default_factory=lambda: multiprocessing.Array("d", len(fields(TrainingWork)))
-    )  # workers write into it too
+    # workers write into it too
+    _noted: Any = field(default_factory=lambda: multiprocessing.Array("d", len(fields(TrainingWork))))
 
     def __post_init__(self) -> None:
         self.clients = ShortClientStack(
@@ -184,6 +184,7 @@ class ShortRoundEngine(Simulator):
 
 
 def shares(expected: float, longest: float) -> tuple[float, float]:
-    """For even and odd rounds, where a whole round of training is expected to take so many seconds."""
+    """Return the shares for even and odd rounds, where a whole round of training is expected to take
+    `expected` seconds."""
     high = min(1.0, longest / expected) if expected > 0 and math.isfinite(expected) else 1.0
     return 0.3 * high, high

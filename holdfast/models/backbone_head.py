@@ -1,4 +1,5 @@
-"""What every built-in network is: a backbone that makes features and a head that makes logits of them."""
+"""The form of every built-in network: a backbone that computes features and a head that computes logits from
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from holdfast.core.errors import ConfigError
 
 
 class BackboneHead(nn.Module):
-    """head(backbone(x)). Methods that share or freeze one of the two find them by these names."""
+    """Computes head(backbone(x)). Methods that share or freeze one of the two find them by these names."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module):
         super().__init__()
@@ -21,7 +22,7 @@ class BackboneHead(nn.Module):
 
 
 def image_shape(model: str, sample_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), or a refusal that names the model."""
+    """Return the shape as (channels, height, width); otherwise raise an error that names the model."""
     if len(sample_shape) != 3:
         raise ConfigError(
             f"model '{model}' needs images [channels, height, width], but a sample has shape"
@@ -32,8 +33,8 @@ def image_shape(model: str, sample_shape: tuple[int, ...]) -> tuple[int, int, in
 
 
 def widths(given: Any) -> Any:
-    """For settings that are one layer width or a list of them; keeps a single number as it is and makes lists
-    immutable."""
+    """Check a setting that is one layer width or a list of them; a single number stays as it is, a list
+    becomes a tuple."""
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in listed):
         raise ValueError(f"expected a whole number of at least 1, or a list of them, not {given!r}")

@@ -17,29 +17,29 @@ _NEEDS: dict[str, str] = {
     "images": "images [channels, height, width]",
     "windows": "windows [channels, length]",
     "tables": "numbers",
-    "words": "words of a text",
+    "words": "the words of a text",
 }
 _OF_THE_START = {"weights", "weights_head"}
 
 
 class NetworkPart(Part):
-    """Builds a `Split`. Where its start comes from is no part of what it is: experiments that differ in that
-    are trained together."""
+    """Builds a `BackboneHead`. The file it starts from is not part of its architecture: experiments that
+    differ only in that are trained together."""
 
     reads: ClassVar[tuple[SampleKind, ...]] = ("images",)
     weights: str | None = setting(
-        None, "start from this safetensors file, with tensors by the model's own names; none: a fresh start"
+        None, "safetensors file to start from, with tensors under the model's own names; none: a fresh start"
     )
     weights_head: Literal["file", "fresh"] = setting(
-        "file", "the head's start: from that file too, or fresh, as for other classes"
+        "file", "start of the head: from that file too, or fresh, for example for other classes"
     )
 
     def build(self, sample_shape: tuple[int, ...], classes: int) -> nn.Module:
-        raise TypeError(f"{type(self).__name__} does not say how it is built")
+        raise TypeError(f"{type(self).__name__} does not implement build")
 
 
 def architecture(part: Part) -> dict[str, Any]:
-    """The settings that make one network another."""
+    """Return the settings that determine the architecture."""
     return {name: value for name, value in part.settings().items() if name not in _OF_THE_START}
 
 
@@ -50,8 +50,8 @@ def kind_of(sample_shape: tuple[int, ...], words: bool) -> SampleKind:
 
 
 def check_reads(part: Part, sample_shape: tuple[int, ...], words: bool = False) -> None:
-    """Refuse samples that the network cannot read, and name those that can; a plug-in's network that says
-    nothing may read anything."""
+    """Refuse samples that the network cannot read, and name the networks that can; a plug-in's network
+    without `reads` may read anything."""
     kind, reads = kind_of(sample_shape, words), getattr(part, "reads", None)
     if reads is None or kind in reads:
         return

@@ -1,10 +1,10 @@
-"""Convolution and pooling for a stack of clients on a CPU: what `vmap` does by itself is right, but several
-times slower.
+"""Convolution and pooling for a stack of clients on a CPU: `vmap` alone is correct, but several times slower.
 
-`vmap` folds the clients of a convolution into its groups, yet those of a pooling into the batch, and copies
-between the two. Here the client axis is always folded into the channels and the channels lie innermost in
-memory, where oneDNN's grouped convolution and PyTorch's pooling are quick and nothing has to be copied.
-Values are the same but for the order of sums."""
+`vmap` folds the clients of a convolution into its groups, but those of a pooling into the batch, and copies
+between the two. Here the client axis is always folded into the channels, and the channels are innermost in
+memory, where oneDNN's grouped convolution and PyTorch's pooling are fast and nothing is copied. Values are
+the same except for the order of sums.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# what vmap itself is made of: the public way to a rule of one's own, an autograd.Function, costs 0.3 ms a
-# call
+# internals of vmap: the public way, an autograd.Function, costs 0.3 ms per call
 try:
     from torch._C._functorch import (
         _add_batch_dim,
@@ -26,15 +25,17 @@ try:
         maybe_get_bdim,
         maybe_get_level,
     )
-except ImportError:  # a PyTorch that names them otherwise: vmap's own rules do, which are as right
+except (
+    ImportError
+):  # another PyTorch names them differently: vmap's own rules are used, which are also correct
 
     def is_batchedtensor(tensor: Tensor) -> bool:
         return False
 
 
 class FoldedConv2d(nn.Conv2d):
-    """A Conv2d; a stack of clients becomes groups, or where a compiler asks for it, matrix products of
-    patches."""
+    """A Conv2d that turns a stack of clients into groups, or into matrix products of patches where a compiler
+    needs them."""
 
     def forward(self, x: Tensor) -> Tensor:
         if _products and self.groups == 1 and not isinstance(self.padding, str):
@@ -54,7 +55,7 @@ class FoldedConv2d(nn.Conv2d):
 
 
 class FoldedMaxPool2d(nn.MaxPool2d):
-    """A MaxPool2d; a stack of clients becomes channels."""
+    """A MaxPool2d that turns a stack of clients into channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not _foldable(x):
@@ -64,15 +65,15 @@ class FoldedMaxPool2d(nn.MaxPool2d):
 
 
 class UnfoldedGroupNorm(nn.GroupNorm):
-    """A GroupNorm: PyTorch's asks how its input lies in memory, which vmap cannot say of channels that lie
-    innermost."""
+    """A GroupNorm that works under vmap: PyTorch's asks for the memory layout, which vmap cannot give when
+    channels are innermost."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.contiguous() if is_batchedtensor(x) else x)
 
 
 class UnlearnedPadding(nn.Embedding):
-    """An Embedding with a row for padding: vmap forgets that this row learns nothing."""
+    """An Embedding with a padding row, which vmap would otherwise train."""
 
     padding_idx: int
 
@@ -87,8 +88,8 @@ _ALIGNED = 8  # a GPU multiplies matrices of other widths several times slower
 
 @contextmanager
 def as_products() -> Iterator[None]:
-    """While a step is traced for a compiler: convolutions of different weights as one batched matrix product,
-    which it makes quick. Run as they stand they are slow."""
+    """While a step is traced for a compiler, compute convolutions of different weights as one batched matrix
+    product, which the compiler makes fast. Without a compiler they are slow."""
     _products.append(True)
     try:
         yield
@@ -97,8 +98,8 @@ def as_products() -> Iterator[None]:
 
 
 def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """One matrix product per client over all samples of its batch, not one per sample: its weight gradient
-    then needs no further sum."""
+    """Compute one matrix product per client over all samples of its batch, not one per sample: its weight
+    gradient then needs no further sum."""
     (h, w), padding = x.shape[-2:], conv.padding
     assert not isinstance(padding, str)
     patches = F.unfold(x, conv.kernel_size, conv.dilation, padding, conv.stride).transpose(0, 1).flatten(1)
@@ -126,9 +127,9 @@ def _fold_back(
     padding: list[int],
     stride: list[int],
 ) -> Tensor:
-    """Sums of patches back into images: the gradient of F.unfold. A compiler's own way adds with atomics,
-    whose order, and so whose last bits, change from run to run, or else is slow; this way every pixel gathers
-    what belongs to it, in a fixed order."""
+    """Sum patches back into images: the gradient of F.unfold. A compiler would add with atomics, whose order,
+    and so the last bits, change from run to run, or be slow; here every pixel gathers its values in a fixed
+    order."""
     out = [
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
@@ -152,7 +153,7 @@ def _fold_back(
 
 
 def _spread(images: Tensor, stride: list[int]) -> Tensor:
-    """Images with stride - 1 zeros between their pixels."""
+    """Return images with stride - 1 zeros between their pixels."""
     if stride[0] == stride[1] == 1:
         return images
     h, w = images.shape[-2:]
@@ -162,7 +163,8 @@ def _spread(images: Tensor, stride: list[int]) -> Tensor:
 
 
 DECOMPOSITIONS = {torch.ops.aten.col2im.default: _fold_back}
-"""What a step is traced with, so that its compiled form is quick and has the same bits every time."""
+"""Replacements with which a step is traced, so that its compiled form is fast and gives the same bits every
+time."""
 
 
 def batch_norm(
@@ -175,8 +177,8 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """F.batch_norm; a stack of clients becomes channels. vmap would apply weight and bias in passes of their
-    own."""
+    """F.batch_norm that turns a stack of clients into channels. vmap would apply weight and bias in separate
+    passes."""
     own = (mean, var, weight, bias)
     if not _foldable(x) or not all(tensor is None or is_batchedtensor(tensor) for tensor in own):
         return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
@@ -188,8 +190,8 @@ def batch_norm(
 
 
 def folded(layer: nn.Module) -> nn.Module:
-    """The layer, able to run for a stack where that is quicker. Only PyTorch's own classes: a user's subclass
-    may do anything."""
+    """Make the layer able to run for a stack where that is faster. Only for PyTorch's own classes: a user's
+    subclass may do anything."""
     if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
         layer.__class__ = FoldedConv2d
     if type(layer) is nn.MaxPool2d and not layer.return_indices:
@@ -204,15 +206,15 @@ def folded(layer: nn.Module) -> nn.Module:
 
 
 def unfolded(layer: nn.Module) -> nn.Module:
-    """The layer as PyTorch has it again."""
+    """Restore the layer as PyTorch has it."""
     if isinstance(layer, (FoldedConv2d, FoldedMaxPool2d, UnfoldedGroupNorm)):
         layer.__class__ = type(layer).__bases__[0]
     return layer
 
 
 def _foldable(x: Tensor) -> bool:
-    """Whether vmap runs this, directly: under a gradient that is taken inside of vmap its own rules have to
-    do."""
+    """Return whether vmap runs this directly: under a gradient taken inside vmap, its own rules are
+    needed."""
     return (
         is_batchedtensor(x)
         and maybe_get_level(x) == maybe_current_level()
@@ -222,8 +224,8 @@ def _foldable(x: Tensor) -> bool:
 
 
 def _fold(x: Tensor) -> tuple[int, Tensor, int]:
-    """What is [B, C, H, W] to one client as [B, n * C, H, W] with the channels innermost; no copy where they
-    are already."""
+    """Return what is [B, C, H, W] for one client as [B, n * C, H, W] with the channels innermost; no copy if
+    they are already."""
     level = maybe_get_level(x)
     whole = get_unwrapped(x).movedim(maybe_get_bdim(x), 1)
     return level, whole.flatten(1, 2).to(memory_format=torch.channels_last), whole.shape[1]
@@ -234,7 +236,7 @@ def _unfold(x: Tensor, level: int, n: int) -> Tensor:
 
 
 def _stack(parameter: Tensor, level: int, n: int) -> Tensor:
-    """[n, ...]: every client's own, or the same for all."""
+    """Return [n, ...]: each client's own parameter, or the same for all."""
     if is_batchedtensor(parameter) and maybe_get_level(parameter) == level:
         return get_unwrapped(parameter).movedim(maybe_get_bdim(parameter), 0)
     return parameter.expand(n, *parameter.shape)

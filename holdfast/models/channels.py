@@ -1,4 +1,5 @@
-"""A network cut across its layers: some output channels of every layer on one side, the rest on the other."""
+"""Divide a network across its layers: some output channels of every layer on one side, the rest on the
+other."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from torch import Tensor, nn
 from holdfast.models.network import Network
 
 _SECOND = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-"""Layers whose weights have their output channels second: the first axis of word vectors is the words."""
+"""Layers whose weights have their output channels on the second axis: the first axis of word vectors is the
+words."""
 
 
 def axis_of(network: Network, name: str) -> int:
-    """Along which axis of a tensor its layer's output channels lie."""
+    """Return the axis of a tensor along which its layer's output channels lie."""
     layer, _, kind = name.rpartition(".")
     return int(kind == "weight" and isinstance(network.module.get_submodule(layer), _SECOND))
 
 
 def channels(network: Network, share: float) -> Tensor:
-    """bool[size]: the first `share` of every layer's output channels; a single number, as a counter is, goes
-    with them."""
+    """Return bool[size]: the first `share` of every layer's output channels; single numbers, such as
+    counters, are included."""
     out = torch.zeros(network.layout.size, dtype=torch.bool)
     for slot in network.layout.slots:
         chosen = out[slot.start : slot.stop].view(slot.shape)

@@ -37,7 +37,7 @@ class CnnBn(NetworkPart):
         if min(height, width) < smallest:
             raise ConfigError(
                 f"model '{self.name}' with {len(blocks)} blocks needs images of at least"
-                f" {smallest}x{smallest}, not {height}x{width}; give fewer model.channels"
+                f" {smallest}x{smallest}, not {height}x{width}; list fewer model.channels"
             )
         layers: list[nn.Module] = []
         for wide in blocks:

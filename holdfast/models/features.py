@@ -1,8 +1,8 @@
-"""What a network makes of its samples before the head sees them.
+"""Catch the features that a network computes before its head.
 
-The head is any named submodule, so the features are whatever it is called with; a hook catches that. Nothing
-here knows how a module is built, and it works where a loss does: under `functional_call`, `vmap` and
-tracing."""
+The head is any named submodule, and the features are its input; a hook catches them. The code does not depend
+on how a module is built, and works where a loss does: under `functional_call`, `vmap` and tracing.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NO_HEAD = "model: this method needs a head; name the submodule, as in holdfast.M
 
 @contextmanager
 def catching(net: nn.Module, head: str | None) -> Iterator[list[Tensor]]:
-    """While it lasts, every forward pass adds its features [samples, d] to the list: what the head is given
-    or, where no head tells them from the rest, the network's whole answer."""
+    """Within this context every forward pass adds its features [samples, d] to the list: the input of the
+    head or, without a head, the network's whole output."""
     caught: list[Tensor] = []
     if head is None:
         handle = net.register_forward_hook(lambda module, inputs, answer: caught.append(answer.flatten(1)))
@@ -35,15 +35,16 @@ def catching(net: nn.Module, head: str | None) -> Iterator[list[Tensor]]:
         handle.remove()
     if not caught:
         raise ConfigError(
-            f"model: the forward pass never calls the head '{head}' as a module, as in self.{head}(features)"
+            f"model: the forward pass never calls the head '{head}' as a module; call it as in"
+            f" self.{head}(features)"
         )
 
 
 def features_and_logits(
     net: nn.Module, x: Tensor, head: str | None, tensors: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The features [samples, d] and the answer of one pass; for a Split network, backbone(x) and net(x).
-    `tensors` may stand in for the module's own, for example those of the client's last model."""
+    """Return the features [samples, d] and the output of one pass; for a BackboneHead network, backbone(x)
+    and net(x). `tensors` may replace the module's own, for example by those of the client's last model."""
     with catching(net, head) as caught:
         logits = net(x) if tensors is None else functional_call(net, dict(tensors), (x,))
     return caught[0], logits
@@ -56,20 +57,20 @@ def features(
 
 
 def head_sizes(layout: Layout) -> tuple[int, int]:
-    """How many classes the head tells apart and how many features it is given: what its last matrix makes,
-    and its first one takes."""
+    """Return the number of classes and the number of features of the head: the output of its last matrix and
+    the input of its first."""
     matrices = [slot for slot in _head(layout) if len(slot.shape) == 2]
     if not matrices:
         raise ConfigError(
-            f"model: the head '{layout.head}' has no linear layer, so nobody knows how many features it is"
-            " given"
+            f"model: the head '{layout.head}' has no linear layer, so its number of features is unknown;"
+            " name another head"
         )
     return matrices[-1].shape[0], matrices[0].shape[1]
 
 
 def linear_head(layout: Layout) -> tuple[Slot, Slot | None]:
-    """The matrix and the bias of a head that is one linear layer: for a server half, which has no module to
-    ask."""
+    """Return the matrix and the bias of a head that is one linear layer, for a server half, which has no
+    module."""
     matrix, *bias = _head(layout) or (None,)
     if (
         matrix is None
@@ -78,8 +79,8 @@ def linear_head(layout: Layout) -> tuple[Slot, Slot | None]:
         or any(slot.shape != matrix.shape[:1] for slot in bias)
     ):
         raise ConfigError(
-            f"model: this method needs a head that is one linear layer, and '{layout.head}' is none; choose"
-            " another model"
+            f"model: this method needs a head that is one linear layer, and '{layout.head}' is not;"
+            " choose another model"
         )
     return matrix, bias[0] if bias else None
 

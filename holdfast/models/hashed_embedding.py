@@ -1,4 +1,5 @@
-"""Words as vectors: a text comes as hashes of its words, and a table has one row for many of them."""
+"""Word vectors for hashed words: a text is a row of word hashes, and each row of the table serves many
+words."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ ROWS = 16384
 
 
 class HashedEmbedding(nn.Module):
-    """Hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0
-    whatever is written there."""
+    """Maps hashes [B, length] to vectors [B, length, width]. Row 0 of the table is padding, which counts as 0
+    whatever is stored there."""
 
     def __init__(self, rows: int, width: int):
         super().__init__()
@@ -26,7 +27,7 @@ class HashedEmbedding(nn.Module):
 
 
 def text_length(model: str, sample_shape: tuple[int, ...]) -> int:
-    """How many words a text has at most, or a refusal that names the model."""
+    """Return the largest number of words of a text; otherwise raise an error that names the model."""
     if len(sample_shape) != 1:
         raise ConfigError(
             f"model '{model}' needs texts [words], but a sample has shape {list(sample_shape)}; 'mlp' takes"

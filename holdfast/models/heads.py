@@ -1,5 +1,5 @@
-"""A method's own module in the place of a model's head, with the head inside it: it sees what the head is
-given and says what it likes."""
+"""Replace a model's head by a method's own module, which contains the head, receives the head's input and
+decides the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.models.proxy_module import ProxyModule
 
 
 class ReplacedHead(ProxyModule):
-    """A head with something around it."""
+    """A module that replaces the head and contains it as `inner`."""
 
     proxied = "inner"
 
@@ -26,7 +26,7 @@ class ReplacedHead(ProxyModule):
 def replace_head(
     module: nn.Module, head: str | None, make: Callable[[nn.Module, int, int], ReplacedHead]
 ) -> nn.Module:
-    """The module with make(head, classes, features) where its head was; all other names stay as they were."""
+    """Replace the head of the module by make(head, classes, features); all other names stay as they were."""
     if not head:
         raise ConfigError(NO_HEAD)
     parent, _, name = head.rpartition(".")

@@ -1,8 +1,7 @@
-"""LeNet with what has become usual since: ReLU and maxima where LeNet-5 had sigmoids and weighted means.
+"""LeNet with today's usual layers: ReLU and max pooling where LeNet-5 had sigmoids and weighted means.
 
 LeCun, Bottou, Bengio, Haffner: "Gradient-based learning applied to document recognition". Proceedings of the
 IEEE 86(11), 1998.
-
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Fully connected layers: for tables, and any other numbers; the quickest thing to train on the embedded
-digits."""
+"""Fully connected layers: for tables and other numbers; the fastest network on the embedded digits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A user's module made ready for stacks: Dropout by key, BatchNorm that ignores padding, parameters as one
+"""Prepare a user's module for stacks: Dropout by key, BatchNorm that ignores padding, parameters as one
 vector.
 
 Two layers of PyTorch depend on more than their input and parameters. Both get what they need as extra
 buffers, which `torch.func.functional_call` can swap like parameters: no global state, nothing that `vmap`
-refuses."""
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +49,12 @@ class Model:
         self.source = module
         self.head, self.weights, self.weights_head = head, weights, weights_head
         self.serial = next(_serial)
-        """Tells it from every other one of this process; an address may be given again to a younger one."""
+        """Unique in this process; a memory address may be reused by a later object."""
 
 
 def with_head(module: nn.Module, head: str | None) -> nn.Module:
-    """The module, which has a submodule by the name of its head: asked before anything is built around it,
-    the user's names are in the answer."""
+    """Return the module after checking that it has a submodule with the name of its head. This is checked
+    before the module is wrapped, so that the error lists the user's names."""
     if head and not any(name == head for name, _ in module.named_modules()):
         raise ConfigError(
             f"model: no submodule named '{head}' for the"
@@ -63,9 +64,8 @@ def with_head(module: nn.Module, head: str | None) -> nn.Module:
 
 
 def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data: str) -> None:
-    """That a module which is not Holdfast's own reads such samples and has an output for each class, said
-    before anything runs. A copy of it is tried on two blank samples, and nobody's random numbers are used
-    up."""
+    """Check that a user's module reads such samples and has an output for each class, before anything runs. A
+    copy of it is tried on two blank samples, and no random state is changed."""
     batch = torch.stack([sample, sample])
     wants = f"a batch of shape {list(batch.shape)}"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -80,8 +80,8 @@ def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data:
     if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != 2:
         given = f"shape {list(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
         raise ConfigError(
-            f"model '{name}': gives {given} for {wants}; it must give a tensor [2, {classes}], one row for"
-            " each sample"
+            f"model '{name}': returns {given} for {wants}; it must return a tensor [2, {classes}], one"
+            " row per sample"
         )
     if answer.shape[1] < classes:
         raise ConfigError(
@@ -92,7 +92,7 @@ def check_fits(module: nn.Module, name: str, sample: Tensor, classes: int, data:
 
 class Network:
     """One architecture: a template module, its layout, and its head; parameters always come from outside as
-    vectors. `begin` makes the module that a run starts from, where that is not just a fresh one."""
+    vectors. `begin` makes the module that a run starts from, where it is not a fresh one."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class Network:
         )
         self.module = _prepare(copy.deepcopy(original)).to(dtype)
         self.innermost = self.folded = True
-        """On a CPU, images may lie in memory with their channels innermost, which is quicker: for one client,
-        and for stacks."""
+        """On a CPU, images may be stored with their channels innermost, which is faster: for one client, and
+        for stacks."""
         self.keyed = [name for name, m in self.module.named_modules() if isinstance(m, _KeyedDropout)]
         self.masked = [name for name, m in self.module.named_modules() if isinstance(m, _MaskedBatchNorm)]
 
     def initial(self, key: Key) -> Tensor:
-        """The start vector: built under a seed of its own, so that nobody's random state matters or
-        changes."""
+        """The start vector: built under a seed of its own, so that it neither reads nor changes other random
+        state."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key.seed())
             module = self._begin()
@@ -145,16 +145,16 @@ class Network:
         return self.layout.mask(lambda slot: slot.name.rpartition(".")[0] in self.masked)
 
     def ordered(self, x: Tensor) -> Tensor:
-        """Images as a CPU likes them: pooling and small convolutions are up to ten times faster, and layers
-        pass the order on."""
+        """Return images in the memory order that is fast on a CPU: pooling and small convolutions are up to
+        ten times faster, and layers keep the order."""
         quick = self.innermost and x.ndim == 4 and x.device.type == "cpu"
         return x.to(memory_format=torch.channels_last) if quick else x
 
     def attempt(self, work: Callable[[], T], stacked: bool) -> T:
-        """The result of some work with the module. If it fails and the order in memory may be why, it is done
-        again in PyTorch's own order, which is kept from then on: a user's `x.view(len(x), -1)` depends on it.
-        One client and stacks fall back separately, so that the bits of one plan do not depend on whether the
-        other was tried."""
+        """Run some work with the module. If it fails, the memory order may be the reason: then it is run
+        again in PyTorch's own order, which is used from then on, because a user's `x.view(len(x), -1)`
+        depends on it. One client and stacks fall back separately, so that the bits of one plan do not depend
+        on whether the other was tried."""
         try:
             return work()
         except RuntimeError:
@@ -169,8 +169,8 @@ class Network:
             return work()
 
     def context(self, mask: Tensor | None, key: Tensor | None, prefix: str = "") -> dict[str, Tensor]:
-        """The extra buffers for one forward pass of one client: which samples are real, and the key for
-        Dropout."""
+        """Return the extra buffers for one forward pass of one client: which samples are real, and the key
+        for Dropout."""
         out = {}
         if mask is not None:
             out.update({f"{prefix}{name}.{MASK}": mask for name in self.masked})
@@ -179,7 +179,7 @@ class Network:
         return out
 
     def load(self, vector: Tensor, dtype: torch.dtype | None = None) -> nn.Module:
-        """An ordinary module, as the user wrote it, holding this model."""
+        """Return an ordinary module, as the user wrote it, that holds this model."""
         module = self._make() if dtype is None else self._make().to(dtype)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
@@ -204,7 +204,7 @@ class _KeyedDropout(nn.Module):
             return x
         shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.channels else list(x.shape)
         counter = torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
-        # a layer that is used several times in one pass, under one key, draws anew each time
+        # a layer that is used several times in one pass, under one key, draws a new mask each time
         self._calls = self._calls + 1 if self._last is self.dropout_key else 0
         self._last = self.dropout_key
         layer = self.layer + (self._calls << 32)
@@ -279,8 +279,8 @@ class _MaskedBatchNorm(nn.Module):
 
 
 def _prepare(module: nn.Module) -> nn.Module:
-    """Swap the layers that depend on hidden state, in place; a layer that stands in several places is swapped
-    in all of them."""
+    """Replace the layers that depend on hidden state, in place; a layer that is used in several places is
+    replaced in all of them."""
     swaps: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):

@@ -1,7 +1,8 @@
-"""A network beside a second one of the same shape, for methods that train a shared and a private model step
-by step against each other.
+"""A network beside a second one of the same shape, for methods that train a shared and a private model
+together, step by step.
 
-As far as anybody else can see, the pair is the first: it predicts by that, and that is what is handed out."""
+To all other code the pair looks like the first network: it predicts with it and sends only it.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +33,32 @@ class Pair(ProxyModule):
 
 
 def halves(network: Network) -> tuple[Tensor, Tensor]:
-    """Where the two models lie in the vector of a pair, each in the same order: parameters, then buffers."""
+    """Return the positions of the two models in the vector of a pair, each in the same order: parameters,
+    then buffers."""
     return network.layout.under(SHARED).nonzero().flatten(), network.layout.under(OWN).nonzero().flatten()
 
 
 def taken(vectors: Tensor, where: Tensor) -> Tensor:
-    """The values [..., k] in these places."""
+    """Return the values [..., k] at these positions."""
     return vectors.index_select(-1, where.to(vectors.device))
 
 
 def filled(vectors: Tensor, where: Tensor, values: Tensor) -> Tensor:
-    """A copy of the vectors with other values in these places."""
+    """Return a copy of the vectors with other values at these positions."""
     return vectors.index_copy(-1, where.to(vectors.device), values)
 
 
 def loss_with(
     net: nn.Module, parameters: Mapping[str, Tensor], loss: Callable[[Any, Any], Tensor], batch: Any
 ) -> Tensor:
-    """A loss of a module that holds other parameters than its own; its running statistics are its own."""
+    """Compute the loss of a module with other parameters than its own; its running statistics are its own."""
     return functional_call(
         _Lossy(net, loss), {f"net.{name}": value for name, value in parameters.items()}, (batch,)
     )
 
 
 class _Lossy(nn.Module):
-    """The loss as a module, so that parameters are swapped for all that it does with the network."""
+    """The loss as a module, so that parameters are swapped for everything it does with the network."""
 
     def __init__(self, net: nn.Module, loss: Callable[[Any, Any], Tensor]):
         super().__init__()

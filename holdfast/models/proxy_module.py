@@ -1,4 +1,4 @@
-"""A module in the place of another one of its own: whoever looks for what that one has, finds it."""
+"""A module that wraps another one and gives access to its attributes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 
 class ProxyModule(nn.Module):
-    """What it does not have itself is looked for in the submodule that it stands for, so that a user's loss
-    may go on to say `net.fc.weight`."""
+    """Looks up attributes that it does not have in the submodule that it wraps, so that a user's loss can
+    still use `net.fc.weight`."""
 
     proxied: ClassVar[str]
 

@@ -17,7 +17,7 @@ Norm = Literal["group", "batch"]
 
 
 class _Block(nn.Module):
-    """Two convolutions beside a short cut."""
+    """Two convolutions beside a shortcut."""
 
     def __init__(self, inside: int, width: int, stride: int, norm: Norm):
         super().__init__()
@@ -38,8 +38,7 @@ class _Block(nn.Module):
 
 
 class _Mean(nn.Module):
-    """Over all places of an image, of whatever size it is; PyTorch's own layer for that is slow in a
-    stack."""
+    """Averages over all positions of an image of any size; PyTorch's own layer is slow in a stack."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -49,7 +48,7 @@ class _Mean(nn.Module):
     "model", "resnet18", paper="He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016"
 )
 class ResNet18(NetworkPart):
-    """For images of 32x32, 64x64 and more: eighteen layers with short cuts; 11,173,962 parameters for 10
+    """For images of 32x32, 64x64 and more: eighteen layers with shortcuts; 11,173,962 parameters for 10
     classes of colour images."""
 
     norm: Norm = setting("group", "group: 8 groups per layer, independent of the batch; batch: as published")

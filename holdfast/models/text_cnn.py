@@ -20,23 +20,22 @@ from holdfast.models.hashed_embedding import ROWS, HashedEmbedding, text_length
     "model", "text-cnn", paper="Kim: Convolutional Neural Networks for Sentence Classification, EMNLP 2014"
 )
 class TextCnn(NetworkPart):
-    """For texts: word vectors, convolutions over 3, 4 and 5 words, of each channel its maximum over the text,
+    """For texts: word vectors, convolutions over 3, 4 and 5 words, the maximum of each channel over the text,
     Dropout, the head.
 
-    A convolution begins at every word of the text and may look past its end, so how far a text is padded does
-    not matter. Vectors are narrower than the paper's 300 and learned from scratch. Parameters: 564,192 for 4
-    classes.
-
+    A convolution begins at every word of the text and may reach past its end, so the length of the padding
+    does not matter. Vectors are narrower than the paper's 300 and learned from scratch. Parameters: 564,192
+    for 4 classes.
     """
 
     reads: ClassVar[tuple[SampleKind, ...]] = ("words",)
     rows: int = setting(
-        ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
+        ROWS, "rows of the word table, one of them for padding; words with equal hashes share a row", ge=2
     )
     embedding: int = setting(32, "width of a word's vector", ge=1)
     channels: int = setting(100, "output channels of each convolution", ge=1)
     kernels: int | tuple[int, ...] = setting(
-        (3, 4, 5), "how many words a convolution sees; a list with one number per convolution"
+        (3, 4, 5), "number of words that a convolution covers; a list has one number per convolution"
     )
     dropout: float = setting(0.5, "probability of dropping a feature", ge=0, lt=1)
 
@@ -58,12 +57,12 @@ class TextCnn(NetworkPart):
 
 
 class _Maxima(nn.Module):
-    """[B, length] to [B, kernels * channels]; all zeros for a text without words."""
+    """Maps [B, length] to [B, kernels * channels]; all zeros for a text without words."""
 
     def __init__(self, rows: int, embedding: int, channels: int, kernels: tuple[int, ...]):
         super().__init__()
         self.words = HashedEmbedding(rows, embedding)
-        # a text as an image of height 1: stacks of clients are quick with convolutions of images
+        # a text is an image of height 1: stacks of clients are fast with convolutions of images
         self.kernels = kernels
         self.convolutions = nn.ModuleList(nn.Conv2d(embedding, channels, (1, kernel)) for kernel in kernels)
 
@@ -73,7 +72,6 @@ class _Maxima(nn.Module):
         found = []
         for kernel, convolution in zip(self.kernels, self.convolutions, strict=True):
             seen = F.relu(convolution(F.pad(vectors, (0, kernel - 1))))
-            found.append(
-                (seen * begins).amax((2, 3))
-            )  # nothing is below 0, so a 0 in the padding never counts
+            # values are never below 0, so a 0 in the padding does not matter
+            found.append((seen * begins).amax((2, 3)))
         return torch.cat(found, 1)

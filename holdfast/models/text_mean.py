@@ -1,4 +1,4 @@
-"""The quickest network for texts: the mean of their words' vectors, as fastText has it, and one hidden layer.
+"""The fastest network for texts: the mean of the word vectors, as in fastText, and one hidden layer.
 
 Joulin, Grave, Bojanowski, Mikolov: "Bag of Tricks for Efficient Text Classification". EACL 2017.
 """
@@ -24,7 +24,7 @@ class TextMean(NetworkPart):
 
     reads: ClassVar[tuple[SampleKind, ...]] = ("words",)
     rows: int = setting(
-        ROWS, "rows of the word table, one of them for padding; words whose hashes meet share a row", ge=2
+        ROWS, "rows of the word table, one of them for padding; words with equal hashes share a row", ge=2
     )
     embedding: int = setting(32, "width of a word's vector", ge=1)
     hidden: int = setting(32, "width of the hidden layer", ge=1)
@@ -38,7 +38,7 @@ class TextMean(NetworkPart):
 
 
 class _Mean(nn.Module):
-    """[B, length] to [B, embedding]; zeros for a text without words."""
+    """Maps [B, length] to [B, embedding]; zeros for a text without words."""
 
     def __init__(self, rows: int, embedding: int):
         super().__init__()

@@ -1,5 +1,5 @@
-"""The network that several papers draw, in other widths: twice a convolution over 5, ReLU and pooling by 2;
-then linear layers."""
+"""The network that several papers use, in different widths: two blocks of convolution over 5, ReLU and
+pooling by 2; then linear layers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def two_convolutions(
     classes: int,
     padding: int = 0,
 ) -> BackboneHead:
-    """For images, or for windows [channels, length] as images of height 1: stacks of clients are quick with
-    convolutions of images."""
+    """Build the network for images, or for windows [channels, length] as images of height 1: stacks of
+    clients are fast with convolutions of images."""
     (inside, *sides), (first, second) = sample_shape, channels
     window = len(sides) == 1
     kernel, pool = ((1, _KERNEL), (1, 2)) if window else ((_KERNEL, _KERNEL), (2, 2))
@@ -42,7 +42,7 @@ def two_convolutions(
 
 
 def _remaining(side: int) -> int:
-    """What is left of a side after an unpadded convolution and pooling by 2."""
+    """Return the length of a side after an unpadded convolution and pooling by 2."""
     return (side - _KERNEL + 1) // 2
 
 

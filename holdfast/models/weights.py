@@ -1,5 +1,5 @@
-"""Pretrained weights: a safetensors file (never a pickle, which could run code), checked against the network
-before anything starts."""
+"""Load pretrained weights from a safetensors file (never a pickle, which could run code), checked against the
+network before a run starts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.core.reading import read_whole
 
 
 class Weights:
-    """A file that a model starts from; with `fresh`, all but its head does. It is read only where a run
-    begins: one that is resumed has its start in its own folder."""
+    """A file that a model starts from; with `fresh`, all but its head. It is read only when a run begins: a
+    run that is resumed has its start in its own folder."""
 
     def __init__(self, file: str, head: str | None = "head", fresh: bool = False):
         if fresh and not head:
@@ -35,12 +35,11 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any) -> Weights | None:
-        """What a part or a `Model` asks for, if it does."""
+        """Return the file that a part or a `Model` asks for, or None."""
         file = getattr(model, "weights", None)
         if file is None and getattr(model, "weights_head", "file") == "fresh":
             raise ConfigError(
-                'model.weights_head = "fresh" says what not to take from a file; name the file in'
-                " model.weights"
+                'model.weights_head = "fresh" leaves out the head of a file; set the file in model.weights'
             )
         return (
             None
@@ -49,7 +48,7 @@ class Weights:
         )
 
     def into(self, module: nn.Module) -> nn.Module:
-        """The module, holding the file's tensors."""
+        """Load the file's tensors into the module and return it."""
         tensors = _by_own_names(self._read(), module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         wanted = [
@@ -66,13 +65,13 @@ class Weights:
             content = read_whole(Path(self.file).expanduser(), physical_memory())
             self.digest = hashlib.sha256(content).hexdigest()
             return load(content)
-        except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody has no home
+        except (OSError, RuntimeError) as error:  # RuntimeError: the home directory of ~user is unknown
             raise ConfigError(
                 f"model.weights: {self.file} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
         except (SafetensorError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"model.weights: {self.file} is no safetensors file: {in_print(str(error))[:200]}"
+                f"model.weights: {self.file} is not a safetensors file: {in_print(str(error))[:200]}"
             ) from None
 
     def _of_head(self, name: str) -> bool:
@@ -81,7 +80,7 @@ class Weights:
     def _check_names(
         self, tensors: Mapping[str, Tensor], wanted: Collection[str], possible: Collection[str]
     ) -> None:
-        """All that is wanted is there, and nothing else is; of tied tensors both names may be."""
+        """Check that all wanted tensors are there, and no others; of tied tensors both names may be."""
         missing = [name for name in wanted if name not in tensors]
         extra = [
             name for name in tensors if name not in possible and not (self.fresh and self._of_head(name))
@@ -92,10 +91,12 @@ class Weights:
                 f"model.weights: {self.file} lacks {_named(missing)}{there}{self._hint(missing[0])}"
             )
         if extra:
-            raise ConfigError(f"model.weights: {self.file} has {_named(extra)}, which the model has not")
+            raise ConfigError(
+                f"model.weights: {self.file} has {_named(extra)}, which the model does not have"
+            )
 
     def _fitting(self, name: str, found: Tensor, own: Tensor) -> Tensor:
-        """One of the file's tensors in the model's own kind of numbers."""
+        """Return one of the file's tensors in the model's own dtype."""
         if found.shape != own.shape:
             shapes = f"{list(found.shape)} in {self.file}, {list(own.shape)} in the model"
             raise ConfigError(f"model.weights: '{name}' has shape {shapes}{self._hint(name)}")
@@ -105,7 +106,7 @@ class Weights:
             )
         value = found.to(own.dtype)
         if not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"model.weights: '{name}' in {self.file} is not finite")
+            raise ConfigError(f"model.weights: '{name}' in {self.file} has values that are not finite")
         return value
 
     def _hint(self, name: str) -> str:
@@ -113,7 +114,8 @@ class Weights:
 
 
 def _by_own_names(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """A tensor that stands in several places has several names, and a file may have any of them."""
+    """Rename tensors to the module's own names: a tensor that is used in several places has several names,
+    and a file may have any of them."""
     first: dict[int, str] = {}
     for name, own in [
         *module.named_parameters(remove_duplicate=False),

@@ -126,7 +126,7 @@ def reproduce(
             " --out"
         )
     if there is None and run_folders(out):
-        raise ConfigError(f"{out} holds runs already; choose another --out")
+        raise ConfigError(f"{out} already holds runs; choose another --out")
     write_atomically(
         out / "study.json", json.dumps(content, indent=1).encode()
     )  # keeps the order of the labels, which has a meaning

@@ -1,12 +1,10 @@
-"""A sweep's directory: which cells it has, who plays them, and on what terms those began that are played
-together.
+"""The directory of a sweep: its cells, and the terms on which groups of them began.
 
-    sweep.json            every cell: label, folder and config; written first, and the same for all shards
-    groups/000.json       cells that are played together, and the plans, threads and device that their bits
-                          depend on
-    000-ditto_seed=0/     a cell, a run like any other (store.py)
-    lock                  held for the moment in which a process takes the locks of its cells, or writes one
-                          of the above"""
+sweep.json            every cell: label, folder and config; written first, the same for all shards
+groups/000.json       cells that run together, and the plans, threads and device that their bits depend on
+000-ditto_seed=0/     a cell, a run like any other (store.py)
+lock                  held while a process locks its cells or writes one of the above
+"""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ from holdfast.sweeps.grid import flatten
 
 @dataclass(frozen=True)
 class CellFolder:
-    """A cell's place in the sweep."""
+    """One cell of the sweep and its folder."""
 
     label: str
     path: Path
@@ -54,8 +52,8 @@ class CellFolder:
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that are played together from their start to their end, by folder name, and what their bits
-    depend on besides the configs."""
+    """Cells that run together from start to end, by folder name, and what their bits depend on besides the
+    configs."""
 
     cells: tuple[str, ...]
     plans: tuple[Plan, ...]
@@ -74,23 +72,24 @@ class SweepFolder:
         engines = {json.dumps(config.plain()["engine"], sort_keys=True) for _, config in cells}
         if len(engines) > 1:
             raise ConfigError(
-                "sweep: experiments that are played together share all settings of [engine]; do not sweep"
-                " over engine"
+                "sweep: experiments that run together share all settings of [engine]; do not sweep over"
+                " engine"
             )
 
     def check(self) -> None:
-        """A directory holds one run or one sweep; another sweep is refused, and told from this one."""
+        """Check that the directory is free or holds this sweep; a run or another sweep is refused, with the
+        difference."""
         if (self.path / "manifest.json").exists():
             raise ConfigError(
-                f"{self.path} holds a run already; `holdfast resume {self.path}` continues it, or choose"
+                f"{self.path} already holds a run; `holdfast resume {self.path}` continues it, or choose"
                 " another --out"
             )
         there = read_json(self.path / "sweep.json")
         if there is None:
             if runs := run_folders(self.path):
                 raise ConfigError(
-                    f"{self.path} holds runs already ({runs[0].name}) that are no part of a sweep; choose"
-                    " another --out"
+                    f"{self.path} already holds runs ({runs[0].name}) that are not part of a sweep;"
+                    " choose another --out"
                 )
             return
         if difference := _difference(_listed(self.path, there), self._content()["cells"]):
@@ -100,7 +99,7 @@ class SweepFolder:
             )
 
     def write(self) -> None:
-        """Say what the sweep is, unless another shard has; either way it is this one."""
+        """Write what the sweep is, unless another shard has; then check that it is the same."""
         with plain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         write_if_absent(self.path / "sweep.json", self._content())
@@ -115,8 +114,8 @@ class SweepFolder:
         return written
 
     def shard(self, number: int, of: int) -> list[CellFolder]:
-        """Blocks of nearly equal size, because neighbours in the grid are most alike and so are best trained
-        as one."""
+        """Return the cells of one shard: blocks of nearly equal size, because neighbours in the grid are most
+        alike and best trained together."""
         size = len(self.cells)
         return self.cells[(number - 1) * size // of : number * size // of]
 
@@ -125,7 +124,9 @@ class SweepFolder:
         for file in sorted((self.path / "groups").glob("*.json")):
             content = read_json(file) or {}
             if not self._is_group(content):
-                raise RunError(f"{file} is damaged: it does not say on what terms cells of this sweep began")
+                raise RunError(
+                    f"{file} is damaged: it does not hold the terms on which cells of this sweep began"
+                )
             plans = tuple(Plan(**plan) for plan in content["plans"])
             found.append(
                 Group(tuple(content["cells"]), plans, content["threads"], content["device"], content["torch"])
@@ -155,8 +156,8 @@ class SweepFolder:
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
-        """One process at a time takes locks of cells or writes what all share, so that of two that want the
-        same group one gets all."""
+        """Let one process at a time lock cells or write shared files, so that of two processes that want the
+        same group one gets all of it."""
         with plain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "lock"
@@ -164,13 +165,11 @@ class SweepFolder:
             handle = lock(file, wait=True)
             assert handle is not None
             try:
-                if (
-                    file.exists() and os.fstat(handle).st_ino == file.stat().st_ino
-                ):  # else it was given up while we waited
+                # otherwise it was removed while we waited
+                if file.exists() and os.fstat(handle).st_ino == file.stat().st_ino:
                     for folder in (self.path, self.path / "groups"):
-                        for left_over in folder.glob(
-                            f".*.{HOST}.*.writing"
-                        ):  # by a process of this machine that was killed
+                        # left by a killed process of this machine
+                        for left_over in folder.glob(f".*.{HOST}.*.writing"):
                             left_over.unlink(missing_ok=True)
                     yield
                     return
@@ -180,8 +179,8 @@ class SweepFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
 
     def give_up(self, fresh: Sequence[Path], group: Group | None) -> None:
-        """Leave no trace of cells that failed before anything was committed, nor of a sweep of which nothing
-        else is there."""
+        """Remove cells that failed before anything was committed, and the sweep if nothing else is left of
+        it."""
         with self.claim():
             for folder in fresh:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -194,7 +193,7 @@ class SweepFolder:
 
 
 def read_sweep(path: Path) -> list[tuple[str, Config]]:
-    """(label, config) of every cell, as the sweep began."""
+    """Return (label, config) of every cell, as the sweep began."""
     content = read_json(Path(path) / "sweep.json")
     if content is None:
         raise ConfigError(f"no sweep in {path}: it has no sweep.json")
@@ -209,7 +208,8 @@ def read_sweep(path: Path) -> list[tuple[str, Config]]:
 
 
 def listed(path: Path) -> list[dict[str, Any]]:
-    """The cells of a sweep as it began: label, folder and plain config; none where there is no sweep."""
+    """Return the cells of a sweep as it began: label, folder and plain config; empty where there is no
+    sweep."""
     content = read_json(Path(path) / "sweep.json")
     return [] if content is None else _listed(path, content)
 
@@ -233,13 +233,13 @@ def _listed(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
-    """The first thing that tells two sweeps apart. Shards may run on different devices."""
+    """Describe the first difference between two sweeps. Shards may run on different devices."""
     old, new = [cell["label"] for cell in there], [cell["label"] for cell in here]
     if old != new:
         only = [f"it has '{label}'" for label in old if label not in new] + [
             f"it has no '{label}'" for label in new if label not in old
         ]
-        return f"{len(old)} cells, here {len(new)}" + (f" ({only[0]})" if only else "")
+        return f"{len(old)} cells, but the config gives {len(new)}" + (f" ({only[0]})" if only else "")
     for before, now in zip(there, here, strict=True):
         was, wanted = flatten(json.loads(as_json(completed(before["config"])))), flatten(now["config"])
         for key in dict.fromkeys([*was, *wanted]):

@@ -1,4 +1,4 @@
-"""A table of experiments from one config: lists under [sweep] expand to a grid, [[sweep.override]] sets
+"""Expand one config into a table of experiments: lists under [sweep] give a grid, [[sweep.override]] sets
 values for some cells."""
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from holdfast.experiment.config_tables import PART_SECTIONS, assign, rank
 from holdfast.experiment.object_names import Numbers, numbered, spelt
 
 Settings = dict[str, Any]
-MOST_CELLS = 100_000  # of a grid: a few lines of a file may ask for any number
+MOST_CELLS = 100_000  # limit of a grid: a few lines of a file may ask for any number
 
 
 def expand(table: Mapping[str, Any]) -> list[tuple[str, Settings]]:
-    """(label, config table) of every cell, in the order of the grid; a config without [sweep] is one cell
-    with an empty label."""
+    """Return (label, config table) of every cell, in the order of the grid; a config without [sweep] is one
+    cell with an empty label."""
     cells = combinations(table)
     numbers = _numbers(cells)
     return [(label(chosen, numbers), cell) for chosen, cell in cells]
 
 
 def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
-    """(what the axes of the sweep are set to, config table) of every cell. [tune] is about what `holdfast
-    tune` tries, and left alone."""
+    """Return (values of the sweep's axes, config table) of every cell. [tune] belongs to `holdfast tune` and
+    is ignored."""
     base = copied(table)
     base.pop("tune", None)
     sweep = base.pop("sweep", {})
@@ -56,8 +56,7 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
             raise ConfigError(f"sweep.{path}: needs a list of values, got {values!r}")
     if (many := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(
-            f"sweep: {many:,} cells are more than the {MOST_CELLS:,} that one sweep may have; shorten its"
-            " lists"
+            f"sweep: {many:,} cells are more than the limit of {MOST_CELLS:,}; shorten its lists"
         )
     cells = []
     for combination in itertools.product(*axes.values()):
@@ -72,7 +71,7 @@ def combinations(table: Mapping[str, Any]) -> list[tuple[Settings, Settings]]:
 
 
 def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
-    """(label, config) of every cell, checked; a mistake names the cell it is found in."""
+    """Return (label, config) of every cell, checked; an error names the cell it is in."""
     tables = expand(table)
     numbers = _numbers(combinations(table))
     cells = []
@@ -89,15 +88,15 @@ def configs(table: Mapping[str, Any]) -> list[tuple[str, Config]]:
 
 
 def copied(table: Any) -> Any:
-    """Tables and lists of its own; objects (a module, a loss) stay the same ones, so that cells that share
-    them can be fused."""
+    """Copy tables and lists; objects (a module, a loss) stay the same ones, so that cells that share them can
+    be fused."""
     if isinstance(table, Mapping):
         return {key: copied(value) for key, value in table.items()}
     return [copied(value) for value in table] if isinstance(table, list) else table
 
 
 def label(chosen: Mapping[str, Any], numbers: Numbers | None = None) -> str:
-    """What tells a cell from its neighbours: 'ditto seed=1'."""
+    """Return what distinguishes a cell from its neighbours: 'ditto seed=1'."""
     said = {path: spelt(value, numbers or {}) for path, value in chosen.items()}
     return " ".join(
         words if path.endswith(".name") else f"{path.rpartition('.')[2]}={words}"
@@ -116,19 +115,22 @@ def _check(override: Any) -> None:
         or set(tables) - {"when", "set"}
         or not all(isinstance(table, Mapping) for table in tables.values())
     ):
-        raise ConfigError("sweep.override: needs a table `set` and may have a table `when`, nothing else")
+        raise ConfigError(
+            "sweep.override: expected a table `set` and optionally a table `when`, nothing else"
+        )
     for path in flatten(tables.get("when", {})):
         _check_key(path)
 
 
 def _check_key(path: str) -> None:
-    """That a config can have such a key: an override that waits for another would silently never apply."""
+    """Check that a config can have such a key: an override with an unknown condition would silently never
+    apply."""
     at: type[BaseModel] = Config
     known = set(at.model_fields)
     for step in path.split("."):
         if step not in known:
             raise ConfigError(f"unknown key 'sweep.override.when.{path}'{suggest(step, known)}")
-        if step in PART_SECTIONS:  # which part it is may be the sweep's choice
+        if step in PART_SECTIONS:  # the part may be one of the sweep's axes
             known = {"name", "wrap"}.union(*(part.model_fields for part in parts(step).values()))
             continue
         kind = at.model_fields[step].annotation if step in at.model_fields else None
@@ -147,7 +149,7 @@ def _override(cell: Settings, override: Mapping[str, Any]) -> None:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a
+    """Return values by dotted path; quoted dotted keys and nested tables mean the same. An empty table is a
     value."""
     out: Settings = {}
     for key, value in table.items():
@@ -157,7 +159,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Settings:
 
 
 def _lookup(table: Any, default: Any, path: list[str]) -> Any:
-    """A cell's value, or the default where it says nothing. A part that is named has none of the default
+    """Return a cell's value, or the default where it has none. A part that is named has none of the default
     part's settings."""
     if not path:
         return table

@@ -1,10 +1,11 @@
-"""Play a sweep: the cells of a grid in lockstep, here or shared out over machines. The same call starts,
+"""Run a sweep: the cells of a grid in lockstep, on one machine or divided over several. The same call starts,
 continues or completes it.
 
-Cells that begin together are a group, and stay one: on plan `vmap` the last bits of a cell depend on who else
-is in the stack. A group's plan, threads and device are written down before it trains, so whoever goes on with
-it, after whatever kill, gets the same bits. Finished cells are not built again. A cell that fails is left
-with its reason, and the others go on."""
+Cells that begin together are a group, and stay one: on plan `vmap` the last bits of a cell depend on the
+other cells in the stack. A group's plan, threads and device are written before it trains, so any process that
+continues it, after any kill, gets the same bits. Finished cells are not built again. A cell that fails is
+recorded with its reason, and the others continue.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from holdfast.sweeps.folder import CellFolder, Group, SweepFolder, read_sweep
 
 @dataclass
 class _Task:
-    """What this process is to do, and how."""
+    """What this process has to do, and how."""
 
     folder: SweepFolder
     watch: Watch
@@ -51,15 +52,15 @@ class _Task:
     device: str | None = None
     resuming: bool = False
     experiments: dict[str, Experiment] = field(default_factory=dict)
-    """By folder name: the cells that are held."""
+    """The cells that this process has locked, by folder name."""
 
     def open(self, places: Iterable[CellFolder]) -> list[CellFolder]:
-        """Those with something left to play."""
+        """Return the cells that are not finished."""
         statuses = [(place, place.run_status()) for place in places]
         return [
             place
-            for place, stands in statuses
-            if not stands.done or (self.retry and stands.status == "failed")
+            for place, status in statuses
+            if not status.done or (self.retry and status.status == "failed")
         ]
 
 
@@ -72,7 +73,7 @@ def sweep(
     retry: bool = False,
     engine: MakeEngine = Simulator,
 ) -> list[RunStatus]:
-    """Play all that is left of a sweep, or of one shard of it, and say how every cell of it stands."""
+    """Run all that is left of a sweep, or of one shard of it, and return the status of every cell."""
     return _work(_Task(SweepFolder(out, cells), watch or Watch(), plugins, engine, retry), shard)
 
 
@@ -84,8 +85,7 @@ def resume_sweep(
     retry: bool = False,
     engine: MakeEngine = Simulator,
 ) -> list[RunStatus]:
-    """The same for a sweep of which only the directory is at hand; all shards of it that no other process
-    has."""
+    """Continue a sweep from its directory alone: all cells that no other process has."""
     for plugin in plugins:
         load_plugin(plugin)
     return _work(
@@ -97,7 +97,7 @@ def resume_sweep(
 
 
 def results_of(statuses: Sequence[RunStatus]) -> list[dict[str, Any]]:
-    """The results, where all are wanted or none."""
+    """Return the results, if all experiments have one; otherwise raise an error."""
     failed = [run_status for run_status in statuses if run_status.status == "failed"]
     if failed:
         many = f"{len(failed)} of {len(statuses)} experiments failed"
@@ -108,7 +108,7 @@ def results_of(statuses: Sequence[RunStatus]) -> list[dict[str, Any]]:
     elsewhere = [run_status for run_status in statuses if run_status.result is None]
     if elsewhere:
         raise RunError(
-            f"{len(elsewhere)} of {len(statuses)} experiments are played by another process:"
+            f"{len(elsewhere)} of {len(statuses)} experiments are being run by another process, such as"
             f" '{elsewhere[0].label}'"
         )
     return [run_status.result for run_status in statuses if run_status.result is not None]
@@ -142,7 +142,7 @@ def _built(place: CellFolder, samples: Samples) -> Experiment:
 
 
 def _seen(run_status: RunStatus, mine: bool) -> RunStatus:
-    """A cell that is not finished now is somebody else's."""
+    """Mark the status: a cell that is not finished now belongs to another process."""
     return replace(
         run_status,
         mine=mine,
@@ -156,7 +156,7 @@ def check_shard(number: int, of: int) -> None:
 
 
 def _with_their_groups(task: _Task, places: list[CellFolder]) -> list[CellFolder]:
-    """A group is continued whole, also where it reaches beyond this shard."""
+    """Add the other members of begun groups: a group is continued as a whole, also beyond this shard."""
     names = {place.path.name for place in places}
     for group in task.folder.groups():
         if names & set(group.cells):
@@ -165,7 +165,7 @@ def _with_their_groups(task: _Task, places: list[CellFolder]) -> list[CellFolder
 
 
 def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks: ExitStack) -> None:
-    """Lock what nobody else has; only then can be said what is left of it."""
+    """Lock the cells that no other process has; only then is it known what is left of them."""
     with task.folder.claim():
         task.folder.write()
         for place, experiment in zip(wanted, built, strict=True):
@@ -181,7 +181,7 @@ def _take(task: _Task, wanted: list[CellFolder], built: list[Experiment], locks:
 
 
 def _run(task: _Task) -> None:
-    """Groups that have begun, each on its own terms; then what has not begun, as one more group."""
+    """Continue groups that have begun, each on its own terms; then begin the rest as one more group."""
     grouped: set[str] = set()
     for group in task.folder.groups():
         grouped |= set(group.cells)
@@ -215,8 +215,8 @@ def _begin(task: _Task, experiments: list[Experiment]) -> None:
 
 
 def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment], Terms]:
-    """Those that can be trained, and on what terms. A network whose first trial fails is noted and takes no
-    other with it; where nothing of the sweep can begin, its error is raised instead."""
+    """Return the experiments that can be trained, and their terms. A network whose first trial fails is
+    recorded and does not stop the others; if nothing of the sweep can begin, its error is raised instead."""
     device = task.device or experiments[0].config.engine.device
     for experiment in experiments:
         forget_failure(experiment.out)
@@ -240,20 +240,20 @@ def _agreed(task: _Task, experiments: list[Experiment]) -> tuple[list[Experiment
     for experiment in experiments:
         if experiment.run_context.plan_key in errors:
             write_failure(experiment.out, 0, errors[experiment.run_context.plan_key])
-            task.watch.say(f"{experiment.label} failed before its first round; the others go on")
+            task.watch.say(f"{experiment.label} failed before its first round; the others continue")
     return able, terms
 
 
 def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
-    """On the group's own terms. Cells that failed and are tried again come after the others, whose bits must
-    not depend on it."""
+    """Continue a group on its own terms. Failed cells that are retried run after the others, whose bits must
+    not depend on them."""
     device = str(choose_device(task.folder.path, task.device, group.device))
     asked = members[0].config.engine.device
     if not task.resuming and asked != group.device:
         again = f"`holdfast resume {task.folder.path} --device {asked}` continues on {asked}, with other bits"
         raise ConfigError(
-            f"{members[0].path} began on {group.device}, not on {asked}: give --device {group.device}, or"
-            f" {again}"
+            f"{members[0].path} began on {group.device}, not on {asked}; give --device {group.device},"
+            f" or {again}"
         )
     say_torch(group.torch, task.watch)
     experiments = [task.experiments[place.path.name] for place in members]
@@ -279,7 +279,7 @@ def _continue(task: _Task, group: Group, members: list[CellFolder]) -> None:
 
 
 def _write_manifests(task: _Task, group: Group, experiments: list[Experiment]) -> None:
-    """Where a kill came before one was written, the group's terms are known all the same."""
+    """Write manifests; if a kill came before one was written, the group's terms are still known."""
     plans = dict(zip(group.cells, group.plans, strict=True))
     labels = [place.label for place in _members(task, group)]
     for experiment in experiments:

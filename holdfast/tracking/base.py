@@ -1,4 +1,4 @@
-"""What a tracker does, and what all of them are told in the same words."""
+"""The interface of a tracker, and helpers that all trackers share."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ _SECRET = ("token", "password", "secret", "api_key", "apikey", "credential")
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run that the tracker has seen before, of an experiment that is resumed."""
+    """A run that the tracker already knows, because its experiment is resumed."""
 
     id: str
     round: int
-    """The last round it was told."""
+    """The last round that it received."""
 
 
 class Tracker(Protocol):
-    """One experiment in one tracker. It may raise whatever it likes: then it is switched off, and the
-    experiment goes on."""
+    """One experiment in one tracker. It may raise any exception: then it is switched off, and the experiment
+    continues."""
 
     where: str
-    """For the user, once it has begun: where to look."""
+    """Where the user can find the run; set once it has begun."""
 
     def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
-        """Open a run, or go on with one that is known; gives the name by which to find it again."""
+        """Open a run, or continue a known one; return the id by which to find it again."""
 
     def round(self, round: int, figures: Figures) -> None:
-        """A round is committed; each is told once, in order."""
+        """Record a committed round; called once for each round, in order."""
 
     def end(self, final: Figures | None) -> None:
-        """The experiment is finished; without final figures it was stopped or failed, and may be resumed."""
+        """End the run. Without final figures, the experiment was stopped or failed, and may be resumed."""
 
 
 def numbers(figures: Mapping[str, Any]) -> Figures:
-    """What a tracker can draw: figures that are there and finite."""
+    """Return the figures that a tracker can draw: those that exist and are finite."""
     found = {name: float(value) for name, value in figures.items() if isinstance(value, (int, float))}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config by dotted keys, without what is not set, and without anything that is called a secret."""
+    """Return a config by dotted keys, without unset values and without secrets."""
     flat = flatten(dict(config))
     return {
         key: value
@@ -59,13 +59,12 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finals(final: Figures) -> Figures:
-    """Final figures under names of their own: beside the curves, not at their end."""
+    """Return final figures under separate names, so that they do not extend the curves."""
     return {f"final/{name}": value for name, value in final.items()}
 
 
 def harmless(text: str) -> str:
-    """Without keys: trackers like to quote the address they were given, and some addresses hold a
-    password."""
+    """Remove secrets: trackers may quote the address they were given, which may hold a password."""
     for name, value in os.environ.items():
         if len(value) > 5 and re.search(r"KEY|TOKEN|PASSWORD|SECRET", name):
             text = text.replace(value, "***")

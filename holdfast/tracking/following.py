@@ -1,10 +1,11 @@
-"""Tell trackers what is committed, as it is committed.
+"""Send committed rounds to trackers, as they are committed.
 
-A tracker begins before the first round, in the open; what follows is told by a thread of its own, so that a
-slow server costs the experiment no time and its seconds stay its own. How far each tracker was told is kept
-beside the run, in tracking.json: a run that is resumed goes on in the same place, and rounds that a kill left
-untold are told then. The first exception of a tracker is said once, and that tracker is left alone for the
-rest of the session."""
+A tracker begins before the first round, in the main thread; after that a separate thread sends the rounds, so
+that a slow server does not delay the experiment or change its timings. The last round that each tracker
+received is stored beside the run, in tracking.json: a resumed run continues in the same place, and rounds
+that were not sent before a kill are sent then. The first exception of a tracker is reported once, and that
+tracker is switched off for the rest of the session.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ from holdfast.tracking.base import Figures, KnownRun, Tracker, harmless, numbers
 
 FILE = "tracking.json"
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
-"""By name, which is also that of the package it needs: the class in the module of that name beside this
-one."""
+"""Trackers by name, which is also the name of the package it needs: the class in the module of that name
+beside this one."""
 _PATIENCE = 60.0  # seconds that a finished experiment waits for its trackers
 Make = Callable[[], Tracker]
 
 
 @contextmanager
 def tracked(track: Sequence[str | Make], watch: Watch | None = None) -> Iterator[Watch]:
-    """A watch that tells these trackers too."""
+    """Yield a watch that also informs these trackers."""
     watch = watch or Watch()
     if not track:
         yield watch
@@ -49,7 +50,8 @@ def tracked(track: Sequence[str | Make], watch: Watch | None = None) -> Iterator
 
 
 def chosen(track: Sequence[str | Make]) -> dict[str, Make]:
-    """Trackers by name, or classes of one's own; what is missing is said before anything is played."""
+    """Return trackers by name, or classes of the user; a missing package is reported before the run
+    starts."""
     if isinstance(track, str):
         raise ConfigError(f'track: give a list, ["{track}"]')
     out: dict[str, Make] = {}
@@ -75,13 +77,13 @@ def _made(name: str) -> Tracker:
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a spec, which is there all the same
+    except ValueError:  # a module without a spec is installed all the same
         return True
 
 
 @dataclass
 class _TrackedRun:
-    """One experiment: its trackers, and how far each was told."""
+    """One experiment: its trackers, and the last round that each received."""
 
     folder: Path
     experiment: Experiment
@@ -113,7 +115,7 @@ class Tracking:
         return Watch(watch.say, moved, planned)
 
     def begin(self, experiment: Experiment) -> None:
-        """Open it in every tracker, and tell those that it is known to what they have missed."""
+        """Open the experiment in every tracker, and send the rounds that a known run has missed."""
         folder = experiment.out
         tracked_run = _TrackedRun(
             folder, experiment, _read_record(folder), sent=experiment.store.round() or 0
@@ -141,7 +143,7 @@ class Tracking:
             self._later(tracked_run, name, partial(self._tell_round, tracked_run, name, round))
 
     def moved(self, experiment: Experiment) -> None:
-        """Called after every exchange; only a newly committed round is news, and the end."""
+        """Send newly committed rounds, and the end; called after every exchange."""
         tracked_run = self.runs.get(id(experiment))
         if tracked_run is None or tracked_run.ended:
             return
@@ -153,7 +155,7 @@ class Tracking:
             self._end(tracked_run, numbers(experiment.finished["final"]))
 
     def close(self) -> None:
-        """Wait until all is told, for a while; what was not finished is told that it stopped."""
+        """Wait, for a limited time, until everything is sent; end unfinished runs as stopped."""
         for tracked_run in self.runs.values():
             if not tracked_run.ended:
                 self._end(tracked_run, None)
@@ -161,8 +163,8 @@ class Tracking:
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
             self.say(
-                f"trackers: still busy after {_PATIENCE:.0f} s, and left alone; `holdfast resume --track`"
-                " tells them what is missing"
+                f"trackers: still busy after {_PATIENCE:.0f} s, stopped waiting; `holdfast resume"
+                " --track` sends them what is missing"
             )
 
     def _end(self, tracked_run: _TrackedRun, final: Figures | None) -> None:
@@ -192,35 +194,35 @@ class Tracking:
             job()
 
     def _guarded(self, name: str, folder: Path, action: Callable[[], None]) -> None:
-        """Whatever a tracker does, short of Ctrl-C, the experiment goes on."""
+        """Run an action of a tracker; whatever it raises, short of Ctrl-C, the experiment continues."""
         if name in self.off:
             return
         try:
             action()
         except (Exception, SystemExit) as error:
             self.off.add(name)
-            if folder.exists():  # else the run itself came to nothing, and that is said elsewhere
-                self.say(f"{name} failed and is switched off, the run goes on: {_in_a_line(error)}")
+            if folder.exists():  # otherwise the run itself failed, which is reported elsewhere
+                self.say(f"{name} failed and is switched off, the run continues: {_in_a_line(error)}")
 
 
 def _read_record(folder: Path) -> dict[str, dict[str, Any]]:
-    """What earlier sessions told; a file that is damaged is no reason to stop, only to begin anew."""
+    """Read what earlier sessions sent; a damaged file is ignored, and everything is sent again."""
     try:
         found = read_json(folder / FILE) or {}
     except Exception:
         return {}
-    return {name: tracked_run for name, tracked_run in found.items() if _is_told(tracked_run)}
+    return {name: record for name, record in found.items() if _is_record(record)}
 
 
-def _is_told(tracked_run: Any) -> bool:
-    """Where a tracker has the run, and the last round that it was told."""
+def _is_record(record: Any) -> bool:
+    """Return whether this is the record of a tracker: the id of the run, and the last round sent."""
     return (
-        isinstance(tracked_run, dict)
-        and isinstance(tracked_run.get("id"), (str, int))
-        and is_whole(tracked_run.get("round"))
+        isinstance(record, dict)
+        and isinstance(record.get("id"), (str, int))
+        and is_whole(record.get("round"))
     )
 
 
 def _in_a_line(error: BaseException) -> str:
-    said = harmless(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {said[:197] + '...' if len(said) > 200 else said}".rstrip(": ")
+    message = harmless(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {message[:197] + '...' if len(message) > 200 else message}".rstrip(": ")

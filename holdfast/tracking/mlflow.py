@@ -1,4 +1,4 @@
-"""MLflow: where MLFLOW_TRACKING_URI says, by default in the working directory; the experiment is
+"""MLflow: at MLFLOW_TRACKING_URI, by default in the working directory; the experiment is
 MLFLOW_EXPERIMENT_NAME or "holdfast"."""
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from holdfast.tracking.base import Figures, KnownRun, finals, harmless
 
-# A server that is not there is given up on within seconds, not minutes; and nobody but the server is told
-# anything.
+# An unreachable server is given up within seconds, not minutes; and no telemetry is sent.
 _MANNERS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -67,7 +66,7 @@ class MLflow:
 
 
 def _name(name: str) -> str:
-    """MLflow takes letters, digits and a few signs."""
+    """Return a name that MLflow accepts: letters, digits and a few signs."""
     return re.sub(r"[^\w\-./ ]", "_", name)
 
 

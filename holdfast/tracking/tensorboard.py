@@ -16,9 +16,8 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         target = folder / "tensorboard"
-        after = (
-            None if known is None else known.round + 1
-        )  # what a killed session wrote beyond it is not shown twice
+        # rounds beyond it, which a killed session wrote, are not shown twice
+        after = None if known is None else known.round + 1
         self.writer = SummaryWriter(str(target), purge_step=after)
         if known is None:
             lines = "\n".join(

@@ -1,5 +1,5 @@
 """Weights & Biases. Offline, in the run's own folder, unless the environment has WANDB_API_KEY or WANDB_MODE:
-nothing leaves the machine by an old login that nobody thinks of."""
+a forgotten login never sends data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.tracking.base import Figures, KnownRun, finals
 
 class WeightsAndBiases:
     def begin(self, config: Mapping[str, Any], folder: Path, label: str, known: KnownRun | None) -> str:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # an error of ours is not theirs
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # our errors are not reported to them
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
@@ -27,14 +27,14 @@ class WeightsAndBiases:
             dir=str(folder),
             config=dict(config),
             mode=mode,
-            reinit="create_new",  # the cells of a sweep are played at once
+            reinit="create_new",  # the cells of a sweep run at the same time
             settings=wandb.Settings(
                 silent=True, console="off", disable_code=True, disable_git=True, init_timeout=30
             ),
         )
         kept = (
-            f"{folder}/wandb, offline; `wandb sync {folder}/wandb/offline-run-*` sends it, WANDB_MODE=online"
-            " does so at once"
+            f"{folder}/wandb, offline; `wandb sync {folder}/wandb/offline-run-*` uploads it,"
+            " WANDB_MODE=online does so during the run"
         )
         self.where = str(self.run.url) if mode == "online" else kept
         return str(self.run.id)

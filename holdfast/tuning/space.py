@@ -1,13 +1,14 @@
-"""Which trials a fair comparison makes: every line of a table (a method in its setting) draws equally often
-from its own range.
+"""Choose the trials of a fair comparison: every line of the report (a method in its setting) gets the same
+number of trials from its own ranges.
 
-A config's [tune] section, beside what the methods declare:
+A config's [tune] section adds to the ranges that the methods declare:
 
     [tune]
-    seed = 1000                       # of all trials
-    "train.lr" = [0.01, 0.05]         # of every method
+    seed = 1000                       # random seed of all trials
+    "train.lr" = [0.01, 0.05]         # for every method
     [tune.ditto]
-    lam = [0.1, 1.0]                  # of this one; wins over all else"""
+    lam = [0.1, 1.0]                  # for this method; takes precedence over all else
+"""
 
 from __future__ import annotations
 
@@ -29,22 +30,24 @@ from holdfast.sweeps.grid import Settings, combinations, copied, flatten, label
 SEED = 1000
 REPEATS = 3
 AROUND = 5.0
-"""Learning rates are tried from the config's divided by this to the config's times this, where [tune] names
-none."""
+"""Learning rates are tried from the config's divided by this to the config's times this, unless [tune] lists
+them."""
 GIVEN = ("data", "attack", "evaluate")
-"""Sections that are no method's to choose: one that was tried on easier data would win by that."""
-_MOST = 10**5  # combinations that are still listed to draw from
+"""Sections that are the same for all methods: a method that was tried on easier data would win because of
+that."""
+_MOST = 10**5  # combinations that can be listed to draw from
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A line of the table to be: what the sweep's axes make of it, apart from seeds and attacks, and what is
-    tried for it."""
+    """A line of the report: the values of the sweep's axes, apart from seeds and attacks, and the trials for
+    it."""
 
     label: str
     axes: Settings
     table: Settings
-    """Its config as the trials begin with it: on their seed, without an attack unless that is asked for."""
+    """Its config at the start of the trials: on their seed, and without an attack unless tuning under
+    attack."""
     ranges: dict[str, list[Any]]
     trials: tuple[Settings, ...]
     """Settings by path, in the order they were drawn."""
@@ -54,7 +57,7 @@ class Candidate:
         return math.prod(map(len, self.ranges.values()))
 
     def cells(self) -> list[tuple[str, Config]]:
-        """(label, config) of every trial, checked."""
+        """Return (label, config) of every trial, checked."""
         out = []
         for settings in self.trials:
             cell = copied(self.table)
@@ -70,7 +73,7 @@ class Candidate:
 
 
 class SearchSpace:
-    """Everything that is tried for a config: the contenders, and the table of the sweep that will be
+    """Everything that is tried for a config: the candidates, and the config table of the sweep that will be
     reported."""
 
     def __init__(self, table: Mapping[str, Any], budget: int, under_attack: bool = False):
@@ -84,9 +87,7 @@ class SearchSpace:
         self.seeds = sorted({config.seed for _, config in cells})
         self.attacks = any(config.attack is not None for _, config in cells)
         if self.seed in self.seeds:
-            raise ConfigError(
-                f"tune.seed: {self.seed} is a seed of the report too; trials need one of their own"
-            )
+            raise ConfigError(f"tune.seed: {self.seed} is also a seed of the report; trials need another one")
         for chosen, config in cells:
             _check(config, label({path: value for path, value in chosen.items() if path != "seed"}))
         self.candidates = self._candidates(section)
@@ -116,22 +117,22 @@ class SearchSpace:
         return out
 
     def tells(self, path: str) -> bool:
-        """Whether an axis of the sweep tells contenders apart: seeds never do, attacks only where one tunes
-        against each."""
+        """Return whether an axis of the sweep distinguishes candidates: seeds never do, attacks only when
+        tuning under each attack."""
         return path != "seed" and (self.under_attack or path.split(".")[0] != "attack")
 
     def cells(self) -> list[tuple[str, Config]]:
-        """Every trial of every contender, one contender after the other."""
+        """Return every trial of every candidate, one candidate after the other."""
         return [cell for candidate in self.candidates for cell in candidate.cells()]
 
     def candidate(self, chosen: Mapping[str, Any]) -> Candidate:
-        """Whose line a cell of the report belongs to."""
+        """Return the candidate that a cell of the report belongs to."""
         mine = {path: value for path, value in chosen.items() if self.tells(path)}
         return next(candidate for candidate in self.candidates if candidate.axes == mine)
 
     def tuned(self, settings: list[Settings]) -> Settings:
-        """The config of the report: the sweep that was given, and an override for each contender with what
-        was chosen for it."""
+        """Return the config of the report: the given sweep, and an override for each candidate with its
+        chosen settings."""
         out = copied(self.table)
         chosen = [
             {"when": _conditions(candidate.axes), "set": dict(best)}
@@ -186,8 +187,8 @@ class _TuneSection:
         return cls(seed, _lists(common, "tune"), spelt)
 
     def ranges(self, config: Config, axes: Settings, budget: int) -> dict[str, list[Any]]:
-        """What is tried for a method, by path; not what the sweep goes over. A method with little to set has
-        more learning rates, so that it has as many trials as the others."""
+        """Return what is tried for a method, by path, without the sweep's own axes. A method with few
+        settings gets more learning rates, so that it has as many trials as the others."""
         method = config.parts().method
         found = {f"method.{name}": list(values) for name, values in method.search.items()}
         found |= {path: values for path, values in self.common.items() if _has(method, path)}
@@ -200,7 +201,7 @@ class _TuneSection:
 
 
 def rates(middle: float, least: int) -> list[float]:
-    """An odd number of learning rates, three or more, in equal ratios around that of the config."""
+    """Return an odd number of learning rates, three or more, in equal ratios around that of the config."""
     half = max(1, least // 2)
     return [
         float(f"{middle * float(f'{AROUND ** (step / half):.3g}'):.6g}") for step in range(-half, half + 1)
@@ -208,10 +209,10 @@ def rates(middle: float, least: int) -> list[float]:
 
 
 def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Settings]:
-    """So many combinations without repetition, or all where there are fewer; a larger budget begins with the
-    same ones. Each next one is of values that were tried least so far, chance decides between equals: few
-    trials of many settings would else miss whole values, and a method that was never given the right learning
-    rate would be compared by bad luck."""
+    """Draw `budget` combinations without repetition, or all where there are fewer; a larger budget begins
+    with the same ones. Each next combination uses the values that were tried least so far, with ties broken
+    at random: otherwise few trials of many settings could miss whole values, and a method could lose only
+    because the right learning rate was never drawn."""
     sizes = [len(values) for values in ranges.values()]
     possible = math.prod(sizes)
     if possible > _MOST:
@@ -242,11 +243,11 @@ def draw(ranges: Mapping[str, list[Any]], budget: int, key: Key) -> list[Setting
 
 
 def _reported(table: Mapping[str, Any]) -> Settings:
-    """The config as a sweep over the seeds of the report: those that it sweeps over, else its own and the
-    next two."""
+    """Return the config as a sweep over the seeds of the report: those that it sweeps over, else its own and
+    the next two."""
     out = copied({name: given for name, given in table.items() if name != "tune"})
     sweep = out.get("sweep", {})
-    combinations(out)  # complains where it is no sweep
+    combinations(out)  # raises an error if it is not a sweep
     overrides = sweep.pop("override", [])
     axes = flatten(sweep)
     first = out.pop("seed", 0)
@@ -255,23 +256,23 @@ def _reported(table: Mapping[str, Any]) -> Settings:
 
 
 def _check(config: Config, where: str) -> None:
-    """That there is something to choose by."""
+    """Check that trials can be compared."""
     cell, method = f" (in the sweep's cell '{where}')" if where else "", config.parts().method
     if config.data.split.validation <= 0:
         example = "{ train = 0.65, validation = 0.1, test = 0.25 }"
         raise ConfigError(
-            "tune chooses by validation data, never by test data; set for example data.split ="
+            "tune compares trials on validation data, never on test data; set for example data.split ="
             f" {example}{cell}"
         )
     if method.deploys not in config.evaluate.models:
         raise ConfigError(
-            f'tune chooses by the model that {method.name} deploys; add "{method.deploys}" to'
+            f'tune compares trials by the model that {method.name} deploys; add "{method.deploys}" to'
             f" evaluate.models{cell}"
         )
     if isinstance(config.method, Part):
         raise ConfigError(
             f"tune: give method {method.name} by its name or as a table, so that its settings can be"
-            f" tried{cell}"
+            f" varied{cell}"
         )
 
 
@@ -285,13 +286,14 @@ def _made(cell: Settings, where: str) -> Config:
 
 
 def _path(key: str) -> str:
-    """Under a method's name, a key is one of its settings, unless it begins with a section of the config."""
+    """Return the config path of a key under a method's name: one of its settings, unless it begins with a
+    section of the config."""
     first, dot, _ = key.partition(".")
     return key if dot and first in Config.model_fields else f"method.{key}"
 
 
 def _has(method: Part, path: str) -> bool:
-    """A range for all methods is for those that have the setting."""
+    """Return whether a range for all methods applies to this one: it must have the setting."""
     steps = path.split(".")
     return steps[0] != "method" or steps[1] in type(method).model_fields
 
@@ -300,8 +302,8 @@ def _lists(given: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
     for path, values in given.items():
         if path.split(".")[0] in GIVEN:
             raise ConfigError(
-                f"{where}.{path}: all trials have the data, attack and evaluation of the config; sweep over"
-                " it instead"
+                f"{where}.{path}: all trials use the data, attack and evaluation of the config; sweep"
+                " over it instead"
             )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.{path}: needs a list of values, got {values!r}")
@@ -312,7 +314,8 @@ def _lists(given: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
 
 
 def _conditions(axes: Mapping[str, Any]) -> Settings:
-    """What an override waits for. A part given by its name alone may have become a table by then."""
+    """Return the conditions of an override. A part given by its name alone may have become a table by
+    then."""
     named = {
         path
         for path, value in axes.items()

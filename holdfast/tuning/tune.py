@@ -1,13 +1,13 @@
-"""A fair comparison: equally many trials for every method, chosen by validation data, reported on test data
-under other seeds.
+"""Compare methods fairly: the same number of trials for each, chosen by validation data, then reported on
+test data under other seeds.
 
-    trials/       one sweep with the trials of all methods (search.py says which)
+    trials/       one sweep with the trials of all methods (space.py decides which)
     report/       one sweep with what was chosen, under the seeds of the report
-    trials.csv    what was tried, how it did on the validation data, and which of it was chosen
+    trials.csv    what was tried, its validation figures, and what was chosen
     tuned.toml    the config of the report
 
-Both sweeps are started, continued or completed by the same call. Test figures of a trial are never looked
-at."""
+Both sweeps are started, continued or completed by the same call. Test figures of a trial are never used.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from holdfast.tuning.space import Candidate, SearchSpace
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for one line of the table, and by what."""
+    """What was chosen for one line of the table, and its validation accuracy."""
 
     candidate: Candidate
     settings: Settings
     validation: float
     """Accuracy on the benign clients' validation data, in the trial."""
     done: int
-    """Trials that have a figure to be chosen by; the others failed."""
+    """Trials that have a validation figure; the others failed."""
 
     @property
     def trials(self) -> str:
@@ -54,13 +54,13 @@ class Choice:
 
     @property
     def at_the_edge(self) -> bool:
-        """Whether the best learning rate may well lie beyond those that were tried."""
+        """Whether the best learning rate may lie beyond those that were tried."""
         rates = self.candidate.ranges.get("train.lr", [])
         return len(rates) > 1 and self.settings["train.lr"] in (min(rates), max(rates))
 
 
 class Tuning:
-    """`try_all`, then `report`; each goes on where it was stopped."""
+    """Runs the trials with `try_all`, then the report with `report`; each continues where it was stopped."""
 
     def __init__(self, config: Mapping[str, Any], budget: int, out: Path, under_attack: bool = False):
         self.search, self.out = SearchSpace(config, budget, under_attack), Path(out)
@@ -71,13 +71,13 @@ class Tuning:
     def try_all(
         self, watch: Watch | None = None, plugins: Sequence[str] = (), retry: bool = False
     ) -> list[Choice]:
-        """Play every trial and choose; what was tried and chosen is written."""
+        """Run every trial and choose; write what was tried and chosen."""
         statuses = sweep(self.cells, self.out / "trials", watch, plugins, retry=retry)
         waiting = [run_status for run_status in statuses if not run_status.done]
         if waiting:
             raise RunError(
-                f"{len(waiting)} of {len(statuses)} trials are played by another process:"
-                f" '{waiting[0].label}'"
+                f"{len(waiting)} of {len(statuses)} trials are being run by another process, such as"
+                f" '{waiting[0].label}'; wait for it, then run this again"
             )
         shares, begin = [], 0
         for candidate in self.search.candidates:
@@ -109,7 +109,7 @@ class Tuning:
         plugins: Sequence[str] = (),
         retry: bool = False,
     ) -> Tuned:
-        """Play what was chosen under the seeds of the report."""
+        """Run what was chosen under the seeds of the report."""
         table = self._tuned(choices)
         statuses = sweep(configs(table), self.out / "report", watch, plugins, retry=retry)
         mine = [self.search.candidate(chosen) for chosen, _ in combinations(table)]
@@ -122,7 +122,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A comparison that is done: what was chosen for each line, and how it does on test data."""
+    """A finished comparison: what was chosen for each line, and its results on test data."""
 
     path: Path
     search: SearchSpace
@@ -135,13 +135,13 @@ class Tuned:
         return f"{to_markdown(self.table())}\n{self.words()}"
 
     def lines(self) -> list[tuple[Line, Choice]]:
-        """One for each setting of the report, over its seeds."""
+        """Return one line for each setting of the report, over its seeds."""
         return [
             (line, self.by_path[line.cells[0].path]) for line in by_setting(read_cells(self.path / "report"))
         ]
 
     def table(self) -> Table:
-        """Test accuracy over the report's seeds beside what it was chosen by."""
+        """Return the table: test accuracy over the report's seeds beside the validation accuracy."""
         lines = self.lines()
         means = [line.mean("accuracy") for line, _ in lines]
         best = max((mean for mean in means if mean is not None), default=None)
@@ -160,7 +160,7 @@ class Tuned:
         return Table(titles[:kept], tuple(row[:kept] for row in rows))
 
     def words(self) -> str:
-        """How the comparison was made: what makes it fair, and what it leaves open."""
+        """Describe how the comparison was made: what makes it fair, and what it leaves open."""
         search = self.search
         setting = (
             "under each attack"
@@ -173,25 +173,25 @@ class Tuned:
         seeds = f"seed{'s' if len(search.seeds) > 1 else ''} {', '.join(map(str, search.seeds))}"
         tried = " ".join(filter(None, ["tried", setting, f"on seed {search.seed}"]))
         fewer = (
-            " (all there are, where its range has fewer)"
+            " (all combinations, where its range has fewer)"
             if any(c.candidate.possible < search.budget for c in self.choices)
             else ""
         )
-        said = (
+        summary = (
             f"{trials}{fewer}, {tried}, chosen by the clients' validation data; test data of {seeds}, ± over"
             " seeds"
         )
         edge = sum(choice.at_the_edge for choice in self.choices)
         of = f"{edge} of {len(self.choices)} lines" if len(self.choices) > 1 else "it"
         return (
-            f"{said}; {of} chose the lowest or highest learning rate that was tried: better ones may lie"
-            " beyond"
+            f"{summary}; {of} chose the lowest or highest learning rate that was tried: better ones may"
+            " lie beyond"
             if edge
-            else said
+            else summary
         )
 
     def plain(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the comparison as plain data for --json."""
         search = self.search
         methods = [
             {
@@ -227,15 +227,15 @@ class Tuned:
 
 
 def _validation(run_status: RunStatus) -> tuple[float, float]:
-    """Accuracy and loss on validation data; of a trial without any, worse than all."""
+    """Return accuracy and loss on validation data; for a trial without any, worse than all others."""
     final = {} if run_status.result is None else run_status.result["final"]
     accuracy, loss = final.get("validation/accuracy"), final.get("validation/loss")
     return -1.0 if accuracy is None else accuracy, float("inf") if loss is None else loss
 
 
 def _best(candidate: Candidate, statuses: Sequence[RunStatus]) -> int:
-    """The most accurate on validation data; of equals that with the smaller loss, then the first. One that
-    diverged is chosen only where no other came to its end."""
+    """Return the trial with the highest validation accuracy; among equals the one with the smaller loss, then
+    the first. A diverged trial is chosen only where no other finished."""
 
     def merit(place: int) -> tuple[bool, float, float, int]:
         accuracy, loss = _validation(statuses[place])
@@ -246,12 +246,11 @@ def _best(candidate: Candidate, statuses: Sequence[RunStatus]) -> int:
         failed = next((s for s in statuses if s.status == "failed"), None)
         if failed is None:
             raise RunError(
-                f"no benign client of '{candidate.label}' has validation data to choose by; raise"
-                " data.split.validation"
+                f"no benign client of '{candidate.label}' has validation data; raise data.split.validation"
             )
         raise RunError(
-            f"all trials of '{candidate.label}' failed: '{failed.label}' {failed.words}; --retry tries them"
-            " again"
+            f"all trials of '{candidate.label}' failed: '{failed.label}' {failed.words}; --retry runs"
+            " them again"
         )
     return place
 
@@ -282,8 +281,7 @@ def _write_trials(
 
 
 def _write_config(file: Path, table: Settings) -> None:
-    """Nothing where the config holds objects of the Python program that has called this: TOML has no word for
-    them."""
+    """Write the config, unless it holds Python objects, which TOML cannot express."""
     try:
         write_atomically(file, as_text(table).encode(errors="replace"))
     except TypeError:

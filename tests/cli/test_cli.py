@@ -407,10 +407,10 @@ def test_an_out_that_holds_a_run(cli: Callable[..., Answer], tmp_path: Path) -> 
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
     refused(
         cli("run", *SMALL, "--out", tmp_path / "a"),
-        "holds a run already",
+        "already holds a run",
         f"holdfast resume {tmp_path / 'a'}",
     )
-    refused(cli("run", *SMALL, "--set", "sweep.seed=[0, 1]", "--out", tmp_path / "a"), "holds a run already")
+    refused(cli("run", *SMALL, "--set", "sweep.seed=[0, 1]", "--out", tmp_path / "a"), "already holds a run")
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")} == before
 
 

@@ -170,7 +170,7 @@ def test_refusals(holdfast: Callable[..., Answer], grid: Path) -> None:
         "train.lr is ",
         "here 0.5",
     )
-    refused(holdfast("run", "--out", "s"), "holds a run already")
+    refused(holdfast("run", "--out", "s"), "already holds a run")
 
 
 def test_an_empty_shard_says_so(holdfast: Callable[..., Answer], grid: Path) -> None:

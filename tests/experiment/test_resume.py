@@ -216,7 +216,7 @@ def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals, workers: i
     assert process.stdout is not None and process.stdout.readline() == b"round 3\n"
     with pytest.raises(RunError, match="in use by another process"):
         session.resume(out)
-    with pytest.raises(HoldfastError, match="holds a run already|in use"):
+    with pytest.raises(HoldfastError, match="already holds a run|in use"):
         begin(make_config(given), out)
     reader = Run(out)  # reading needs no lock
     assert len(reader.metrics) == 2 and reader.vector(client=1).isfinite().all()

@@ -74,13 +74,13 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     before = (tmp_path / "run" / "manifest.json").read_bytes()
     with pytest.raises(ConfigError) as error:
         begin(tmp_path / "run", seed=1)
-    assert "holds a run already" in one_line(error) and "holdfast resume" in str(error.value)
+    assert "already holds a run" in one_line(error) and "holdfast resume" in str(error.value)
     with pytest.raises(
-        ConfigError, match="holds a run already"
+        ConfigError, match="already holds a run"
     ):  # nor a sweep into it: its cells would hide the run, or it them
         session.start([("a", config()), ("b", config(seed=1))], tmp_path / "run")
     session.start([("a", config()), ("b", config(seed=1))], tmp_path / "sweep")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         begin(tmp_path / "sweep")
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before and not (
         tmp_path / "sweep" / "manifest.json"
@@ -98,7 +98,7 @@ def test_somebody_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return measure(*args)
 
     monkeypatch.setattr(planner, "_forecasts", slowly)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         begin(tmp_path / "run", seed=2)
     assert Run(tmp_path / "run").config.seed == 1
 

@@ -100,7 +100,7 @@ def test_a_shard_is_planned_alone(tmp_path: Path) -> None:
     assert found.cells == ("ditto seed=0", "ditto seed=1") and len(found.groups) == 1
     with pytest.raises(ConfigError, match="shard 1/9 is empty: the sweep has 4 cells"):
         holdfast.plan(given, out=tmp_path / "table", shard=(1, 9))
-    with pytest.raises(ConfigError, match="nothing to share out"):
+    with pytest.raises(ConfigError, match="nothing to divide"):
         holdfast.plan(table(), out=tmp_path / "run", shard=(1, 2))
 
 
@@ -426,7 +426,7 @@ def test_ctrl_c(
 
     monkeypatch.setattr(ShortRoundEngine, "exchange", stop)
     code, out, err = call("--set", "train.rounds=2")
-    assert code == 130 and not out and "nothing was left behind" in err and not list(tmp_path.iterdir())
+    assert code == 130 and not out and "no files were left behind" in err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

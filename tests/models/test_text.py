@@ -192,7 +192,7 @@ def test_texts_are_learned_and_read_back(texts: None, simulate: Callable[..., Ru
         (
             {"data": {"name": "digits"}},
             (
-                "model 'text-cnn' needs words of a text, but a sample has shape [1, 8, 8]; try cnn-512,"
+                "model 'text-cnn' needs the words of a text, but a sample has shape [1, 8, 8]; try cnn-512,"
                 " cnn-bn, fedcap-cnn, lenet, mlp"
             ),
         ),

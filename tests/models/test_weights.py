@@ -108,11 +108,14 @@ def change(**changes: Tensor | None) -> dict[str, Tensor]:
     [
         (change(backbone__0__weight=None), "lacks 'backbone.0.weight'"),
         (change(backbone__0__weight=None, conv1=torch.zeros(1)), "lacks 'backbone.0.weight'; it has 'conv1'"),
-        (change(fc=torch.zeros(1)), "has 'fc', which the model has not"),
+        (change(fc=torch.zeros(1)), "has 'fc', which the model does not have"),
         (change(backbone__0__bias=torch.zeros(3)), "'backbone.0.bias' has shape [3] in"),
         (state(classes=7), "'head.weight' has shape [7, 3] in"),
         (change(backbone__0__bias=torch.tensor([0.0, torch.nan])), "'backbone.0.bias' in"),
-        (change(backbone__0__bias=torch.tensor([0.0, 1e300], dtype=torch.float64)), "is not finite"),
+        (
+            change(backbone__0__bias=torch.tensor([0.0, 1e300], dtype=torch.float64)),
+            "values that are not finite",
+        ),
         (change(backbone__0__bias=torch.tensor([0, 1])), "'backbone.0.bias' is torch.int64 in"),
     ],
     ids=["missing", "other names", "extra", "shape", "classes", "nan", "too large", "whole numbers"],
@@ -135,7 +138,7 @@ def test_no_file_and_no_safetensors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.weights: .*none.safetensors cannot be read: No such file"):
         experiment(tmp_path, weights=str(tmp_path / "none.safetensors"))
     torch.save(state(), tmp_path / "pickle.pt")
-    with pytest.raises(ConfigError, match="pickle.pt is no safetensors file"):
+    with pytest.raises(ConfigError, match="pickle.pt is not a safetensors file"):
         experiment(tmp_path, weights=str(tmp_path / "pickle.pt"))
 
 
@@ -277,7 +280,7 @@ def test_a_tensor_with_two_names_may_have_either_in_the_file(name: str, tmp_path
 
 
 def test_heads_without_a_file_or_of_another_name_and_files_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='^model.weights_head = "fresh" .* name the file in model.weights'):
+    with pytest.raises(ConfigError, match='^model.weights_head = "fresh" .* set the file in model.weights'):
         experiment(tmp_path, weights_head="fresh")
     with pytest.raises(ConfigError, match="not 'Fresh'"):
         Model(nn.Linear(2, 2), weights="n.safetensors", weights_head="Fresh")  # type: ignore[arg-type]

@@ -126,7 +126,7 @@ def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Pa
         reproduce(study, StudyRequest(scale="full"), tmp_path / "file" / "a")
     with pytest.raises(ConfigError, match="has no study.json"):
         read_outcome(tmp_path)
-    with pytest.raises(ConfigError, match="holds runs already"):
+    with pytest.raises(ConfigError, match="already holds runs"):
         reproduce(study, StudyRequest(scale="full"), out / "runs")
 
 

@@ -158,7 +158,7 @@ def check_resumed(
 def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool) -> None:
     """From before the first file to after the last result: the same command, or `resume`, ends with the same
     bits."""
-    monkeypatch.setattr("tests.experiment.test_resume.STAGES", [*STAGES, (os, "link"), (os, "mkdir")])
+    monkeypatch.setattr("tests.experiment.kills.STAGES", [*STAGES, (os, "link"), (os, "mkdir")])
     cells, seen = mixed(plan), []
     with watched(seen.append):
         sweep(cells, tmp_path / "whole")
@@ -239,7 +239,7 @@ def test_what_is_finished_is_not_touched_again(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "grid, words",
     [
-        ({"seed": [0, 1, 2]}, "2 cells, here 3 (it has no 'seed=2')"),
+        ({"seed": [0, 1, 2]}, "2 cells, but the config gives 3 (it has no 'seed=2')"),
         ({"seed": [0, 2]}, "it has 'seed=1'"),
         (
             {"seed": [0, 1], "override": [{"when": {"seed": 1}, "set": {"train.lr": 0.3}}]},
@@ -272,11 +272,11 @@ def test_a_sweep_that_is_older_than_a_setting_continues(tmp_path: Path) -> None:
 
 def test_runs_and_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
     sweep(cells_of(seed=[0, 1]), tmp_path / "s")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         session.start(cells_of()[:1], tmp_path / "s")
     session.start(cells_of()[:1], tmp_path / "runs" / "one")
     for out in (tmp_path / "runs", tmp_path / "runs" / "one"):
-        with pytest.raises(ConfigError, match="holds (a run|runs) already"):
+        with pytest.raises(ConfigError, match="already holds (a run|runs)"):
             sweep(cells_of(seed=[0, 1]), out)
 
 

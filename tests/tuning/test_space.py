@@ -139,8 +139,8 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"data": {}}, "never by test data; set for example data.split"),
-        ({"tune": {"seed": 2}}, "tune.seed: 2 is a seed of the report too"),
+        ({"data": {}}, "never on test data; set for example data.split"),
+        ({"tune": {"seed": 2}}, "tune.seed: 2 is also a seed of the report"),
         ({"tune": {"train.lr": []}}, "tune.train.lr: needs a list"),
         ({"tune": {"ditto": {"lam": 1.0}}}, "tune.ditto.lam: needs a list"),
         ({"tune": {"dito": {"lam": [1.0]}}}, "unknown key 'tune.dito.lam'; did you mean 'ditto'"),
@@ -152,10 +152,10 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
         ),  # also where it is not compared
         (
             {"tune": {"data.clients": [5, 10]}},
-            "tune.data.clients: all trials have the data, attack and evaluation of the config",
+            "tune.data.clients: all trials use the data, attack and evaluation of the config",
         ),
-        ({"tune": {"ditto": {"attack.fraction": [0.1]}}}, "tune.ditto.attack.fraction: all trials have"),
-        ({"tune": {"evaluate.unselected": ["deliver"]}}, "tune.evaluate.unselected: all trials have"),
+        ({"tune": {"ditto": {"attack.fraction": [0.1]}}}, "tune.ditto.attack.fraction: all trials use"),
+        ({"tune": {"evaluate.unselected": ["deliver"]}}, "tune.evaluate.unselected: all trials use"),
         ({"tune": {"ditto": {"lam": [-1.0]}}}, "method.lam: input should be greater than or equal to 0"),
         ({"tune": 3}, "tune: must be a table"),
         ({"evaluate": {"models": ["global"]}}, 'add "personal" to evaluate.models'),
