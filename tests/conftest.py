@@ -90,7 +90,7 @@ def cli(
 @pytest.fixture
 def forget() -> Iterator[None]:
     """Takes parts that a test registers out of the registry again."""
-    before = {kind: dict(known) for kind, known in registry._PARTS.items()}
+    before = {kind: registry.parts(kind) for kind in registry._PARTS}  # loads the built-in parts, once
     yield
     for kind, known in before.items():
         registry._PARTS[kind] = known
