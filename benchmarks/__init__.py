@@ -1,1 +1,1 @@
-"""Scripts that measure; each says what in its first lines."""
+"""Scripts that measure or draw; the docstring of each says what."""

@@ -1,6 +1,6 @@
-"""How long every registered rule takes on [n, d] updates, beside three things nobody can do without: the
-weighted sum `w @ x`, one Gram product `x @ x.T` and one sort along the clients; and how much memory it adds,
-relative to the updates themselves:
+"""Measures how long every registered rule takes on [n, d] updates, and how much memory it adds relative to
+the updates. Baselines are the weighted sum `w @ x`, one Gram product `x @ x.T` and one sort along the
+clients:
 
     python benchmarks/aggregators.py                             # all sizes that fit into memory; minutes
     python benchmarks/aggregators.py --quick --out rules.json    # 20 clients of 1e5 numbers
@@ -41,10 +41,11 @@ LARGEST = {"residual": 100 * 10**5}
 """Rules of which more would take minutes: the largest n * d."""
 BESIDES = ("w @ x", "gram", "sort")
 VARIANTS = {"foolsgold, no memory": {"name": "foolsgold", "memory": False}}
-"""What is measured besides the rules as they are by default: FoolsGold's memory is a copy of the updates."""
+"""What is measured besides the rules with their default settings: FoolsGold's memory is a copy of the
+updates."""
 KIND = dict.fromkeys(("krum", "multi-krum", "clustered", "foolsgold", "foolsgold, no memory", "dnc"), "gram")
 KIND |= dict.fromkeys(("median", "trimmed-mean", "bulyan", "residual"), "sort")
-"""What a rule cannot do without, for the table; the others: w @ x."""
+"""The baseline of a rule in the table; that of the others is w @ x."""
 ROOM = 5  # times the updates: they, the sort's values and places, and some to spare
 SHARE = 0.1  # assumed attackers: every rule bears them
 
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def fits(n: int, d: int, device: str) -> bool:
-    """Room for the updates and for what the hungriest rule adds to them, with some to spare."""
+    """Whether the updates and what the most demanding rule adds fit into memory, with a reserve."""
     if device.startswith("cuda"):
         return ROOM * 4 * n * d < torch.cuda.mem_get_info(device)[0]
     return ROOM * 4 * n * d < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

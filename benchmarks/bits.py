@@ -1,4 +1,4 @@
-"""Whether two versions of the code give the same bits: digests of small runs of every method, alone and
+"""Compares the bits that two versions of the code give, by digests of small runs of every method, alone and
 fused, on two plans.
 
     python benchmarks/bits.py --out before.json                        # with the old code
@@ -49,8 +49,8 @@ def base(method: str, plan: str) -> dict[str, Any]:
 
 
 def sweeps(method: str, plan: str) -> dict[str, dict[str, Any]]:
-    """What is run for a method: alone, under attack where it reduces updates, and as a sweep whose cells are
-    fused."""
+    """Return the runs of a method: alone, under attack if it aggregates updates, and as a sweep whose cells
+    are fused."""
     plain = base(method, plan)
     out = {f"{method} {plan} alone": plain}
     if parts("method")[method].reduces:  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def sweeps(method: str, plan: str) -> dict[str, dict[str, Any]]:
 
 
 def digest(run: Run) -> str:
-    """Of all numbers a run ended with."""
+    """Return a digest of all numbers of a run."""
     head = run.store.head()
     assert head is not None
     found = {name: value for name, value in head[1].items() if name.startswith(("server/", "roster/"))}

@@ -1,5 +1,5 @@
-"""C-PFL's committee by what moves its threshold and by which rule, without an attack and under four: 20
-clients of digits, an MLP.
+"""Compares settings of C-PFL's committee: what moves its threshold, and by which rule, without attack and
+under four attacks; 20 clients of digits, an MLP.
 
     python benchmarks/committee.py --out runs/committee              # three seeds, a few minutes on one core
     python benchmarks/committee.py --out runs/committee --seeds 1

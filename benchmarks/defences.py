@@ -1,5 +1,5 @@
-"""Every attack against every aggregator: FedAvg, 20 clients, 30 % of them malicious, as one fused sweep a
-dataset.
+"""Runs every attack against every aggregator: FedAvg, 20 clients, 30 % of them malicious, one fused sweep for
+each dataset.
 
     python benchmarks/defences.py --out runs/defences                       # digits, a few minutes on two
                                                                             cores

@@ -1,10 +1,11 @@
-"""Every method on a device against the CPU in float64 (weights, accuracy and the other metrics), and the same
+"""Compares a device with the CPU: every method in float64 (weights, accuracy and other metrics), and the same
 run twice in float32, bit for bit; every aggregator, alone and in every wrapper, on the same updates; every
 attack in a run:
 
     python benchmarks/devices.py cuda
     python benchmarks/devices.py cuda rules attacks      # only these two parts of it
     python benchmarks/devices.py cuda fedcap fedas       # only these methods
+
 
 """
 

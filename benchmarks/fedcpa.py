@@ -1,11 +1,11 @@
-"""What a round of FedCPA's rule costs: seconds and memory beyond the updates, with the comparison to the last
-change of the model.
+"""Measures what a round of FedCPA's rule costs: seconds and memory beyond the updates, with the comparison to
+the last change of the model.
 
     python benchmarks/fedcpa.py                        # 100 clients of a ResNet-18: 4.4 GB of updates,
                                                        minutes
     python benchmarks/fedcpa.py --quick --out cpa.json # 20 clients of 1e5 numbers
 
-Four in five clients have half of their update in common; the others send noise, so that there is somebody to
+Four in five clients have half of their update in common; the others send noise, so there is something to
 filter."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What `holdfast plan` says against what then happens: seconds, peak memory, bytes on disk, as predicted /
-actual.
+"""Compares the forecasts of `holdfast plan` with real runs: seconds, peak memory, bytes on disk, as predicted
+/ actual.
 
     python benchmarks/forecasts.py cpu
     python benchmarks/forecasts.py cuda --only cnn32-ragged --json

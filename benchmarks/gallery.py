@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/partitions.md: each is made from the config that stands before it.
+"""Draws the pictures of docs/partitions.md, each from the config before it on the page.
 
 python benchmarks/gallery.py
 """
@@ -28,15 +28,14 @@ _STYLE = (
 
 
 def pictures() -> dict[str, str]:
-    """The text of every picture on the page, by its path."""
+    """Return the SVG text of every picture on the page, by its path."""
     page = (DOCS / "partitions.md").read_text()
     found = re.findall(r"```toml\n(.*?)```\n!\[[^\]]*\]\((figures/[^)]+\.svg)\)", page, re.S)
     return {path: draw(config, "test" if path.endswith("-test.svg") else "train") for config, path in found}
 
 
 def draw(text: str, part: str) -> str:
-    """The heat map of a config as a picture that stands by itself, on white, so that it can be read on dark
-    pages too."""
+    """Return the heat map of a config as an SVG file, on white, so it is readable on dark pages too."""
     config = make_config(tomllib.loads(text))
     samples = load_samples(config.data)
     if config.data.partitioner().per_user:
@@ -53,7 +52,7 @@ def draw(text: str, part: str) -> str:
 
 
 def _with_users(samples: Samples) -> Samples:
-    """The digits as if 20 people had written them, who like some of them better than others."""
+    """Return the digits as if written by 20 users, each with more of some digits than of others."""
     taste = Key(7).fold("taste").uniform(20, samples.classes, dtype=torch.float64) ** 4
     luck = -torch.log1p(-Key(7).fold("luck").uniform(20, len(samples), dtype=torch.float64))
     return replace(

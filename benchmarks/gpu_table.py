@@ -1,9 +1,9 @@
-"""The whole table of GPU figures in one call of under 8 minutes, most of which is compiling:
+"""Measures the whole table of GPU timings in one call of under 8 minutes, most of it compiling:
 
     python benchmarks/gpu_table.py --out table.json
 
-The same works as `holdfast bench --device cuda`; one that fails does not take the others with it, and what is
-measured is written down at once."""
+It has the workloads of `holdfast bench --device cuda`. One that fails does not stop the others, and results
+are written at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REACH = {
     ("ditto-round", "compiled-vmap tf32"): 40,
     ("resnet18-10", "compiled-loop tf32"): 2.3,
 }
-"""What was to be reached, printed beside what was measured."""
+"""Targets, printed beside the measurements."""
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""How time and memory grow with clients, with cells of a sweep and with the size of a model; a table, JSON,
-and plots as SVG:
+"""Measures how time and memory grow with clients, with cells of a sweep and with the size of a model; writes
+a table, JSON and plots as SVG:
 
     python benchmarks/growth.py cpu --out growth-cpu.json --plots docs/figures
     python benchmarks/growth.py cuda --out growth-cuda.json --plots docs/figures
@@ -132,8 +132,8 @@ def _fit(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sweep(point: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a round of one cell, when so many cells of 10 digits clients are played together; all
-    of a round counts."""
+    """Return the milliseconds of a round of one cell when this many cells of 10 digits clients run together;
+    all of a round counts."""
     import holdfast
     from holdfast.experiment.runner import Watch
 

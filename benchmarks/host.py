@@ -1,9 +1,10 @@
-"""What the host does in a round while a GPU would train: a table of experiments with FedCAP's CIFAR-10
-network, whose clients send noise instead of being trained. Seconds of a round, by part, for several numbers
-of threads:
+"""Measures the host's share of a round on a GPU: a table of experiments with FedCAP's CIFAR-10 network whose
+clients send noise instead of training. Prints the seconds of a round, by part, for several numbers of
+threads:
 
     python benchmarks/host.py                    # 8 rules under 6 attacks, 20 clients, 6 rounds
-    python benchmarks/host.py --hands 1 2 16     # with so many threads
+    python benchmarks/host.py --threads 1 2 16     # with these numbers of threads
+
 
 """
 
@@ -86,11 +87,11 @@ def cell(rule: str, attack: str, rounds: int) -> Config:
     )
 
 
-def run_case(hands: int, rounds: int) -> None:
-    """In a process of its own, because it leaves everything watched."""
+def run_case(threads: int, rounds: int) -> None:
+    """Measure one case, in its own process, because it leaves timers everywhere."""
     spent: Counter[str] = Counter()
     local_client.fit = noise  # type: ignore[assignment]
-    runner._hands = lambda *_: hands  # type: ignore[assignment]
+    runner._host_threads = lambda *_: threads  # type: ignore[assignment]
     simulator.give_back_memory = lambda: None  # as beside a GPU
     for part, (of, name) in PARTS.items():
         timed(part, of, name, spent)
@@ -105,25 +106,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--hands", type=int, nargs="+", default=[1, os.cpu_count() or 1], help="numbers of threads"
+        "--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1], help="numbers of threads"
     )
     parser.add_argument("--rounds", type=int, default=6, help="rounds that are averaged over")
-    parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.play:
-        run_case(given.hands[0], given.rounds)
+    if given.measure:
+        run_case(given.threads[0], given.rounds)
         return
     print(
         f"seconds of a round of {len(RULES) * len(ATTACKS)} experiments, {os.cpu_count()} cores, PyTorch"
         f" {torch.__version__}\n"
     )
     print("| threads | " + " | ".join(PARTS) + " |\n|---:|" + "---:|" * len(PARTS))
-    for hands in given.hands:
-        command = [sys.executable, __file__, "--hands", str(hands), "--rounds", str(given.rounds), "--play"]
+    for threads in given.threads:
+        command = [sys.executable, __file__, "--threads", str(threads), "--rounds", str(given.rounds), "--measure"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)
-        print(f"| {hands} | {done.stdout.strip().splitlines()[-1]} |", flush=True)
+        print(f"| {threads} | {done.stdout.strip().splitlines()[-1]} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Does a federation of thousands fit? 10,000 registered clients on MNIST-sized data, 50 drawn per round,
-Ditto's private models on disk.
+"""Measures the memory of a federation of thousands: 10,000 registered clients on MNIST-sized data, 50 drawn
+per round, Ditto's private models on disk.
 
     python benchmarks/many_clients.py                 # the promise: 200 rounds under 2 GB resident
     python benchmarks/many_clients.py --clients 2000 --cohort 2000 --rounds 2 --memory 200MB

@@ -1,15 +1,15 @@
-"""Every method on digits and on UCI-HAR, untuned: accuracy without an attack and under IPM and LIE, seconds
-and bytes of a round.
+"""Measures every method, untuned, on digits and on UCI-HAR: accuracy without attack and under IPM and LIE,
+seconds and bytes of a round.
 
     python benchmarks/methods.py --out runs/methods                    # digits; minutes on two cores
     python benchmarks/methods.py --data both --markdown                # also UCI-HAR, whose files
                                                                        docs/data.md says how to get
     python benchmarks/methods.py --only seconds --set engine.device=cuda
 
-The runs are one fused sweep a dataset, that of benchmarks/records. Runs that are played together share their
-time, so each method is also played alone for a few rounds, without an attack: one method after the other,
-several turns, and the median of a round's seconds counts, clients and server without evaluation. The first
-round of a run loads and warms up, and does not count. The same command with the same --out continues after an
+The runs of a dataset are one fused sweep, that of benchmarks/records. Runs that train together share their
+time, so each method also runs alone for a few rounds, without attack: one method after the other, several
+times. The median of a round's seconds counts, clients and server without evaluation. The first round of a run
+loads and warms up, and does not count. The same command with the same --out continues after an
 interruption."""
 
 from __future__ import annotations

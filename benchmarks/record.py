@@ -1,12 +1,12 @@
-"""Plays the tables and figures of docs/reproduction.md again, by the very commands that stand there:
+"""Runs the commands of docs/reproduction.md again:
 
-    python benchmarks/record.py                          # which there are
-    python benchmarks/record.py 0 3                      # these, one after the other
+    python benchmarks/record.py                          # list them
+    python benchmarks/record.py 0 3                      # run these, one after the other
     python benchmarks/record.py 3 4 5 --at-once 2        # two at a time
-    python benchmarks/record.py "fedas table-3"          # all whose command says so
+    python benchmarks/record.py "fedas table-3"          # all whose command contains these words
 
-Each has its folder and its log under --out. The same call again goes on where it was stopped and plays
-nothing twice."""
+Each has its folder and its log under --out. The same call continues after an interruption and repeats
+nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reproduction.md"
 
 
 def commands(page: str) -> list[str]:
-    """Every `holdfast reproduce ...` of the page, in its order, each once."""
+    """Return every `holdfast reproduce ...` of the page, in order, each once."""
     return list(
         dict.fromkeys(" ".join(found.split()) for found in re.findall(r"`(holdfast reproduce [^`]+)`", page))
     )
 
 
 def chosen(asked: list[str], known: list[str]) -> list[int]:
-    """By number, or by what the command says."""
+    """Return the commands that were asked for, by number or by words that they contain."""
     found: list[int] = []
     for one in asked:
         numbers = (

@@ -127,7 +127,7 @@ def test_a_config_may_be_the_path_of_a_file(tmp_path: Path) -> None:
         (config(), "a Config is one experiment"),
     ],
 )
-def test_what_is_no_config_is_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
+def test_an_invalid_config_is_refused_in_one_line(tmp_path: Path, wrong: Any, words: str) -> None:
     for run_with in (
         holdfast.sweep,
         lambda given, out: holdfast.tune(given, 1, out=out),
@@ -179,7 +179,7 @@ def stop_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed: bool) -> None:
+def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed: bool) -> None:
     """Given as a module (its weights are the start) or as a function that makes one; stopped, and resumed
     with the same config."""
     torch.manual_seed(3)
@@ -215,7 +215,7 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert torch.equal(holdfast.Run(tmp_path / "cut", config(**objects(make()))).vector(1), whole.vector(1))
 
 
-def test_a_run_that_is_older_than_a_setting_goes_on(tmp_path: Path) -> None:
+def test_a_run_older_than_a_setting_continues(tmp_path: Path) -> None:
     holdfast.run(objects(holdfast.Model(Net, head="fc")), out=tmp_path / "run")
     file = tmp_path / "run" / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -237,7 +237,7 @@ def test_another_config_or_module_is_noticed(tmp_path: Path) -> None:
         holdfast.resume(tmp_path / "run", config=objects(holdfast.Model(lambda: Net(6), head="fc")))
 
 
-def test_a_bare_module_is_told_what_to_do() -> None:
+def test_a_bare_module_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError, match="holdfast.Model"):
         holdfast.run(model=Net())
     for method in ("fedavg", "apfl", "fedgc"):  # the last two build something around the module

@@ -1,5 +1,5 @@
-"""The time of whole rounds: both models of every client, the server, the evaluation and the commit to disk,
-under one plan and another."""
+"""Times whole rounds under several plans: both models of every client, the server, the evaluation and the
+commit to disk."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from holdfast.local.plan import PlanName
 
 @dataclass(frozen=True)
 class RoundWork:
-    """An experiment of which each round is timed."""
+    """An experiment whose rounds are timed."""
 
     name: str
     config: dict[str, Any]
     plans: tuple[tuple[PlanName, Precision, int], ...]
-    """Plan, precision and how many rounds are played; the first warms up."""
+    """Plan, precision and number of rounds; the first round warms up."""
     device: str = "cuda"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The first plan is what the others are measured against."""
+        """Return the measurements; the first plan is the baseline of the ratios."""
         times: dict[str, float] = {}
         for name, precision, rounds in self.plans:
             times[f"{name} {precision}"] = min(self._rounds(name, precision, rounds)[1:])
@@ -45,7 +45,7 @@ class RoundWork:
         ]
 
     def _rounds(self, plan: str, precision: str, rounds: int) -> list[float]:
-        """Seconds from commit to commit."""
+        """Return the seconds from commit to commit."""
         from holdfast.experiment.runner import Watch
         from holdfast.sweeps.session import start
 

@@ -1,10 +1,9 @@
-"""`holdfast bench`: the time of a client's training step, under every plan and in a plain PyTorch client
-loop, measured side by side.
+"""Times a client's training step for `holdfast bench`: under every plan and in a plain PyTorch loop over
+clients.
 
-Plans take turns (plain, loop, vmap, plain, ...) and the best of several turns counts, so that a busy machine
-slows all of them alike. Ratios are times of the plain loop over times of a plan in the same session; nothing
-is compared with numbers from elsewhere. On a GPU there are works of their own, among them a whole round
-(bench_round.py)."""
+Plans take turns (plain, loop, vmap, plain, ...) and the best of several turns counts, so a busy machine slows
+all of them alike. Ratios are times of the plain loop over times of a plan in the same session; nothing is
+compared with numbers from elsewhere. A GPU has its own workloads, among them a whole round (rounds.py)."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _LONG = 1e7  # steps of a run that is long enough for any preparation
 
 @dataclass(frozen=True)
 class Work:
-    """Something to train: a network, and clients with equally many samples."""
+    """A workload: a network, and clients with equally many samples."""
 
     name: str
     model: dict[str, Any]
@@ -58,8 +57,8 @@ class Work:
     device: str = "cpu"
     plans: tuple[tuple[PlanName, Precision], ...] = (("loop", "fp32"), ("vmap", "fp32"))
     looped: int | None = None
-    """How many of the clients plain loops go through, where all would take too long: one after the other,
-    each costs the same."""
+    """How many of the clients the plain loops train, where all would take too long; each client costs the
+    same."""
 
     def client_steps(self, clients: int | None = None) -> int:
         return (clients or self.clients) * self.epochs * -(-self.samples // self.batch_size)
@@ -129,7 +128,7 @@ WORKS = (
 
 @dataclass
 class Bench:
-    """A work made ready, and what was measured of it."""
+    """A workload with its network and data, and its measurements."""
 
     work: Work
     network: Network
@@ -168,7 +167,7 @@ class Bench:
         return Key(0).fold(torch.arange(self.work.clients))
 
     def looped(self, plan: Plan | None) -> int:
-        """How many clients a turn of this plan trains; None is the plain loop."""
+        """Return how many clients a turn of this plan trains; None is the plain loop."""
         return (
             self.work.clients if plan is not None and plan.stacked else self.work.looped or self.work.clients
         )
@@ -198,7 +197,7 @@ class Bench:
     def plain(
         self, x: Tensor, start: dict[str, Tensor], order: Callable[[int, int], Tensor]
     ) -> list[dict[str, Tensor]]:
-        """What one writes by hand: one module for all clients, normalised samples, shuffled indices,
+        """Train as hand-written code does: one module for all clients, normalised samples, shuffled indices,
         torch.optim.SGD, no DataLoader."""
         work, model, y, trained = self.work, self.model.train(), self.data.labels, []
         for client in range(self.looped(None)):
@@ -214,8 +213,8 @@ class Bench:
         return trained
 
     def measure(self, budget: float) -> None:
-        """Let the plans take turns for so many seconds, and three times if that takes less than twice as
-        long; a first turn warms up."""
+        """Let the plans take turns for `budget` seconds, at least three times if that takes less than twice
+        as long; a first turn warms up."""
         on_cpu = self.device.type == "cpu"
         plans = {
             _title(name, precision): (
@@ -232,8 +231,7 @@ class Bench:
             turns, spent = turns + 1, time.perf_counter() - began
 
     def _turn(self, plans: dict[str, Plan]) -> None:
-        """Every plan once, and on a CPU the choice of `auto` once more, because under noise it may fall
-        differently."""
+        """Time every plan once; on a CPU also repeat the choice of `auto`, which may differ under noise."""
         x = self.samples.batch(self.data.rows[: self.looped(None)])
         start = {
             name: tensor.to(self.device)
@@ -265,7 +263,7 @@ class Bench:
         self.seconds[name] = min(taken, self.seconds.get(name, float("inf")))
 
     def rows(self) -> list[dict[str, Any]]:
-        """`auto` gets the time of the slowest plan that it ever picked."""
+        """Return the measurements; `auto` gets the time of the slowest plan that it ever picked."""
         times = {
             **self.seconds,
             **({"auto": max(self.seconds[name] for name in self.picks)} if self.picks else {}),
@@ -303,7 +301,7 @@ def run_bench(
     say: Callable[[str], None] = lambda line: None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Measure the named works, by default all for the device. `quick` takes fewer turns: under a minute in
+    """Measure the named workloads, by default all of the device. `quick` takes fewer turns: under a minute in
     all on an idle machine, with more noise."""
     where = pick_device(device)
     rows: list[dict[str, Any]] = []
@@ -328,7 +326,7 @@ def find_works(names: Sequence[str] | None, device: str = "cpu") -> list[Work | 
     }
     for name in names or ():
         if name not in known:
-            raise ConfigError(f"unknown work '{name}' on {device}{suggest(name, known)}")
+            raise ConfigError(f"unknown workload '{name}' on {device}{suggest(name, known)}")
     return [known[name] for name in names] if names else list(known.values())
 
 

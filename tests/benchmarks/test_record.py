@@ -14,7 +14,7 @@ from holdfast.cli import main
 
 
 @pytest.mark.parametrize("command", record.commands(record.PAGE.read_text()))
-def test_every_command_of_the_page_can_be_played(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_page_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([*shlex.split(command)[1:], "--dry-run"])
     assert not left.value.code and re.search(
@@ -37,7 +37,7 @@ def test_commands_are_found_once_and_across_lines() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_chosen_is_played_and_failures_are_said(
+def test_chosen_commands_run_and_failures_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"

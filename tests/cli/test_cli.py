@@ -84,7 +84,7 @@ def test_json_of_a_run_is_the_contract(cli: Callable[..., Answer], tmp_path: Pat
     assert "talks" in answer.err
 
 
-def test_metrics_that_are_asked_for_are_shown(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_configured_metrics_are_shown(cli: Callable[..., Answer], tmp_path: Path) -> None:
     asked = ("run", *SMALL, "--set", "evaluate.metrics=['auc', 'macro_f1', 'auc']", "--out", tmp_path / "a")
     said = cli(*asked).out
     again = cli("resume", tmp_path / "a", "--json")
@@ -188,7 +188,7 @@ def test_a_plugin_is_chosen_by_name(cli: Callable[..., Answer], tmp_path: Path, 
     assert json.loads(cli("show", "mine", "--plugin", plugin, "--json").out)["summary"] == "My own."
 
 
-def test_a_partition_of_a_plugin_is_asked_for_on_resume(
+def test_resume_asks_for_the_plugin_of_a_partition(
     cli: Callable[..., Answer], tmp_path: Path, forget: None
 ) -> None:
     plugin = tmp_path / "halves.py"
@@ -325,7 +325,7 @@ def test_a_real_interrupt(tmp_path: Path) -> None:
     assert "Traceback" not in err and f"`holdfast resume {tmp_path / 'a'}` continues it" in err
 
 
-def test_resume_refuses_what_is_no_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_resume_refuses_a_folder_without_a_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
     refused(cli("resume", tmp_path / "nowhere"), "no run in")
 
 
@@ -383,7 +383,7 @@ def test_bad_settings_are_one_line_and_leave_nothing(
     assert not (tmp_path / "a").exists()
 
 
-def test_bad_files(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_bad_files_are_refused_in_one_line(cli: Callable[..., Answer], tmp_path: Path) -> None:
     broken, plugin = tmp_path / "broken.toml", tmp_path / "broken.py"
     broken.write_text("[train\nrounds = 3")
     plugin.write_text("raise ValueError('oh')")
@@ -395,7 +395,7 @@ def test_bad_files(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_usage_errors(cli: Callable[..., Answer]) -> None:
+def test_usage_errors_are_one_line(cli: Callable[..., Answer]) -> None:
     refused(cli("rn"), "No such command 'rn'", "holdfast --help")
     refused(cli("run", "--otu", "x"), "No such option", "holdfast run --help")
     refused(cli("resume"), "Missing argument")
@@ -464,7 +464,9 @@ def test_debug_shows_where_it_came_from(cli: Callable[..., Answer], monkeypatch:
     )
 
 
-def test_our_own_faults_ask_for_a_report(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_names_its_file_and_asks_for_a_report(
+    cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.sweeps.session.start", divmod)
     answer = cli("run")
     assert answer.code == 1 and "Traceback" in answer.err
@@ -513,7 +515,7 @@ class Loss(Part):
         ("train.loss", 29, "__call__", "TypeError: unsupported operand"),
     ],
 )
-def test_a_mistake_in_a_plug_in_is_said_to_be_there(
+def test_an_error_in_a_plugin_names_its_file_and_line(
     cli: Callable[..., Answer],
     tmp_path: Path,
     forget: None,
@@ -542,7 +544,7 @@ def test_a_mistake_in_a_plug_in_is_said_to_be_there(
     assert "Traceback" in answer.err and f'mine.py", line {line}, in {function}' in answer.err
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_said_with_its_line(
+def test_a_plugin_that_fails_to_load_is_reported_with_its_line(
     cli: Callable[..., Answer], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("import os\n\nos.no_such_thing\n")
@@ -659,7 +661,7 @@ def test_reflow_joins_paragraphs_and_keeps_indented_blocks() -> None:
     ]
 
 
-def test_list(cli: Callable[..., Answer]) -> None:
+def test_list_shows_the_parts_of_a_kind(cli: Callable[..., Answer]) -> None:
     cards = json.loads(cli("list", "methods", "--json").out)
     assert {"ditto", "fedavg", "fedavg-ft", "fedprox", "local"} <= {card["name"] for card in cards}
     assert all(card["summary"] and "paper" in card for card in cards)
@@ -670,7 +672,7 @@ def test_list(cli: Callable[..., Answer]) -> None:
     refused(cli("list", "methos"), "did you mean 'method'")
 
 
-def test_show(cli: Callable[..., Answer]) -> None:
+def test_show_describes_a_part(cli: Callable[..., Answer]) -> None:
     answer = cli("show", "ditto")
     assert "ICML 2021" in answer.out and "lam = 0.1" in answer.out and "strength of the pull" in answer.out
     assert json.loads(cli("show", "ditto", "--json").out)["settings"][0]["name"] == "lam"
@@ -691,7 +693,7 @@ def test_examples_on_cards_are_configs(kind: str) -> None:
         make_config(tomllib.loads(example(describe(part)))).parts()
 
 
-def test_bench_prints_what_it_is_given(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_prints_its_measurements(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def run_bench(

@@ -44,7 +44,7 @@ def test_json_is_the_whole_table(cli: Callable[..., Answer]) -> None:
     assert json.loads(pairs.out)["facts"]["partner"] == [1, 0, 3, 2]
 
 
-def test_pictures_and_pages_are_written_where_they_are_told(
+def test_pictures_and_pages_are_written_to_the_given_files(
     cli: Callable[..., Answer], tmp_path: Path
 ) -> None:
     answer = cli("data", "--png", "a.png", "--html", "a.html", "--part", "test")

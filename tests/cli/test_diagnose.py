@@ -27,7 +27,9 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     return go
 
 
-def test_what_there_is_then_one_of_it(simulate: Callable[..., Run], ask: Callable, tmp_path: Path) -> None:
+def test_tables_are_listed_and_one_is_shown(
+    simulate: Callable[..., Run], ask: Callable, tmp_path: Path
+) -> None:
     run = simulate(method="fedcap", attack=ATTACK, train={"rounds": 2})
     code, out, _ = ask(run.path)
     assert code == 0 and all(f"\n{name}  " in f"\n{out}" for name in ("customisation", "seconds", "grad-cam"))

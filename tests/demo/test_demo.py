@@ -30,7 +30,7 @@ def test_the_demo_writes_a_page_and_says_where(
     assert "plan vmap" in said.err and "32/32 rounds" in said.err
 
 
-def test_the_demo_is_one_sweep_of_what_it_says() -> None:
+def test_the_demo_is_one_sweep_of_the_methods_it_lists() -> None:
     cells = demo.cells()
     settings = [
         f"{method} {attack}"
@@ -48,7 +48,7 @@ def test_the_demo_is_one_sweep_of_what_it_says() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_shows_what_it_is_for(tmp_path: Path) -> None:
+def test_fedcap_withstands_the_attack_in_the_demo(tmp_path: Path) -> None:
     from holdfast.experiment.runner import Watch
     from holdfast.report.read_runs import by_setting, read_cells
 

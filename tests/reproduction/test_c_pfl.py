@@ -66,7 +66,7 @@ def test_every_method_of_a_column_has_the_same_data() -> None:
 
 
 @pytest.mark.parametrize("key", ["c-pfl/table-3", "c-pfl/fig-4", "c-pfl/table-6"])
-def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None:
+def test_other_readings_of_the_threshold_run_on_request(key: str) -> None:
     """All scores move it by default; no committee stands beside them in Table 3."""
 
     def readings(*only: str) -> dict[str, object]:
@@ -81,7 +81,7 @@ def test_other_readings_of_the_threshold_are_played_on_request(key: str) -> None
     assert asked == {"C-PFL": "all", "C-PFL (admitted)": "admitted", "C-PFL (members)": "members"}
 
 
-def test_the_milder_split_is_no_column_unless_it_is_asked_for() -> None:
+def test_the_milder_split_is_a_column_only_on_request() -> None:
     study = read("c-pfl/table-3")
     assert {cell.at["split"] for cell in StudyGrid(study, StudyRequest(scale="full")).planned_runs} == {
         "practical",

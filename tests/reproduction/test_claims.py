@@ -110,7 +110,7 @@ def test_less_may_be_better(values: Values, small: dict[str, Any]) -> None:
     assert finding.wrong == ("IPM",)  # 10 is more than Ditto's 9
 
 
-def test_what_cannot_be_looked_at_is_not_judged(values: Values) -> None:
+def test_a_claim_without_values_is_not_tested(values: Values) -> None:
     claim = Claim(says="x", check="best", axis="method", label="Ditto", least=0.5)
     assert examine(claim, values).words == "holds: in 1 of 2 cases"
     del values.by_place[place("TAcc(%)", {"attack": "IPM", "method": "Ditto"})]
@@ -149,7 +149,9 @@ def test_differences_ranks_and_means(values: Values, small: dict[str, Any]) -> N
     assert values.axes_of("all") == ["method"] and len(list(values.places("all"))) == 2
 
 
-def test_what_is_no_number_flatters_nobody(values: Values, small: dict[str, Any]) -> None:
+def test_values_that_are_not_finite_improve_no_rank_and_no_mean(
+    values: Values, small: dict[str, Any]
+) -> None:
     small["metrics"]["TAcc(%)"] |= {"rank": "method"}
     small["metrics"]["average"] = {"figure": "accuracy", "mean": ["attack"]}
     small["claims"][0]["metric"] = "TAcc(%)"
@@ -233,7 +235,7 @@ def test_printed_values_and_their_doubts(small: dict[str, Any]) -> None:
     assert found.mean("accuracy", {"attack": "SF", "method": "Mean"}) is not None
 
 
-def test_what_a_round_takes_is_told_by_the_rounds_that_were_played() -> None:
+def test_seconds_per_round_count_the_tuning_round() -> None:
     """12 seconds in three rounds and a tuning at the end, which is one more: 3 seconds each."""
     run: Any = SimpleNamespace(
         final={"seconds/client": 12.0}, round=4, config=make_config({"train": {"rounds": 3}})

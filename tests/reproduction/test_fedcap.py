@@ -55,7 +55,7 @@ def test_table_4_scores_rows_without_personal_training_by_the_customised_model_a
 
 
 @pytest.mark.parametrize("key", [key for key in keys() if key.startswith("fedcap/")])
-def test_what_each_table_scores(key: str) -> None:
+def test_the_metric_of_each_table(key: str) -> None:
     """TAcc is the same figure everywhere but for Fig. 7's FedAvg-FT, which the released script takes after
     its training, and Table IV's rows without personal training. Beside the mean over clients, tables with
     clients of unequal sizes have the pooled figure."""

@@ -75,7 +75,7 @@ def test_rank_changes_are_means_over_a_part_of_the_order(tmp_path: Path) -> None
     assert measured("rank-disparity")(run, "80-100%") == 1 and measured("rank-disparity")(run, "90-100%") == 2
 
 
-def test_a_run_is_played_again_once_for_its_rank_changes(
+def test_a_run_is_repeated_only_once_for_its_rank_changes(
     simulate: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = simulate(attack={"name": "label-flip", "fraction": 0.4}, train={"rounds": 2})

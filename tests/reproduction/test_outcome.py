@@ -34,7 +34,7 @@ def study(small: dict[str, Any], quick_disk: None) -> Study:
     return make(small)
 
 
-def test_played_read_back_and_written(study: Study, tmp_path: Path) -> None:
+def test_a_reproduction_is_run_read_back_and_written(study: Study, tmp_path: Path) -> None:
     outcome = reproduce(study, StudyRequest(scale="full", seeds=2), tmp_path / "a")
     assert outcome.missing == 0 and len(outcome.finished_runs) == 8
     ours = outcome.ours.get("TAcc(%)", {"attack": "IPM", "method": "Ditto"})
@@ -106,7 +106,7 @@ def test_its_title_says_how_much_of_the_data_was_used(study: Study, tmp_path: Pa
         assert title(read_outcome(tmp_path)) == f"FedCAP, Table I: Two methods <under> attack{said}"
 
 
-def test_the_same_call_goes_on_and_another_is_refused(study: Study, tmp_path: Path) -> None:
+def test_the_same_call_continues_and_another_is_refused(study: Study, tmp_path: Path) -> None:
     out = tmp_path / "a"
     whole = reproduce(study, StudyRequest(scale="full"), out)
     shutil.rmtree(whole.finished_runs[0].path)

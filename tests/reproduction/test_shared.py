@@ -24,7 +24,7 @@ SHARED: dict[str, Any] = {
 }
 
 
-def test_a_study_takes_the_labels_it_names_and_what_is_said_of_them() -> None:
+def test_a_study_inherits_the_labels_it_names_and_their_overrides() -> None:
     own = {
         "axes": {"data": ["A"], "alpha": {"1": {}}, "method": {}},
         "config": {"train": {"lr": 0.2}},

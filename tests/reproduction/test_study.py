@@ -11,7 +11,7 @@ from holdfast.reproduction.experiments import StudyGrid, StudyRequest
 from holdfast.reproduction.study import find, keys, make
 
 
-def test_what_the_user_may_call_a_table() -> None:
+def test_accepted_names_of_tables() -> None:
     for name in ("I", "1", "table-1", "Table I", "table_1", "TABLE 1"):
         assert [study.key for study in find("FedCAP", name)] == ["fedcap/table-1"]
     assert [study.key for study in find("fedcap")] == [key for key in keys() if key.startswith("fedcap/")]
@@ -36,7 +36,7 @@ def test_the_product_of_the_axes(small: dict[str, Any]) -> None:
     )
 
 
-def test_what_is_more_particular_wins(small: dict[str, Any]) -> None:
+def test_more_specific_settings_win(small: dict[str, Any]) -> None:
     small["override"] = [
         {"when": {"method": "Ditto", "attack": ["none", "IPM"]}, "set": {"method.lam": 2.0, "train.lr": 0.5}}
     ]
@@ -50,7 +50,7 @@ def test_what_is_more_particular_wins(small: dict[str, Any]) -> None:
     assert {config.train.rounds for config in by.values()} == {7}  # not the scale's 1
 
 
-def test_one_experiment_is_played_once(small: dict[str, Any]) -> None:
+def test_equal_experiments_run_once(small: dict[str, Any]) -> None:
     small["axes"]["share"] = {"10 %": {"attack.fraction": 0.2}, "30 %": {"attack.fraction": 0.4}}
     small["layout"]["rows"] = ["attack", "share"]
     grid = StudyGrid(make(small), StudyRequest(scale="full"))
@@ -84,7 +84,7 @@ def test_skipped_kept_and_only(small: dict[str, Any]) -> None:
         StudyGrid(study, StudyRequest(scale="full", only=("attack=none", "method=Ditto")))
 
 
-def test_labels_on_request_are_played_only_where_they_are_named(small: dict[str, Any]) -> None:
+def test_labels_on_request_run_only_if_named(small: dict[str, Any]) -> None:
     small["axes"]["method"]["Ditto (mild)"] = {"method.name": "ditto", "method.lam": 0.1}
     small["on_request"] = [{"when": {"method": ["Ditto (mild)"]}}]
     study = make(small)
@@ -183,12 +183,12 @@ def test_stand_ins_are_named(small: dict[str, Any]) -> None:
         ({"titel": "x"}, "unknown key 'fedcap/table-9.titel'; did you mean 'title'"),
     ],
 )
-def test_mistakes_in_a_study_are_told(small: dict[str, Any], change: dict[str, Any], told: str) -> None:
+def test_mistakes_in_a_study_are_reported(small: dict[str, Any], change: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make({**small, **change})
 
 
-def test_a_cell_that_cannot_be_played_is_named(small: dict[str, Any]) -> None:
+def test_an_invalid_experiment_is_named(small: dict[str, Any]) -> None:
     small["axes"]["method"]["Odd"] = {"method.name": "fedavg", "method.lam": 1}
     with pytest.raises(ConfigError, match=r"in fedcap/table-9, cell 'none Odd seed=0'"):
         StudyGrid(make(small), StudyRequest(scale="full"))

@@ -231,7 +231,7 @@ def samples(x: Any, y: list[int], names: tuple[str, ...] = (), **more: Any) -> S
     )
 
 
-def test_the_joiners_samples_mean_what_the_runs_mean() -> None:
+def test_samples_of_a_new_client_are_normalised_and_labelled_as_in_the_run() -> None:
     ours = samples([[1.0], [2.0], [3.0]], [0, 1, 2], ("a", "b", "c"), mean=(2.0,), std=(4.0,))
     theirs = _as_run_samples(ours, samples([[6.0], [10.0]], [1, 0], ("b", "c")), "there")
     assert theirs.y.tolist() == [2, 1] and theirs.classes == 3
