@@ -120,7 +120,8 @@ def main() -> None:
     )
     print("| threads | " + " | ".join(PARTS) + " |\n|---:|" + "---:|" * len(PARTS))
     for threads in given.threads:
-        command = [sys.executable, __file__, "--threads", str(threads), "--rounds", str(given.rounds), "--measure"]
+        options = ["--threads", str(threads), "--rounds", str(given.rounds), "--measure"]
+        command = [sys.executable, __file__, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)
