@@ -75,13 +75,13 @@ def good(tmp_path: Path) -> Path:
     return write_table(tmp_path / "good.parquet", columns, {"label": ["a", "b", "c"]})
 
 
-def test_a_column_whose_name_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+def test_a_column_name_that_is_not_utf8_is_a_one_line_error(tmp_path: Path) -> None:
     path = write_table(tmp_path / "a.parquet", {"label": [0, 1], "xyzxyz": [1, 2]})
     path.write_bytes(path.read_bytes().replace(b"xyzxyz", b"xyz\x80yz"))
     refused(path, "cannot be read as Parquet")
 
 
-def test_class_names_that_are_nested_deeper_than_can_be_followed_are_none(tmp_path: Path) -> None:
+def test_class_names_nested_too_deep_are_ignored(tmp_path: Path) -> None:
     table = pa.table({"label": [0, 1]}).replace_schema_metadata(
         {"huggingface": '{"info":' * 100_000 + "1" + "}" * 100_000}
     )
@@ -89,7 +89,7 @@ def test_class_names_that_are_nested_deeper_than_can_be_followed_are_none(tmp_pa
     assert ParquetRows([tmp_path / "a.parquet"]).class_names("label") == ()
 
 
-def test_words_beyond_the_dictionary_are_one_line(tmp_path: Path) -> None:
+def test_dictionary_indices_out_of_range_are_a_one_line_error(tmp_path: Path) -> None:
     """The indices of a page are bytes that anybody can write."""
     path = tmp_path / "a.parquet"
     pq.write_table(
@@ -103,7 +103,7 @@ def test_words_beyond_the_dictionary_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claimed", [299, 301, 8000])
-def test_a_file_that_claims_another_number_of_rows_than_its_groups_is_one_line(
+def test_a_row_count_that_differs_from_the_row_groups_is_a_one_line_error(
     tmp_path: Path, claimed: int
 ) -> None:
     path = write_table(tmp_path / "a.parquet", {"label": [0, 1] * 150, "x": [[1.0]] * 300}, rows=300)
@@ -146,7 +146,7 @@ def test_more_rows_than_a_file_of_its_size_can_hold_are_not_read(tmp_path: Path)
     ],
     ids=lambda columns: str(columns)[:60],
 )
-def test_columns_of_another_kind_are_never_a_traceback(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_columns_of_another_type_raise_a_data_error(tmp_path: Path, columns: dict[str, Any]) -> None:
     path = write_table(tmp_path / "a.parquet", columns)
     try:
         rows = ParquetRows([path])
@@ -171,7 +171,7 @@ def test_columns_of_another_kind_are_never_a_traceback(tmp_path: Path, columns: 
     ],
     ids=range(8),
 )
-def test_images_without_bytes_are_one_line(tmp_path: Path, images: list[Any]) -> None:
+def test_images_without_bytes_are_a_one_line_error(tmp_path: Path, images: list[Any]) -> None:
     path = write_table(tmp_path / "a.parquet", {"image": images})
     with pytest.raises(DataError) as error:
         _first_look(ParquetRows([path]), "image", ImageFormat())
@@ -183,7 +183,7 @@ def test_images_without_bytes_are_one_line(tmp_path: Path, images: list[Any]) ->
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=3),
     kept=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_no_bytes_of_a_file_are_a_traceback(
+def test_damaged_bytes_raise_a_data_error(
     good: Path, changes: list[tuple[float, int]], kept: float | None
 ) -> None:
     """Places count from the end, where the description of the columns is."""
@@ -198,7 +198,7 @@ def test_no_bytes_of_a_file_are_a_traceback(
         assert "bad.parquet" in str(error) and "\n" not in str(error)
 
 
-def test_the_file_that_is_broken_above_is_whole(good: Path) -> None:
+def test_the_file_damaged_in_other_tests_is_valid(good: Path) -> None:
     rows = ParquetRows([good])
     assert (
         rows.count == 4

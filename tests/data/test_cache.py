@@ -40,7 +40,7 @@ def left_over(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.name.startswith(".")]
 
 
-def test_made_once_and_mapped(own_cache: Path, file: Path) -> None:
+def test_arrays_are_made_once_and_then_mapped(own_cache: Path, file: Path) -> None:
     calls: list[str] = []
     first, again = (cached("set size=3", [file], making(calls)) for _ in range(2))
     assert calls == ["made"] and not left_over(own_cache)
@@ -55,7 +55,7 @@ def test_made_once_and_mapped(own_cache: Path, file: Path) -> None:
     assert [path.name.startswith("set-") for path in own_cache.iterdir()] == [True]
 
 
-def test_what_is_written_into_an_array_never_reaches_the_file_and_large_ones_refuse_it(
+def test_writing_to_a_cached_array_never_changes_the_file_and_large_arrays_are_read_only(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_what_is_written_into_an_array_never_reaches_the_file_and_large_ones_ref
         cached("set size=3", [file], making([])).arrays["x"][:] = 5
 
 
-def test_made_again_when_the_name_or_a_file_changes(file: Path) -> None:
+def test_an_entry_is_made_again_when_the_name_or_a_file_changes(file: Path) -> None:
     calls: list[str] = []
     cached("set size=3", [file], making(calls))
     cached("set size=4", [file], making(calls))
@@ -133,7 +133,7 @@ def test_a_damaged_entry_is_made_again(own_cache: Path, file: Path, damage: str)
     assert calls == ["made"] and not left_over(own_cache)
 
 
-def test_nothing_is_left_of_what_failed(own_cache: Path, file: Path) -> None:
+def test_a_failed_entry_leaves_no_files(own_cache: Path, file: Path) -> None:
     def fail(new: New) -> dict[str, Any]:
         new("x", (4,), np.uint8)
         raise DataError("damaged")
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_what_failed(own_cache: Path, file: Path) -> None:
     assert not list(own_cache.iterdir())
 
 
-def test_what_a_killed_process_left_is_swept_up(own_cache: Path, file: Path) -> None:
+def test_files_of_a_killed_process_are_removed(own_cache: Path, file: Path) -> None:
     code = f"""
         import os, numpy as np
         from pathlib import Path
@@ -159,7 +159,7 @@ def test_what_a_killed_process_left_is_swept_up(own_cache: Path, file: Path) -> 
     assert not left_over(own_cache)
 
 
-def test_two_that_make_the_same_at_once_both_end_well(own_cache: Path, file: Path) -> None:
+def test_two_processes_can_make_the_same_entry_at_once(own_cache: Path, file: Path) -> None:
     def slow(new: New) -> dict[str, Any]:
         facts = making()(new)
         inner.append(cached("set", [file], making()))  # another is quicker
@@ -194,7 +194,9 @@ def full(*_: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_neither_disk_nor_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_that_fits_neither_disk_nor_memory_is_a_one_line_error(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     def huge(new: New) -> dict[str, Any]:
@@ -208,6 +210,6 @@ def test_neither_disk_nor_memory(file: Path, monkeypatch: pytest.MonkeyPatch) ->
         cached("set", [file], huge)
 
 
-def test_a_missing_input_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_input_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="gone.parquet cannot be read: No such file"):
         cached("set", [tmp_path / "gone.parquet"], making())

@@ -30,7 +30,7 @@ def test_take_equals_a_loop_over_clients(seed: int) -> None:
         assert padded.mask[place].tolist() == [True] * len(rows) + [False] * len(blank)
 
 
-def test_counts_and_single_clients() -> None:
+def test_counts_and_rows_of_single_clients() -> None:
     table, lists, y = random_table(3, 10)
     assert table.clients == 10 and table.counts.tolist() == [len(rows) for rows in lists]
     for client, rows in enumerate(lists):
@@ -47,7 +47,7 @@ def test_a_wider_table_on_request_and_never_a_narrower_one() -> None:
 @pytest.mark.parametrize(
     "lists", [[np.zeros(0, dtype=np.int64)] * 3, [np.zeros(0), np.array([5]), np.zeros(0)]]
 )
-def test_empty_clients(lists: list[np.ndarray]) -> None:
+def test_take_works_for_clients_without_rows(lists: list[np.ndarray]) -> None:
     table = ClientRows.from_lists(lists, np.arange(10))
     padded = table.take(torch.tensor([0, 2]))
     assert padded.rows.tolist() == [[0], [0]] and padded.count.tolist() == [0, 0] and not padded.mask.any()

@@ -38,7 +38,7 @@ def chunks(*pieces: list, type: Any = None) -> pa.ChunkedArray:
         (pa.array([1], pa.timestamp("s")), "neither"),
     ],
 )
-def test_kinds_by_type(values: pa.Array, wanted: str) -> None:
+def test_the_type_of_a_column_decides_its_kind(values: pa.Array, wanted: str) -> None:
     assert kind_of(values.type) == wanted
 
 
@@ -53,7 +53,7 @@ def test_numbers_are_standardised_by_train_and_missing_ones_are_the_mean() -> No
 
 
 @pytest.mark.parametrize("train", [[0.1] * 7, [None, None], [], [4.0, None]])
-def test_a_constant_column_says_nothing(train: list) -> None:
+def test_a_constant_column_becomes_zero(train: list) -> None:
     column = Number("a", numbers(chunks(train, type=pa.float64()), "a", place))
     assert column(numbers(chunks([0.1, 7.0, None]), "a", place), place).tolist() == [[0.0]] * 3
 
@@ -72,7 +72,7 @@ def test_very_large_numbers_do_not_overflow() -> None:
     ("low", "high"),
     [(1e15, 1e15 + 1), (-3e-13, -1e-13), (0, 2e-320), (-1.7e308, 1.7e308), (1.7e18, 1.7e18 + 256)],
 )
-def test_neither_the_size_of_numbers_nor_their_distance_matters(low: float, high: float) -> None:
+def test_standardising_does_not_depend_on_scale_or_offset(low: float, high: float) -> None:
     train = np.array([low, high] * 500)
     np.testing.assert_allclose(Number("a", train)(train, place)[:4, 0], [-1, 1, -1, 1], rtol=1e-6)
     rare = np.array(
@@ -83,7 +83,7 @@ def test_neither_the_size_of_numbers_nor_their_distance_matters(low: float, high
     )
 
 
-def test_noise_on_a_large_mean() -> None:
+def test_small_changes_on_a_large_mean_are_kept() -> None:
     noise = np.random.default_rng(0).normal(size=1000)
     got = Number("a", noise + 1e6)(noise + 1e6, place)[:, 0]
     np.testing.assert_allclose(got, (noise - noise.mean()) / noise.std(), atol=1e-6)

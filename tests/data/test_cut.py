@@ -34,7 +34,7 @@ def test_a_recording_ends_with_its_user_its_label_and_its_time() -> None:
         ([0], 0.0, 1, []),
     ],
 )
-def test_where_windows_of_four_lie(
+def test_first_and_last_rows_of_windows_of_four(
     bounds: list[int], overlap: float, minimum: int | None, wanted: list[tuple[int, int]]
 ) -> None:
     first, last = place_windows(np.array(bounds), 4, overlap, minimum)
@@ -51,7 +51,7 @@ def test_channels_come_first_and_the_last_row_fills() -> None:
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.8])
 @pytest.mark.parametrize("minimum", [1, 3, 5])
-def test_like_a_slow_loop(overlap: float, minimum: int) -> None:
+def test_windows_equal_a_slow_loop(overlap: float, minimum: int) -> None:
     rng = np.random.default_rng(0)
     ids, seconds = (
         np.repeat(rng.integers(0, 9, 15), 20),

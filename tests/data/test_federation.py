@@ -49,7 +49,7 @@ def test_defaults_work_on_the_embedded_digits() -> None:
     "partition", ["iid", "dirichlet", "pathological", {"name": "iid", "samples_per_client": 40}]
 )
 @pytest.mark.parametrize("pool", ["train", "train+test"])
-def test_nothing_is_held_twice(partition: object, pool: str) -> None:
+def test_no_sample_is_held_twice(partition: object, pool: str) -> None:
     fed = federation(
         partition=partition, pool=pool, root=50, split={"train": 0.6, "validation": 0.2, "test": 0.2}
     )
@@ -113,7 +113,7 @@ def test_samples_can_be_shared_and_moved() -> None:
         (0.1, 0.45, 0.45),
     ],
 )
-def test_split_sizes(shares: tuple[float, float, float]) -> None:
+def test_split_sizes_by_hand(shares: tuple[float, float, float]) -> None:
     split = Split(train=shares[0], validation=shares[1], test=shares[2])
     count = np.arange(0, 400)
     train, validation, test = split.sizes(count)
@@ -154,7 +154,7 @@ def test_the_split_is_fair() -> None:
     assert (chosen - 100).abs().max() < 45  # 400 draws of 5 in 20: deviation 8.7
 
 
-def test_clients_without_samples_go_through() -> None:
+def test_clients_without_samples_are_allowed() -> None:
     fed = federation(clients=300, partition={"name": "dirichlet", "beta": 0.05, "min_samples": 0})
     assert (
         int((fed.train.counts + fed.test.counts).min()) == 0
@@ -193,7 +193,7 @@ def test_clients_without_samples_go_through() -> None:
         ),
     ],
 )
-def test_wrong_settings_are_one_line_with_the_path(settings: dict, message: str) -> None:
+def test_wrong_settings_are_a_one_line_error_with_the_path(settings: dict, message: str) -> None:
     with pytest.raises((ValidationError, ConfigError)) as error:
         DataSettings(**settings)
     text = (
@@ -219,7 +219,7 @@ def test_wrong_settings_are_one_line_with_the_path(settings: dict, message: str)
         ),
     ],
 )
-def test_data_that_cannot_be_dealt_names_the_setting(settings: dict, message: str) -> None:
+def test_samples_that_cannot_be_assigned_name_the_setting(settings: dict, message: str) -> None:
     with pytest.raises(DataError) as error:
         federation(**settings)
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -255,7 +255,7 @@ class Wrong(Partition):
         ("fact", "a fact 'group' that does not have one number per client"),
     ],
 )
-def test_a_plug_in_that_deals_wrongly_is_caught(how: str, message: str) -> None:
+def test_a_wrong_assignment_by_a_plug_in_is_refused(how: str, message: str) -> None:
     with pytest.raises(DataError, match=f"'wrong' returned.*{message}"):
         federation(clients=2, partition=Wrong(how=how))
 
@@ -273,7 +273,7 @@ def windows(users: int, rows: int = 60) -> Samples:
     return Samples(torch.zeros(rows, 2), torch.arange(rows) % 2, 2, rows, user=torch.arange(rows) % users)
 
 
-def test_without_a_number_there_are_twenty_clients_or_as_many_as_users() -> None:
+def test_the_default_is_twenty_clients_or_one_per_user() -> None:
     assert (
         DataSettings().known_clients == 20 and DataSettings(clients=7, partition="by-user").known_clients == 7
     )

@@ -88,7 +88,7 @@ def test_a_known_set_comes_from_the_hub_once(
     assert len(build("source", "mnist").load(None)) == 11 and not hub.asked
 
 
-def test_what_is_not_parquet_comes_from_the_hubs_conversion(hub: Hub) -> None:
+def test_other_formats_come_from_the_hubs_parquet_conversion(hub: Hub) -> None:
     samples = build("source", {"name": "images", "repo": "me/script"}).load(None)
     assert len(samples) == 8 and samples.train_rows == 6  # what is held back for validation tests
     assert hub.fetched() == ["default/train/0000.parquet", "default/validation/0000.parquet"]
@@ -105,7 +105,7 @@ def test_a_subset_must_be_chosen_and_has_a_folder_of_its_own(hub: Hub, tmp_path:
     assert hub.fetched() == ["a/train.parquet", "b/train.parquet"]
 
 
-def test_another_split_to_test_on_is_what_is_fetched(hub: Hub, own_cache: Path) -> None:
+def test_a_given_test_split_is_the_one_downloaded(hub: Hub, own_cache: Path) -> None:
     samples = build("source", {"name": "images", "repo": "me/glue", "test_split": "validation"}).load(None)
     assert len(samples) == 9 and samples.train_rows == 6
     assert hub.fetched() == ["train.parquet", "validation.parquet"]
@@ -124,7 +124,7 @@ def test_another_split_to_test_on_is_what_is_fetched(hub: Hub, own_cache: Path) 
         build("source", {"name": "images", "repo": "me/glue", "test_split": "tset"}).load(None)
 
 
-def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(
+def test_an_interrupted_download_is_not_used_and_continues(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mnist = Repository("ylecun/mnist")
@@ -168,7 +168,7 @@ def test_half_a_download_is_not_taken_for_a_dataset_and_goes_on(
         (None, None, "data.options.repo is not set"),
     ],
 )
-def test_why_the_hub_does_not_serve(
+def test_errors_of_the_hub_give_their_reason(
     hub: Hub, tmp_path: Path, repo: str | None, revision: str | None, reason: str
 ) -> None:
     with pytest.raises(Unreachable) as error:
@@ -176,7 +176,7 @@ def test_why_the_hub_does_not_serve(
     assert str(error.value) == reason
 
 
-def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_gives_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     online(monkeypatch)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -187,7 +187,9 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert time.monotonic() - begun < 10 and "\n" not in str(error.value)
 
 
-def test_without_the_library_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_or_folder_gives_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(Unreachable, match="pip install huggingface_hub"):
@@ -196,7 +198,7 @@ def test_without_the_library_or_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
         fetch(Repository("me/any"), None)
 
 
-def test_a_transfer_that_breaks_off_is_one_line(
+def test_an_interrupted_transfer_is_a_one_line_error(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library waits before it tries again

@@ -55,7 +55,7 @@ def pixels(shape: tuple[int, ...], count: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_sets_in_the_layout_of_the_hub(tmp_path: Path, name: str) -> None:
+def test_known_datasets_in_the_layout_of_the_hub(tmp_path: Path, name: str) -> None:
     column, label, shape, classes, layout, test = KNOWN[name]
     stored, labels = pixels(shape, 5), [0, classes - 1, 1, 2, classes - 1]
     names = [f"class {i}" for i in range(classes)]
@@ -75,7 +75,7 @@ def test_known_sets_in_the_layout_of_the_hub(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_sets_say_where_they_come_from_and_what_may_be_done_with_them(name: str) -> None:
+def test_known_datasets_document_their_origin_and_licence(name: str) -> None:
     card = describe(parts("source")[name])
     defaults = {item["name"]: item["default"] for item in card["settings"]}
     assert (
@@ -87,7 +87,7 @@ def test_known_sets_say_where_they_come_from_and_what_may_be_done_with_them(name
     assert all(item["help"] for item in card["settings"])
 
 
-def test_emnist_is_turned_upright_unless_it_stands_already(tmp_path: Path) -> None:
+def test_emnist_is_turned_upright_unless_it_already_is(tmp_path: Path) -> None:
     letter = np.zeros((28, 28), dtype=np.uint8)
     letter[3, 20] = 200  # stored in row 3, column 20
     write_images(tmp_path / "emnist", [letter] * 4, [10, 36, 61, 0])
@@ -122,7 +122,7 @@ def test_svhn_takes_the_cropped_digits_and_leaves_extra_out(tmp_path: Path) -> N
 # ---- folders of one's own ----
 
 
-def test_five_lines_of_config(tmp_path: Path) -> None:
+def test_five_lines_of_config_load_a_folder_of_images(tmp_path: Path) -> None:
     stored = [image.astype(np.uint8) for image in colour(10, 16)]
     columns = {
         "photo": wrapped(stored),
@@ -146,7 +146,7 @@ def test_five_lines_of_config(tmp_path: Path) -> None:
     np.testing.assert_allclose(samples.std, train.std((0, 1, 2)), rtol=1e-9)
 
 
-def test_users_are_numbered_as_everywhere(tmp_path: Path) -> None:
+def test_users_of_images_are_numbered_from_zero(tmp_path: Path) -> None:
     write_table(
         tmp_path / "pets" / "train.parquet",
         {"image": wrapped(grey(4)), "label": [0, 1, 0, 1], "who": [100, 7, 100, 2**60]},
@@ -178,7 +178,7 @@ def test_rows_set_aside_are_always_the_same_and_keep_their_order() -> None:
         set_aside(2, 0.9)
 
 
-def test_grey_stored_as_colour_is_grey_where_all_of_it_is(tmp_path: Path) -> None:
+def test_grey_images_stored_as_colour_are_grey_if_all_are(tmp_path: Path) -> None:
     as_colour = [np.repeat(image[:, :, None], 3, 2) for image in grey(8, 8)]
     write_images(tmp_path / "g", as_colour, [0, 1] * 4, kind="WEBP")
     assert load("images", tmp_path, folder="g").sample_shape == (1, 8, 8)
@@ -190,7 +190,7 @@ def test_grey_stored_as_colour_is_grey_where_all_of_it_is(tmp_path: Path) -> Non
     )  # some photographs are grey
 
 
-def test_one_in_colour_far_behind_many_in_grey_is_not_lost_silently(
+def test_a_late_colour_image_among_grey_ones_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "LOOKED_AT", 2)
@@ -248,7 +248,7 @@ def test_large_images_are_written_in_small_pieces(tmp_path: Path, monkeypatch: p
         ([{"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": None}], "row 0 holds no image bytes"),
     ],
 )
-def test_columns_that_hold_no_images(tmp_path: Path, column: list[Any], message: str) -> None:
+def test_columns_without_images_are_refused(tmp_path: Path, column: list[Any], message: str) -> None:
     write_table(tmp_path / "n" / "train.parquet", {"image": column, "label": [0, 1]})
     with pytest.raises(DataError) as error:
         load("images", tmp_path, folder="n", test=0.5)
@@ -256,7 +256,7 @@ def test_columns_that_hold_no_images(tmp_path: Path, column: list[Any], message:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_half_an_image_is_one_line(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_image_is_a_one_line_error(tmp_path: Path, kind: str) -> None:
     from PIL import Image
 
     file = io.BytesIO()
@@ -296,7 +296,7 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-def test_numbers_without_a_scale_are_refused(tmp_path: Path, mode: str) -> None:
+def test_pixel_modes_without_a_fixed_range_are_refused(tmp_path: Path, mode: str) -> None:
     from PIL import Image
 
     with pytest.raises(
@@ -307,7 +307,7 @@ def test_numbers_without_a_scale_are_refused(tmp_path: Path, mode: str) -> None:
         stored(tmp_path, saved(Image.new(mode, (2, 2)), "TIFF"))
 
 
-def test_what_is_transparent_is_laid_on_white(tmp_path: Path) -> None:
+def test_transparent_pixels_are_put_on_white(tmp_path: Path) -> None:
     from PIL import Image
 
     grey_half = Image.fromarray(np.array([[[100, 255], [100, 0]]], dtype=np.uint8))
@@ -335,7 +335,7 @@ def test_what_is_transparent_is_laid_on_white(tmp_path: Path) -> None:
     ]
 
 
-def test_a_photo_of_two_frames_among_others(tmp_path: Path) -> None:
+def test_a_photo_with_two_frames_is_read(tmp_path: Path) -> None:
     from PIL import Image
 
     photo = Image.fromarray(colour(1, 8)[0])
@@ -361,7 +361,7 @@ def test_formats_for_which_pillow_starts_other_programs_are_not_opened(
         assert Image.open(io.BytesIO(encoded)).format in ("EPS", "PCX")  # which Pillow would have read
 
 
-def test_giants_are_refused_undecoded(
+def test_huge_images_are_refused_before_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     from PIL import Image, ImageFile
@@ -403,7 +403,7 @@ def test_moments_by_pieces_are_those_of_the_whole() -> None:
 # ---- the bar ----
 
 
-def test_quick_work_shows_nothing_and_slow_work_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_only_for_slow_work(capsys: pytest.CaptureFixture[str]) -> None:
     for seconds, shown in ((1.0, ""), (3.0, "decoding x: 10 of 20\n")):
         times = iter([0.0, seconds, seconds])
         with progress.progress("decoding x", 20, lambda times=times: next(times)) as advance:
@@ -412,7 +412,7 @@ def test_quick_work_shows_nothing_and_slow_work_a_line(capsys: pytest.CaptureFix
         assert capsys.readouterr().err == shown
 
 
-def test_a_bar_on_a_terminal_beside_another_disrun_all(
+def test_a_progress_bar_beside_another_live_display_does_not_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rich.console import Console

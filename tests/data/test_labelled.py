@@ -16,7 +16,7 @@ from tests.data.folders import write_table
 @pytest.mark.parametrize(
     "name", [name for name, source in parts("source").items() if issubclass(source, LabelledSource)]
 )
-def test_every_source_says_what_it_is(name: str) -> None:
+def test_every_source_has_a_description(name: str) -> None:
     card = describe(parts("source")[name])
     assert card["summary"] and "Licence:" in card["text"] and all(item["help"] for item in card["settings"])
 
@@ -46,7 +46,9 @@ def write_small(folder: Path) -> None:
         ("windows", {"folder": "lists", "channels": 2}, (2, 5)),
     ],
 )
-def test_a_network_learns_from_them(tmp_path: Path, name: str, options: dict, shape: tuple[int, ...]) -> None:
+def test_a_network_learns_from_labelled_rows(
+    tmp_path: Path, name: str, options: dict, shape: tuple[int, ...]
+) -> None:
     write_small(tmp_path)
     assert build("source", {"name": name, **options}).load(tmp_path).sample_shape == shape
     run = holdfast.run(

@@ -36,7 +36,7 @@ def found(names: list[str], dir: Path | None, repository: Repository = NOWHERE) 
     return files["train"][0].parent
 
 
-def test_the_order_of_the_four_places(
+def test_the_four_places_are_searched_in_order(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = put(tmp_path / "hub")
@@ -55,9 +55,7 @@ def test_the_order_of_the_four_places(
     assert found(["a-set"], here) == dir
 
 
-def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_data_dir_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's data.dir may be another machine's, where the data lies elsewhere, so that is only said."""
     here = put(tmp_path / "here" / "a-set")
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "here"))
@@ -73,14 +71,14 @@ def test_a_place_that_was_asked_for_and_is_not_there_is_not_passed_over_in_silen
         find_files(["another-set"], tmp_path / "here", NOWHERE)
 
 
-def test_names_that_a_folder_may_have(tmp_path: Path) -> None:
+def test_a_folder_is_found_under_all_its_names(tmp_path: Path) -> None:
     folder = put(tmp_path / "fashion_mnist")
     assert found(["fashion-mnist"], tmp_path) == folder
     assert found(["clothes", "fashion-mnist"], tmp_path) == folder
     assert found(["fashion-mnist"], folder) == folder  # pointed at the dataset instead of at what holds it
 
 
-def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(
+def test_a_folder_given_as_a_path_is_only_searched_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = put(tmp_path / "own")
@@ -99,7 +97,7 @@ def test_a_folder_that_is_a_path_is_looked_at_there_and_nowhere_else(
         found(["./empty"], None)
 
 
-def test_a_home_of_nobody_and_a_name_too_long_are_one_line(
+def test_an_unknown_home_and_a_too_long_name_are_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -131,7 +129,7 @@ def test_one_error_names_all_four_places_and_the_layout(
     assert "fashion_mnist/ with train.parquet and test.parquet, or train-00000-of-00002.parquet" in text
 
 
-def test_what_is_not_set_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_places_that_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> Path:
         raise Unreachable("no answer")
 
@@ -143,7 +141,7 @@ def test_what_is_not_set_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
         find_files(["a"], None, NOWHERE)
 
 
-def test_several_subsets_are_not_passed_over(tmp_path: Path) -> None:
+def test_several_subsets_are_an_error(tmp_path: Path) -> None:
     put(tmp_path / "set" / "x"), put(tmp_path / "set" / "y")
     with pytest.raises(DataError, match="several subsets; set data.options.subset to one of: x, y"):
         find_files(["set"], tmp_path, NOWHERE)

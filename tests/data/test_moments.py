@@ -36,7 +36,7 @@ def test_the_scale_of_a_channel_does_not_matter(scale: float) -> None:
     torch.testing.assert_close(x.std((0, 2), unbiased=False), torch.ones(2), rtol=0, atol=1e-5)
 
 
-def test_noise_on_a_large_mean_in_float32() -> None:
+def test_noise_on_a_large_mean_in_float32_is_not_scaled() -> None:
     x = (1e6 + np.random.default_rng(0).normal(size=(5000, 1, 20))).astype(np.float32)
     moments = measured(x, 50)
     exact = x.astype(np.longdouble)
@@ -52,7 +52,7 @@ def test_a_channel_that_never_changes_becomes_0(value: float) -> None:
     assert measured(x).std == (1.0,) and normalised(x).abs().max() <= abs(np.float32(value)) * 1e-7
 
 
-def test_changes_that_float32_cannot_tell_are_not_blown_up() -> None:
+def test_changes_below_float32_resolution_are_not_amplified() -> None:
     x = np.full((1000, 2, 10), 1e6, dtype=np.float32)
     x[0, 0, 0] = np.nextafter(
         np.float32(1e6), np.float32(2e6)

@@ -152,12 +152,14 @@ def touch(folder: Path, *names: str) -> Path:
         (["a/x.parquet", "b/train.parquet"], "a", {"train": ["a/x.parquet"]}),
     ],
 )
-def test_layouts(tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]) -> None:
+def test_splits_are_found_in_all_layouts(
+    tmp_path: Path, names: list[str], subset: str | None, splits: dict[str, list[str]]
+) -> None:
     found = find_splits(touch(tmp_path, *names), subset)
     assert found == {split: [tmp_path / file for file in files] for split, files in splits.items()}
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_without_loops(tmp_path: Path) -> None:
     real, here = touch(tmp_path / "real", "train.parquet", "sub/test.parquet"), tmp_path / "here"
     here.mkdir()
     (here / "data").symlink_to(real)
@@ -166,7 +168,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert find_splits(here, "sub") == {"test": [here / "data/sub/test.parquet"]}
 
 
-def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_broken_link_is_an_error_when_it_is_read(tmp_path: Path) -> None:
     touch(tmp_path, "train.parquet")
     (tmp_path / "test.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match="test.parquet cannot be read"):
@@ -187,11 +189,11 @@ def test_a_link_to_nothing_is_an_error_of_whoever_reads_it(tmp_path: Path) -> No
         ("train test_matched test_mismatched", "test_matched", "test_matched"),
     ],
 )
-def test_which_split_is_for_testing(splits: str, wanted: str | None, chosen: str | None) -> None:
+def test_the_choice_of_the_test_split(splits: str, wanted: str | None, chosen: str | None) -> None:
     assert choose_test(dict.fromkeys(splits.split()), wanted, "here") == chosen
 
 
-def test_splits_that_cannot_be_tested_on() -> None:
+def test_splits_that_cannot_be_tested_on_are_refused() -> None:
     with pytest.raises(
         DataError,
         match="here: there is no split 'valdation' for data.options.test_split; did you mean 'validation'?",
@@ -250,7 +252,7 @@ def test_more_than_ten_files_in_numeric_order() -> None:
         ),
     ],
 )
-def test_folders_that_cannot_be_understood(names: list[str], subset: str | None, message: str) -> None:
+def test_ambiguous_folders_are_refused(names: list[str], subset: str | None, message: str) -> None:
     with pytest.raises(DataError) as error:
         arrange(names, subset, "here")
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -268,7 +270,7 @@ def two_files(folder: Path) -> ParquetRows:
     )
 
 
-def test_files_read_as_one(tmp_path: Path) -> None:
+def test_several_files_are_read_as_one(tmp_path: Path) -> None:
     rows = two_files(tmp_path)
     assert (
         rows.count == 5
@@ -292,7 +294,7 @@ def test_files_read_as_one(tmp_path: Path) -> None:
         rows.need(("c", "d"))
 
 
-def test_nothing_is_opened_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_files_are_opened_on_first_use(tmp_path: Path) -> None:
     assert ParquetRows([tmp_path / "not there.parquet"]).paths
     with pytest.raises(DataError, match="not there.parquet cannot be read as Parquet, download it again"):
         _ = ParquetRows([tmp_path / "not there.parquet"]).count
@@ -322,7 +324,7 @@ def _a_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_empty, _half, _not_parquet, _damaged_inside, _a_folder])
-def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
+def test_damaged_files_are_a_one_line_error(tmp_path: Path, damage: Any) -> None:
     good = write_table(tmp_path / "a.parquet", {"a": list(range(300))})
     bad = write_table(tmp_path / "b.parquet", {"a": list(range(300))})
     damage(bad)
@@ -336,7 +338,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, damage: Any) -> None:
         list(ParquetRows([good, bad]).batches(["a"]))
 
 
-def test_a_split_without_rows(tmp_path: Path) -> None:
+def test_a_split_without_rows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a.parquet has no rows"):
         _ = ParquetRows([write_table(tmp_path / "a.parquet", {"a": np.zeros(0)})]).count
 
@@ -344,7 +346,7 @@ def test_a_split_without_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "what"), [({"a": [1.5]}, "a"), ({"b": [1]}, "a, b"), ({"a": [1], "c": [1]}, "c")]
 )
-def test_files_that_do_not_belong_together(tmp_path: Path, other: dict[str, list], what: str) -> None:
+def test_files_with_different_columns_are_refused(tmp_path: Path, other: dict[str, list], what: str) -> None:
     rows = ParquetRows(
         [write_table(tmp_path / "a.parquet", {"a": [1]}), write_table(tmp_path / "b.parquet", other)]
     )
@@ -387,7 +389,7 @@ def test_words_are_numbered_over_train_and_test_together(tmp_path: Path, values:
     )
 
 
-def test_words_of_a_known_list(tmp_path: Path) -> None:
+def test_labels_outside_a_known_list_are_refused(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", ["b", "a", "b"])
     assert read_labels(rows, "label", 3, ("b", "c", "a"))[0].tolist() == [0, 2, 0]
     with pytest.raises(
@@ -435,7 +437,7 @@ def test_wrong_labels_name_file_and_row(
     )
 
 
-def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
+def test_another_dataset_is_detected_by_its_classes(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="column 'label' names 2 classes, expected 10; check that it is the right dataset"
     ):
@@ -444,7 +446,7 @@ def test_another_dataset_is_noticed_by_its_classes(tmp_path: Path) -> None:
         read_labels(split(tmp_path / "a.parquet", ["neg", "pos"]), "label", 10)
 
 
-def test_users(tmp_path: Path) -> None:
+def test_users_are_numbered_in_ascending_order(tmp_path: Path) -> None:
     assert read_users(split(tmp_path / "a.parquet", [1600, 7, 1600]), "label").tolist() == [1, 0, 1]
     assert read_users(split(tmp_path / "a.parquet", [3.0, -1.0]), "label").tolist() == [1, 0]
     unsigned = split(tmp_path / "a.parquet", pa.array([2**60 + 1, 2**63 + 5, 2**60 + 2], pa.uint64()))
@@ -461,14 +463,14 @@ def test_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1.9, float("nan"), float("inf")])
-def test_users_that_are_no_whole_numbers(tmp_path: Path, value: float) -> None:
+def test_users_that_are_not_whole_numbers_are_refused(tmp_path: Path, value: float) -> None:
     with pytest.raises(
         DataError, match=f"a.parquet: row 1 has {value} in 'label', but users must be whole numbers or words"
     ):
         read_users(split(tmp_path / "a.parquet", [1.0, value]), "label")
 
 
-def test_classes_in_another_order_are_known_by_their_names(tmp_path: Path) -> None:
+def test_classes_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
     train, test = (
         split(tmp_path / "a.parquet", [0, 1, 2], ["x", "y", "z"]),
         split(tmp_path / "b.parquet", [0, 1, 2, 0], ["y", "z", "x"]),
@@ -502,7 +504,7 @@ def test_files_of_one_split_must_agree_about_the_classes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("first", "second"), [([0, 1], ["a", "b"]), (["a", "b"], [0, 1]), ([0, 1], [True, False])]
 )
-def test_numbers_in_one_split_and_words_in_the_other(
+def test_numbers_in_one_split_and_words_in_another_are_refused(
     tmp_path: Path, first: list[Any], second: list[Any]
 ) -> None:
     both = [split(tmp_path / "a.parquet", first), split(tmp_path / "b.parquet", second)]
@@ -514,7 +516,7 @@ def test_numbers_in_one_split_and_words_in_the_other(
             read(both, "label")
 
 
-def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
+def test_words_that_are_not_utf8_are_a_one_line_error(tmp_path: Path) -> None:
     rows = split(tmp_path / "a.parquet", pa.array([b"ok", b"\xff\xfe"], pa.binary()).view(pa.string()))
     for read in (read_labels, read_users):
         with pytest.raises(
@@ -524,7 +526,7 @@ def test_words_that_are_not_utf8_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_two_columns_of_one_name(tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(
         pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([0])], names=["a", "a", "label"]),
         tmp_path / "a.parquet",

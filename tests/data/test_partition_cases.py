@@ -40,14 +40,14 @@ def counts(lists: Any, labels: np.ndarray = TEN) -> np.ndarray:
         (6, [5, 1, 0], 2, [2, 2, 2]),
     ],
 )
-def test_apportion(total: int, weights: list, least: int, expected: list) -> None:
+def test_apportion_by_hand(total: int, weights: list, least: int, expected: list) -> None:
     assert apportion(total, np.array(weights), least).tolist() == expected
 
 
 # ---- similarity
 
 
-def test_similarity_of_zero_is_the_sorted_line_and_of_a_hundred_is_all_alike() -> None:
+def test_similarity_0_sorts_by_label_and_100_is_iid() -> None:
     sorted_line = deal({"name": "similarity", "percent": 0})
     assert [rows.tolist() for rows in sorted_line.lists] == [
         list(range(60 * k, 60 * k + 60)) for k in range(10)
@@ -56,7 +56,7 @@ def test_similarity_of_zero_is_the_sorted_line_and_of_a_hundred_is_all_alike() -
     assert (alike > 0).all() and (alike.sum(1) == 60).all()
 
 
-def test_similarity_of_twenty() -> None:
+def test_similarity_20_by_hand() -> None:
     table = counts(deal({"name": "similarity"}, clients=5).lists)
     assert (table.sum(1) == 120).all() and table.sum(0).tolist() == [60] * 10
     for client, row in enumerate(
@@ -65,7 +65,7 @@ def test_similarity_of_twenty() -> None:
         assert row.max() >= 40 and set(np.argsort(row)[-2:]) <= set(range(2 * client - 1, 2 * client + 3))
 
 
-def test_similarity_with_a_size_uses_all_classes_still() -> None:
+def test_similarity_with_samples_per_client_uses_all_classes() -> None:
     table = counts(deal({"name": "similarity", "percent": 25, "samples_per_client": 8}).lists)
     assert (table.sum(1) == 8).all() and (table.sum(0) > 0).all()
 
@@ -83,7 +83,7 @@ def test_groups_of_classes_get_clients_by_their_number_of_classes() -> None:
         assert mine >= 48  # 80 % of 60, and what of the rest happens to be of the group's classes
 
 
-def test_grouped_is_exact_at_share_one_and_groups_of_unlike_sizes_have_clients_of_unlike_sizes() -> None:
+def test_grouped_is_exact_at_share_one_and_group_sizes_decide_client_sizes() -> None:
     labels = np.concatenate([np.repeat([0, 1], 100), np.repeat([2, 3], 10)])
     dealt = deal({"name": "grouped", "groups": 2, "share": 1}, labels, clients=4)
     for own, row in zip(dealt.facts["group"], counts(dealt.lists, labels), strict=True):
@@ -124,7 +124,7 @@ def test_groups_that_cannot_be_read_are_refused_with_the_config(groups: Any, mes
 # ---- by-user
 
 
-def test_by_user_gives_each_user_his_own() -> None:
+def test_by_user_gives_each_client_one_users_samples() -> None:
     users = np.array([7, 3, 7, 9, 3, 7])
     dealt = deal({"name": "by-user"}, np.zeros(6, int), 3, users=users)
     assert [rows.tolist() for rows in dealt.lists] == [[1, 4], [0, 2, 5], [3]] and dealt.facts[
@@ -145,7 +145,7 @@ def test_by_user_gives_each_user_his_own() -> None:
 # ---- single-label
 
 
-def test_single_label() -> None:
+def test_single_label_by_hand() -> None:
     labels = np.repeat([2, 5, 6], [7, 4, 9])
     table = counts(deal({"name": "single-label"}, labels, 5).lists, labels)
     assert table[:, [2, 5, 6]].tolist() == [[4, 0, 0], [0, 2, 0], [0, 0, 9], [3, 0, 0], [0, 2, 0]]
@@ -156,7 +156,7 @@ def test_single_label() -> None:
 # ---- complementary pairs
 
 
-def test_fedcoms_ten_clients() -> None:
+def test_pairs_of_fedcoms_ten_clients_by_hand() -> None:
     labels = np.repeat(np.arange(10), 400)  # 100 of each class for testing, 300 to train on: 285 and 15
     dealt = deal({"name": "complementary-pairs"}, labels)
     table, facts = counts(dealt.lists, labels), dealt.facts
@@ -219,13 +219,15 @@ def test_more_pairs_than_classes_divide_their_samples() -> None:
         ({"ratio": 0.5}, 14, 14),
     ],
 )
-def test_pairs_with_a_size_train_on_exactly_so_many(more: dict, majority: int, minority: int) -> None:
+def test_pairs_with_samples_per_client_train_on_exactly_that_many(
+    more: dict, majority: int, minority: int
+) -> None:
     dealt = deal({"name": "complementary-pairs", "samples_per_client": 42, **more})
     for client, row in enumerate(counts(dealt.lists)):
         assert row.sum() == 42 and (row[client], row[client ^ 1]) == (majority, minority)
 
 
-def test_pairs_of_classes_of_unlike_size_are_tested_in_equal_amounts() -> None:
+def test_pairs_of_classes_of_different_size_are_tested_in_equal_amounts() -> None:
     labels = np.repeat([1, 4, 6], [40, 12, 9])  # the odd class out is there for noise alone
     dealt = deal({"name": "complementary-pairs", "ratio": 0.8}, labels, 2)
     assert counts(dealt.tests, labels)[:, [1, 4, 6]].tolist() == [[3, 3, 0]] * 2
@@ -291,7 +293,7 @@ def test_without_flwr_datasets_the_error_names_it() -> None:
         deal({"name": "flwr"})
 
 
-def test_any_partitioner_of_flwr_datasets_can_deal() -> None:
+def test_any_partitioner_of_flwr_datasets_can_be_used() -> None:
     pytest.importorskip("flwr_datasets")
     iid = deal({"name": "flwr"})
     assert sorted(np.concatenate(iid.lists).tolist()) == list(range(600)) and {
@@ -376,13 +378,13 @@ def test_any_partitioner_of_flwr_datasets_can_deal() -> None:
         ),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_one_line(table: dict, clients: int, message: str) -> None:
+def test_impossible_assignments_are_a_one_line_error(table: dict, clients: int, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
         deal(table, clients=clients)
     assert str(error.value).startswith("data.partition: ") and "\n" not in str(error.value)
 
 
-def test_pairs_need_classes_and_users_must_be_enough() -> None:
+def test_too_few_classes_or_users_are_refused() -> None:
     with pytest.raises(DataError, match="pairs with noise class need 3 classes but the data has 2"):
         deal({"name": "complementary-pairs"}, np.repeat([0, 1], 50), 2)
     with pytest.raises(

@@ -53,7 +53,7 @@ def test_every_partition_is_documented_and_takes_samples_per_client(name: str) -
     assert "samples_per_client" in {item["name"] for item in card["settings"]}
 
 
-def test_iid_sizes_differ_by_one_at_most() -> None:
+def test_iid_sizes_differ_by_at_most_one() -> None:
     sizes = [len(rows) for rows in deal({"name": "iid"}, clients=7)]
     assert sum(sizes) == 3000 and max(sizes) - min(sizes) == 1
 
@@ -86,7 +86,7 @@ def test_dirichlet_keeps_a_random_choice_and_so_the_mixture_of_classes() -> None
     assert len(rows) == 100 and counts.min() >= 3 and counts.max() <= 20
 
 
-def test_dirichlet_with_a_beta_that_underflows_still_deals_everything() -> None:
+def test_dirichlet_with_a_beta_that_underflows_assigns_all_samples() -> None:
     assert sum(len(rows) for rows in deal({"name": "dirichlet", "beta": 1e-300, "min_samples": 0})) == 3000
 
 
@@ -122,7 +122,7 @@ def test_blocks_spread_an_odd_size_evenly_over_the_classes() -> None:
         assert sorted(counts[counts > 0]) == [16, 17, 17]
 
 
-def test_labels_with_gaps() -> None:
+def test_labels_with_gaps_are_assigned() -> None:
     labels = np.repeat([3, 8, 40], 30)
     lists = deal({"name": "pathological", "classes_per_client": 1}, labels, clients=3)
     assert [set(labels[rows]) for rows in lists] == [{3}, {8}, {40}]
@@ -191,7 +191,7 @@ def test_positions_are_sorted() -> None:
         ),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_one_line(table: dict, clients: int, message: str) -> None:
+def test_impossible_assignments_are_a_one_line_error(table: dict, clients: int, message: str) -> None:
     labels = np.sort(LABELS) if clients != 20 else np.where(np.arange(3000) < 290, 0, 1 + np.arange(3000) % 9)
     with pytest.raises(DataError, match=message) as error:
         deal(table, labels, clients)
@@ -217,7 +217,7 @@ def test_settings_that_are_wrong_name_their_path(table: dict, message: str) -> N
 @pytest.mark.parametrize(
     "table", [{"name": "iid"}, {"name": "dirichlet", "min_samples": 0}, FEW, {**FEW, "form": "shards"}]
 )
-def test_ten_thousand_clients_do_not_take_long(table: dict) -> None:
+def test_ten_thousand_clients_are_assigned_quickly(table: dict) -> None:
     labels = np.random.default_rng(0).integers(0, 10, 60_000)
     begin = time.perf_counter()
     assert len(deal(table, labels, clients=10_000)) == 10_000

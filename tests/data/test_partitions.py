@@ -98,7 +98,7 @@ def test_every_registered_partition_is_checked_here() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SPACE))
-def test_every_partition_is_documented_says_its_counts_and_takes_samples_per_client(name: str) -> None:
+def test_every_partition_documents_its_counts_and_takes_samples_per_client(name: str) -> None:
     card = describe(parts("partition")[name])
     assert card["summary"] and "Counts: " in card["text"] and all(item["help"] for item in card["settings"])
     assert "samples_per_client" in {item["name"] for item in card["settings"]}
@@ -121,7 +121,7 @@ def worlds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray | None, int]:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), world=worlds(), seed=st.integers(0, 5))
-def test_the_laws_hold_or_one_line_says_what_to_relax(
+def test_the_invariants_hold_or_a_one_line_error_names_the_setting(
     name: str, data: st.DataObject, world: tuple, seed: int
 ) -> None:
     labels, users, clients = world
@@ -151,7 +151,7 @@ USERS = np.random.default_rng(8).integers(0, 40, 1200)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("clients", [4, 20, 40])
 @pytest.mark.parametrize("size", [None, 12])
-def test_ordinary_data_is_dealt(name: str, clients: int, size: int | None) -> None:
+def test_ordinary_data_can_be_assigned(name: str, clients: int, size: int | None) -> None:
     table: dict[str, Any] = {"name": name} | ({} if size is None else {"samples_per_client": size})
     dealt = deal(table, LABELS, clients, 0, USERS)
     check(table, dealt, LABELS, clients)
@@ -173,7 +173,7 @@ def test_one_client_and_one_class(name: str) -> None:
 )  # how long Flower's partitioners take is theirs
 @pytest.mark.parametrize("classes", [10, 200])
 @pytest.mark.parametrize("beta", [0.01, None])
-def test_a_thousand_clients_are_dealt_or_refused_within_a_second(
+def test_a_thousand_clients_are_assigned_or_refused_within_a_second(
     name: str, classes: int, beta: float | None
 ) -> None:
     skewed = beta is not None and "beta" in SPACE[name]
@@ -195,7 +195,7 @@ def by_hand(name: str, **more: Any) -> tuple[DataSettings, Samples]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_a_federation_nobody_is_tested_on_what_he_or_another_trains_on(name: str) -> None:
+def test_no_client_is_tested_on_a_training_sample(name: str) -> None:
     split = {"train": 0.6, "validation": 0.15, "test": 0.25}
     settings, samples = by_hand(name, split=split, held_out=3, root=30)
     fed = build_federation(settings, Key(1), samples)

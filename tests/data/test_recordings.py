@@ -61,7 +61,7 @@ def test_wisdm_in_windows_of_200_rows(tmp_path: Path) -> None:
     assert len(load("wisdm", tmp_path, test=0, length=100)) == 4 + 1 + 2
 
 
-def test_gaps_and_times_that_go_back_end_a_recording_and_rows_without_a_time_are_left_away(
+def test_gaps_and_times_that_go_back_end_a_recording_and_rows_without_a_time_are_left_out(
     tmp_path: Path,
 ) -> None:
     columns = track((1, "Walking", 30))
@@ -129,7 +129,7 @@ def test_a_share_is_set_aside_and_every_window_stays_whole(tmp_path: Path) -> No
         ({"timestamp": [0] * 10}, {}, "no recording has 5 rows"),
     ],
 )
-def test_damaged_rows_are_one_line(tmp_path: Path, change: dict, options: dict, message: str) -> None:
+def test_damaged_rows_are_a_one_line_error(tmp_path: Path, change: dict, options: dict, message: str) -> None:
     columns = {
         name: values for name, values in {**track((1, "a", 10)), **change}.items() if values is not None
     }
@@ -139,7 +139,7 @@ def test_damaged_rows_are_one_line(tmp_path: Path, change: dict, options: dict, 
     assert "\n" not in str(error.value)
 
 
-def test_values_are_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_never_held_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, channels = 100_000, 48
     names = [f"c{channel}" for channel in range(channels)]
     values = np.random.default_rng(0).normal(size=(rows, channels)).astype(np.float32)
@@ -200,7 +200,7 @@ ODD = """33,Jogging,49105962326000,-0.6946377,12.680544,0.50395286;
 """
 
 
-def test_odd_records_of_the_text_file(tmp_path: Path) -> None:
+def test_irregular_records_of_the_text_file_are_read_or_dropped(tmp_path: Path) -> None:
     (tmp_path / RAW).write_text(ODD)
     with pytest.warns(UserWarning, match="8 damaged records and 1 without a time are left out, 7 remain"):
         raw = read_raw(tmp_path / RAW)
@@ -249,7 +249,7 @@ def test_text_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
         )
 
 
-def test_an_earlier_place_wins_whatever_form_its_files_have(
+def test_an_earlier_place_takes_precedence_for_text_and_parquet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -266,7 +266,7 @@ def test_an_earlier_place_wins_whatever_form_its_files_have(
         load("wisdm", tmp_path / "nowhere")
 
 
-def test_a_text_file_without_a_record(tmp_path: Path) -> None:
+def test_a_text_file_without_a_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wisdm").mkdir()
     (tmp_path / "wisdm" / RAW).write_bytes(b"<html>\xff\n404;\n")
     with pytest.raises(DataError, match=f"{RAW}: no record like"):

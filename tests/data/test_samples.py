@@ -63,7 +63,7 @@ def test_bytes_stay_bytes_and_the_store_is_frozen() -> None:
         ({"std": (0.0,)}, "std positive"),
     ],
 )
-def test_unsound_samples_are_refused(change: dict, message: str) -> None:
+def test_inconsistent_samples_are_refused(change: dict, message: str) -> None:
     sound: dict[str, Any] = {
         "x": torch.zeros(4, 2),
         "y": torch.tensor([0, 1, 2, 1]),
@@ -76,7 +76,7 @@ def test_unsound_samples_are_refused(change: dict, message: str) -> None:
         Samples(**{**sound, **change})
 
 
-def test_words_are_handed_out_as_they_are():
+def test_words_are_not_changed_in_a_batch():
     x = torch.tensor([[7, 2**31 - 1, 0], [1, 0, 0]], dtype=torch.int32)
     samples = Samples(x, torch.tensor([0, 1]), classes=2, train_rows=2)
     assert samples.words
@@ -84,7 +84,7 @@ def test_words_are_handed_out_as_they_are():
     assert got.dtype == torch.int64 and got.tolist() == [[[1, 0, 0]], [[7, 2**31 - 1, 0]]]
 
 
-def test_as_many_names_as_classes():
+def test_there_must_be_as_many_names_as_classes():
     with pytest.raises(DataError, match="3 class names for 2 classes"):
         Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 2, 1, class_names=("a", "b", "c"))
 

@@ -79,7 +79,7 @@ def test_every_source_is_documented(name: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "column", "kind", "wrap"), [("mnist", "image", "PNG", True), ("mnist", "img", "WEBP", False)]
 )
-def test_grey_images(tmp_path: Path, folder: str, column: str, kind: str, wrap: bool) -> None:
+def test_grey_images_are_loaded(tmp_path: Path, folder: str, column: str, kind: str, wrap: bool) -> None:
     images, labels = grey(), list(range(8))
     stored = (
         [np.repeat(pixels[:, :, None], 3, 2) for pixels in images] if kind == "WEBP" else images
@@ -112,7 +112,7 @@ def test_folder_from_the_environment_with_either_spelling(
     )  # data.dir does not serve, the environment does
 
 
-def test_decoded_once_and_again_when_a_file_changes(
+def test_images_are_decoded_once_and_again_when_a_file_changes(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "mnist", grey(), [1] * 8)
@@ -180,16 +180,14 @@ def test_damaged_images_name_file_and_row(
         load("mnist", tmp_path)
 
 
-def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "mnist", grey(), [0] * 8)
     (tmp_path / "mnist" / "test.parquet").write_bytes(b"half a download")
     with pytest.raises(DataError, match="test.parquet cannot be read as Parquet, download it again"):
         load("mnist", tmp_path)
 
 
-def test_without_pillow_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pillow_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "mnist", [b"x"] * 8, [0] * 8)  # type: ignore[list-item]
     real_import = builtins.__import__
 

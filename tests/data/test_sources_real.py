@@ -85,7 +85,7 @@ def test_tiny_imagenet_keeps_200_labels_and_some_grey_photographs(real_data: Pat
     assert 0 < int(grey.sum()) < len(samples) / 10
 
 
-def test_images_finds_grey_in_what_is_stored_as_colour(real_data: Path, tmp_path: Path) -> None:
+def test_grey_images_stored_as_colour_are_detected(real_data: Path, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "all.parquet").symlink_to(real_data / "mnist" / "test.parquet")
     samples = load("images", tmp_path, folder="own")
@@ -112,7 +112,7 @@ def test_images_finds_grey_in_what_is_stored_as_colour(real_data: Path, tmp_path
         ("cifar10", 50000, [6, 9, 9, 4, 1], ((0, 2, 0, 0), 63), [5000] * 10),
     ],
 )
-def test_whole_sets(
+def test_whole_datasets_have_their_published_sizes(
     real_data: Path, name: str, train_rows: int, first: list[int], pixel: Any, counts: list[int]
 ) -> None:
     samples = load(name, real_data)

@@ -39,7 +39,7 @@ def adult(folder: Path, **change: Any) -> None:
     write_table(folder / "test.parquet", test)
 
 
-def test_all_columns_but_the_label(tmp_path: Path) -> None:
+def test_all_columns_but_the_label_are_used(tmp_path: Path) -> None:
     adult(tmp_path / "adult")
     samples = load(tmp_path, label="income", categorical=["zip"])
     spread = np.sqrt(200 / 3)  # of the ages 20, 40 and 30, whose mean is 30
@@ -129,7 +129,7 @@ def test_without_a_test_split_only_the_rows_that_stay_are_fitted_to(tmp_path: Pa
         ),
     ],
 )
-def test_tables_that_cannot_be_used_are_one_line(
+def test_unusable_tables_are_a_one_line_error(
     tmp_path: Path, change: dict, options: dict, message: str
 ) -> None:
     adult(tmp_path / "adult", **change)

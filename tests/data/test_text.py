@@ -42,7 +42,7 @@ def test_ag_news_in_shards_of_the_hub(tmp_path: Path) -> None:
     assert samples.batch(torch.tensor([4])).dtype == torch.int64 and samples.user is None
 
 
-def test_imdb_leaves_the_unlabelled_reviews_away(tmp_path: Path) -> None:
+def test_imdb_leaves_out_the_unlabelled_reviews(tmp_path: Path) -> None:
     folder = tmp_path / "imdb" / "plain_text"
     for split, texts, labels in (
         ("train", ["bad", "good"], [0, 1]),
@@ -91,14 +91,14 @@ def test_text_of_your_own_with_words_as_labels_and_users(tmp_path: Path) -> None
         ({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, "train.parquet has no rows"),
     ],
 )
-def test_damaged_texts_are_one_line(tmp_path: Path, columns: dict, message: str) -> None:
+def test_damaged_texts_are_a_one_line_error(tmp_path: Path, columns: dict, message: str) -> None:
     write_table(tmp_path / "ag_news" / "train.parquet", columns)
     with pytest.raises(DataError, match=message) as error:
         load("ag-news", tmp_path, test=0)
     assert "\n" not in str(error.value)
 
 
-def test_a_half_written_file(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write_table(tmp_path / "imdb" / "train.parquet", {"text": ["a", "b"], "label": [0, 1]})
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match="train.parquet cannot be read as Parquet, download it again"):

@@ -101,7 +101,7 @@ def test_a_channel_that_never_changes_is_not_divided_by_zero(tmp_path: Path) -> 
         ([["a", "b"]] * 2, "column 'signal' holds list<.*string>, not lists of numbers"),
     ],
 )
-def test_damaged_windows_are_one_line(tmp_path: Path, signal: list, message: str) -> None:
+def test_damaged_windows_are_a_one_line_error(tmp_path: Path, signal: list, message: str) -> None:
     write_table(tmp_path / "mine" / "train.parquet", {"signal": signal, "label": [0, 1]})
     with pytest.raises(DataError, match=message) as error:
         load("windows", tmp_path, folder="mine", channels=2)
@@ -128,7 +128,7 @@ def test_lists_of_lists_have_one_length_at_every_level(tmp_path: Path, odd: Any,
         load("windows", tmp_path, folder="mine", channels=2)
 
 
-def test_splits_with_lists_of_different_depth(tmp_path: Path) -> None:
+def test_splits_with_lists_of_different_depth_are_refused(tmp_path: Path) -> None:
     write_table(
         tmp_path / "mine" / "train.parquet", {"signal": [[[1.0, 2.0], [3.0, 4.0]]] * 2, "label": [0, 1]}
     )
@@ -140,7 +140,7 @@ def test_splits_with_lists_of_different_depth(tmp_path: Path) -> None:
         load("windows", tmp_path, folder="mine", channels=2)
 
 
-def test_uci_har_of_another_length_or_with_other_labels(tmp_path: Path) -> None:
+def test_uci_har_of_another_length_or_with_other_labels_is_refused(tmp_path: Path) -> None:
     har(tmp_path / "long" / "uci_har", (1152, 1152, 1161, 1152))
     with pytest.raises(
         DataError, match="train-00001-of-00002.parquet: row 0 has 1161 numbers in 'signal', expected 1152"

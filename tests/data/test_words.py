@@ -27,7 +27,7 @@ from holdfast.data.hashed_words import WordHasher, hash_word, split_words
         (" \n\t…— <br/>", []),
     ],
 )
-def test_words_of_a_text(text: str, wanted: list[str]) -> None:
+def test_a_text_is_split_into_words(text: str, wanted: list[str]) -> None:
     assert split_words(text) == wanted
 
 
@@ -54,7 +54,7 @@ def test_hashes_are_positive_int32_and_spread() -> None:
     assert np.bincount(row % 16, minlength=16).min() > 1100  # 1,250 expected in each
 
 
-def test_rows_are_padded_and_cut() -> None:
+def test_rows_are_padded_or_truncated() -> None:
     a, b, c = (hash_word(word) for word in "abc")
     assert WordHasher(3).rows(["a b", "a b c a", "", "!?"]).tolist() == [
         [a, b, 0],

@@ -64,7 +64,7 @@ def bytes_in(folder: Path) -> tuple[int, int]:
 # ---- cells, groups and steps
 
 
-def test_a_mixed_grid(tmp_path: Path) -> None:
+def test_the_forecast_of_a_mixed_grid(tmp_path: Path) -> None:
     """fedavg and ditto are two groups; batches of another size are two more. Learning rate and seed split
     nothing."""
     iid = {"name": "iid", "samples_per_client": 20}
@@ -94,7 +94,7 @@ def test_a_mixed_grid(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shard_is_planned_alone(tmp_path: Path) -> None:
+def test_a_shard_has_its_own_forecast(tmp_path: Path) -> None:
     given = table(sweep={"method.name": ["fedavg", "ditto"], "seed": [0, 1]})
     found = holdfast.plan(given, out=tmp_path / "table", shard=(2, 2))
     assert found.cells == ("ditto seed=0", "ditto seed=1") and len(found.groups) == 1
@@ -113,7 +113,7 @@ def test_a_shard_is_planned_alone(tmp_path: Path) -> None:
         (Recipe(steps=3, batch_size=5, drop_last=True), [0, 0, 3, 3, 3]),
     ],
 )
-def test_own_steps(recipe: Recipe, steps: list[int]) -> None:
+def test_own_steps_by_hand(recipe: Recipe, steps: list[int]) -> None:
     assert own_steps(torch.tensor([0, 4, 5, 9, 11]), recipe).tolist() == steps
 
 
@@ -209,7 +209,7 @@ def test_clients_tuned_at_evaluation_cost_evaluation(tmp_path: Path, timed: list
     assert tuned == [3 * 4, 0], "three of five clients, 18 samples each"
 
 
-def test_worker_processes_note_what_they_did(tmp_path: Path) -> None:
+def test_worker_processes_record_their_work(tmp_path: Path) -> None:
     given = table(
         method="ditto",
         train={"local_steps": 2, "rounds": 5},
@@ -239,7 +239,7 @@ def test_rows_that_a_device_computes() -> None:
 # ---- seconds
 
 
-def test_a_line_through_rounds() -> None:
+def test_a_line_through_short_and_long_rounds() -> None:
     assert line([(10, 3.0), (30, 7.0), (10, 3.0), (30, 7.0), (30, 99.0)]) == pytest.approx((1.0, 0.2))
     assert line([(10, 3.0), (30, 2.0)]) == pytest.approx((0.0, 2.0 / 30)), (
         "a slope that noise has turned round is none"
@@ -262,7 +262,7 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_to_train(tmp_path: Path) -> None:
+def test_a_run_without_training_has_a_forecast(tmp_path: Path) -> None:
     found = holdfast.plan(table(train={"local_epochs": 0}), out=tmp_path / "run")
     assert found.client_steps == 0 and found.groups[0].microseconds is None
 
@@ -283,7 +283,7 @@ def test_nothing_to_train(tmp_path: Path) -> None:
     ],
     ids=["drawn", "sometimes", "everyone", "sweep"],
 )
-def test_bytes_on_disk(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_forecast_bytes_on_disk_equal_those_of_the_run(tmp_path: Path, given: dict[str, Any]) -> None:
     disk = holdfast.plan(given, out=tmp_path / "planned").disk
     (holdfast.sweep if "sweep" in given else holdfast.run)(given, out=tmp_path / "real")
     size, files = bytes_in(tmp_path / "real")
@@ -291,7 +291,7 @@ def test_bytes_on_disk(tmp_path: Path, given: dict[str, Any]) -> None:
     assert disk.total == pytest.approx(disk.once + disk.rounds + disk.private, abs=2)
 
 
-def test_private_rows_to_the_record(tmp_path: Path) -> None:
+def test_private_rows_are_forecast_exactly(tmp_path: Path) -> None:
     given = table(
         method="ditto", train={"rounds": 11, "participation": 0.3, "availability": 0.8}, data={"clients": 14}
     )
@@ -370,7 +370,7 @@ seed = [0, 1]
 """
 
 
-def test_json(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_forecast_as_json(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(CONFIG)
     code, out, _ = call("table.toml", "--json", "--shard", "1/2", "--set", "train.rounds=5")
     found = json.loads(out)
@@ -401,7 +401,7 @@ def test_json(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["table.toml"]
 
 
-def test_the_table(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_forecast_as_a_table(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(CONFIG)
     code, out, _ = call("table.toml")
     assert code == 0
@@ -418,7 +418,7 @@ def test_the_table(call: Callable[..., tuple[int, str, str]], tmp_path: Path) ->
     assert code == 0 and "ditto" in out and "1 group on cpu" in out
 
 
-def test_ctrl_c(
+def test_ctrl_c_leaves_no_files(
     call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*args: Any) -> None:
@@ -451,7 +451,7 @@ def test_mistakes_are_reported_as_by_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp-sweep", "cnn-ditto"])
-def test_what_was_said_comes_true(tmp_path: Path, name: str) -> None:
+def test_the_forecast_is_close_to_the_run(tmp_path: Path, name: str) -> None:
     """Memory within 20 %, time within a factor of 2; the best of three attempts for time, because others use
     the machine too."""
     environment = {

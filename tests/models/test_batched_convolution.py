@@ -138,7 +138,7 @@ def test_only_pytorchs_own_layers_are_changed_and_can_be_changed_back() -> None:
     assert type(unfolded(folded(nn.Conv2d(1, 1, 1)))) is nn.Conv2d
 
 
-def test_work_that_needs_pytorchs_order_is_done_again_in_it() -> None:
+def test_work_that_fails_in_channels_last_order_is_repeated_in_pytorchs_order() -> None:
     network = Network(lambda: nn.Conv2d(2, 3, 3), head=None)
     x = torch.randn(4, 2, 5, 5)
     assert network.ordered(x).is_contiguous(memory_format=torch.channels_last)

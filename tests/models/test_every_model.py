@@ -67,13 +67,13 @@ def batch(kind: str, rows: int = 6) -> Tensor:
     return samples_of_kind(kind).batch(torch.arange(rows), torch.float64)
 
 
-def test_the_cases_are_all_networks() -> None:
+def test_every_network_is_among_the_cases() -> None:
     assert {name for name, _ in CASES} == set(OURS) == set(SMALL)
     assert all(issubclass(part, NetworkPart) for part in OURS.values())
 
 
 @every_case
-def test_a_backbone_and_a_linear_head(name: str, kind: str) -> None:
+def test_every_network_has_a_backbone_and_a_linear_head(name: str, kind: str) -> None:
     net = module(name, kind).eval()
     assert [child for child, _ in net.named_children()] == ["backbone", "head"]
     head, backbone, x = net.get_submodule("head"), net.get_submodule("backbone"), batch(kind)
@@ -125,5 +125,5 @@ def test_every_plan_takes_the_same_steps(name: str, kind: str) -> None:
 
 
 @every_case
-def test_what_it_reads_is_what_it_can_be_built_for(name: str, kind: str) -> None:
+def test_a_network_can_be_built_for_every_kind_it_reads(name: str, kind: str) -> None:
     check_reads(build("model", name), SHAPES[kind], kind == "words")

@@ -41,14 +41,14 @@ def test_any_module_with_a_named_head_has_features() -> None:
     assert torch.equal(features(net, X, None), net(X))  # without a head, the whole answer
 
 
-def test_other_tensors_may_stand_in() -> None:
+def test_other_tensors_may_replace_the_modules_own() -> None:
     net, other = Odd(), Odd()
     expected = features(other, X, "ends.last")
     assert torch.equal(features(net, X, "ends.last", dict(other.named_parameters())), expected)
     assert torch.equal(features(net, X, "ends.last"), net.body(X).tanh())  # and are gone again
 
 
-def test_in_stacks_under_swapped_tensors_and_traced() -> None:
+def test_features_in_stacks_under_swapped_tensors_and_traced() -> None:
     nets = [Odd(), Odd()]
     stacked = {
         name: torch.stack([dict(net.named_parameters())[name] for net in nets])
@@ -72,7 +72,7 @@ def test_in_stacks_under_swapped_tensors_and_traced() -> None:
     torch.testing.assert_close(traced(X), expected)
 
 
-def test_the_hook_is_gone_afterwards_also_after_an_error() -> None:
+def test_the_hook_is_removed_also_after_an_error() -> None:
     net = Odd()
     with pytest.raises(RuntimeError):
         features(net, torch.zeros(3, 7), "ends.last")

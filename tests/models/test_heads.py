@@ -30,7 +30,7 @@ def deep() -> nn.Module:
     return nn.ModuleDict({"out": nn.ModuleDict({"fc": head}), "body": nn.Linear(2, 5)})
 
 
-def test_it_takes_the_heads_place_also_in_a_sequence() -> None:
+def test_a_replaced_head_also_works_in_a_sequence() -> None:
     net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3))
     x = torch.randn(4, 2)
     before = net(x)
@@ -48,7 +48,7 @@ def test_it_takes_the_heads_place_also_in_a_sequence() -> None:
         _ = net[2].nonsense
 
 
-def test_sizes_of_heads() -> None:
+def test_head_sizes_are_read_from_the_layout() -> None:
     layout = Layout.of(deep(), "out.fc")
     assert head_sizes(layout) == (3, 5)
     with pytest.raises(ConfigError, match="one linear layer"):
@@ -59,7 +59,7 @@ def test_sizes_of_heads() -> None:
         replace_head(deep(), None, Doubled)
 
 
-def test_a_linear_head_where_it_travels() -> None:
+def test_a_linear_head_is_found_in_the_vector() -> None:
     """Of a wire that carries the head alone, the places are those of the packed vector."""
     layout = Layout.of(nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 3)), "1")
     weight, bias = linear_head(layout)

@@ -94,7 +94,7 @@ def test_buffers_that_are_not_saved_and_whole_numbers() -> None:
 # ---- heads
 
 
-def test_head() -> None:
+def test_the_entries_of_the_head() -> None:
     n = Network(lambda: nn.ModuleDict({"body": nn.Linear(2, 2), "fc": nn.Linear(2, 1)}), head="fc")
     assert n.head.nonzero().flatten().tolist() == [6, 7, 8]
     with pytest.raises(ConfigError, match="no submodule named 'fcc' for the head; did you mean 'fc'"):
@@ -109,7 +109,7 @@ def test_a_module_without_parameters_is_refused() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.SyncBatchNorm(4), nn.AlphaDropout(0.1), nn.FeatureAlphaDropout(0.1)])
-def test_layers_without_a_meaning_here_are_refused(layer: nn.Module) -> None:
+def test_unsupported_layers_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match=type(layer).__name__):
         network(lambda: nn.Sequential(nn.Linear(3, 4), layer))
 
@@ -130,7 +130,7 @@ def test_dropout_rate_and_scale(p: float) -> None:
     assert torch.allclose(out[out != 0], torch.tensor(1 / (1 - p), dtype=torch.float64))
 
 
-def test_dropout_by_key() -> None:
+def test_dropout_masks_depend_on_the_key() -> None:
     x = torch.ones(5, 40)
     assert torch.equal(drop(nn.Dropout(0.5), 3, x), drop(nn.Dropout(0.5), 3, x))
     assert not torch.equal(drop(nn.Dropout(0.5), 3, x), drop(nn.Dropout(0.5), 4, x))
@@ -257,7 +257,7 @@ class Counting(nn.Module):
         return self.norm(self.fc(x)) + torch.rand(3)
 
 
-def test_a_module_is_tried_without_a_trace() -> None:
+def test_trying_a_module_changes_no_state() -> None:
     module = Counting()
     before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
     check_fits(module, "counting", torch.zeros(6, dtype=torch.float64), 3, "numbers")

@@ -56,7 +56,7 @@ def count(module: nn.Module) -> int:
         ({"name": "cnn-bn", "channels": 4, "hidden": 8}, DIGITS, 10, 40 + 8 + (4 * 16 + 1) * 8 + 90),
     ],
 )
-def test_sizes_and_shapes(
+def test_networks_have_the_expected_sizes_and_shapes(
     table: dict[str, Any], sample_shape: tuple[int, ...], classes: int, parameters: int
 ) -> None:
     net = network(sample_shape, classes, **table)
@@ -67,7 +67,7 @@ def test_sizes_and_shapes(
     assert torch.equal(logits, net.head(net.backbone(x)))  # type: ignore[operator]
 
 
-def test_a_wider_head_than_classes() -> None:
+def test_a_head_may_be_wider_than_the_number_of_classes() -> None:
     net = network(CIFAR, name="resnet18", outputs=1000)
     assert net.head.out_features == 1000 and count(net) == 11_173_962 + 990 * 513
     with pytest.raises(ConfigError, match="model.outputs = 9 is fewer than the 10 classes"):
@@ -158,7 +158,9 @@ def test_normalisation_and_dropout_are_where_they_were_asked_for() -> None:
         ({"name": "fedcap"}, DIGITS, "unknown model 'fedcap'; did you mean 'fedcap-cnn'"),
     ],
 )
-def test_refusals_are_one_line(table: dict[str, Any], sample_shape: tuple[int, ...], message: str) -> None:
+def test_unsuitable_samples_are_a_one_line_error(
+    table: dict[str, Any], sample_shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         network(sample_shape, **table)
     assert "\n" not in str(error.value)

@@ -19,7 +19,7 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 4))
 
 
-def test_both_start_alike_and_the_first_is_what_others_see() -> None:
+def test_both_models_of_a_pair_start_equal_and_the_first_is_visible() -> None:
     network = network_of(lambda: Pair(layers()))
     first, second = halves(network)
     start = network.initial(Key(0))
@@ -40,7 +40,7 @@ def test_both_start_alike_and_the_first_is_what_others_see() -> None:
         torch.testing.assert_close(pair(x), pair.get_submodule("shared")(x))
 
 
-def test_a_loss_under_other_parameters_and_ones_own_statistics() -> None:
+def test_a_loss_with_other_parameters_uses_its_own_statistics() -> None:
     net = layers().double()
     zeros = {name: torch.zeros_like(value) for name, value in net.named_parameters()}
     x = torch.ones(5, 3, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_a_loss_under_other_parameters_and_ones_own_statistics() -> None:
 
 
 @pytest.mark.parametrize("name", ["apfl", "pfedme"])
-def test_a_compiler_can_be_given_the_steps(name: str) -> None:
+def test_steps_of_a_pair_can_be_compiled(name: str) -> None:
     """A second model inside the loss, or several passes in one step: nothing of that must stop it from being
     traced."""
     forget()

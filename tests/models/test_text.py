@@ -81,7 +81,7 @@ def test_the_cnn_takes_maxima_over_windows_that_begin_in_the_text() -> None:
 
 
 @every_text
-def test_how_far_a_text_is_padded_does_not_matter(name: str) -> None:
+def test_the_length_of_the_padding_does_not_matter(name: str) -> None:
     short, long = net(name, 2), net(name, 40)
     x = HASHES[:, :2]
     torch.testing.assert_close(short(x), long(nn.functional.pad(x, (0, 38))))
@@ -115,7 +115,7 @@ def test_a_row_for_padding_learns_nothing_on_any_plan() -> None:
 
 
 @every_text
-def test_the_same_bits_every_time(name: str) -> None:
+def test_texts_give_the_same_bits_every_time(name: str) -> None:
     """A row that many words share sums its gradients in a fixed order."""
     part = build("model", {**TEXTS[name], "rows": 3})
     network = network_of(lambda: part.build((30,), 3), torch.float32)
@@ -167,7 +167,7 @@ def test_every_method_trains_on_texts(
     assert_same(loop, compiled, 1e-10)
 
 
-def test_texts_are_learned_and_read_back(texts: None, simulate: Callable[..., Run]) -> None:
+def test_a_run_on_texts_learns_and_can_be_loaded(texts: None, simulate: Callable[..., Run]) -> None:
     train = {"rounds": 12, "local_epochs": 5, "lr": 0.3, "dtype": "float32"}
     run = simulate(**of_texts("text-mean", method="fedavg", train=train, engine={"plan": "auto"}))
     assert run.final["accuracy"] > 0.8
@@ -203,7 +203,7 @@ def test_texts_are_learned_and_read_back(texts: None, simulate: Callable[..., Ru
     ],
     ids=["mlp", "cnn", "images", "augment"],
 )
-def test_what_does_not_fit_is_refused_in_one_line(
+def test_samples_that_do_not_fit_are_a_one_line_error(
     changes: dict[str, Any], words: str, texts: None, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:

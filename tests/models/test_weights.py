@@ -120,7 +120,7 @@ def change(**changes: Tensor | None) -> dict[str, Tensor]:
     ],
     ids=["missing", "other names", "extra", "shape", "classes", "nan", "too large", "whole numbers"],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(
+def test_a_file_that_does_not_fit_is_a_one_line_error(
     content: dict[str, Tensor], words: str, tmp_path: Path
 ) -> None:
     save_file(content, tmp_path / "bad.safetensors")
@@ -134,7 +134,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     )
 
 
-def test_no_file_and_no_safetensors(tmp_path: Path) -> None:
+def test_a_missing_file_and_other_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.weights: .*none.safetensors cannot be read: No such file"):
         experiment(tmp_path, weights=str(tmp_path / "none.safetensors"))
     torch.save(state(), tmp_path / "pickle.pt")
@@ -142,7 +142,7 @@ def test_no_file_and_no_safetensors(tmp_path: Path) -> None:
         experiment(tmp_path, weights=str(tmp_path / "pickle.pt"))
 
 
-def test_a_users_own_module(tmp_path: Path) -> None:
+def test_a_users_own_module_can_start_from_a_file(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -190,7 +190,7 @@ def test_the_manifest_names_the_file_by_its_content(file: Path, simulate: Callab
     assert simulate(model=CNN).manifest["weights"] is None
 
 
-def test_starts_do_not_keep_experiments_apart(
+def test_experiments_with_different_starts_are_fused(
     file: Path, tmp_path: Path, simulate_all: Callable[..., list[Run]]
 ) -> None:
     save_file(state(seed=6), tmp_path / "other.safetensors")
@@ -209,7 +209,7 @@ def test_starts_do_not_keep_experiments_apart(
         )
 
 
-def test_a_run_goes_on_without_its_file(
+def test_a_run_resumes_without_its_file(
     file: Path, tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`local` starts every client from the start model, also those that come late."""
@@ -279,7 +279,7 @@ def test_a_tensor_with_two_names_may_have_either_in_the_file(name: str, tmp_path
     assert torch.equal(Weights(str(tmp_path / "tied.safetensors")).into(Tied()).a.weight, value)
 
 
-def test_heads_without_a_file_or_of_another_name_and_files_nowhere(tmp_path: Path) -> None:
+def test_fresh_heads_without_a_file_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='^model.weights_head = "fresh" .* set the file in model.weights'):
         experiment(tmp_path, weights_head="fresh")
     with pytest.raises(ConfigError, match="not 'Fresh'"):

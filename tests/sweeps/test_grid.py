@@ -79,7 +79,7 @@ def test_settings_of_a_part_stay_with_it() -> None:
     assert [table["method"] for _, table in found] == [{"name": "ditto", "lam": 0.7}, {"name": "fedavg"}]
 
 
-def test_overrides() -> None:
+def test_overrides_apply_where_their_conditions_hold() -> None:
     override = [
         {"when": {"method.name": "ditto", "seed": 1}, "set": {"method.lam": 1.0}},
         {"when": {"method": {"name": "fedavg"}}, "set": {"train": {"lr": 0.5}}},
@@ -140,13 +140,13 @@ def test_an_override_may_choose_a_part_and_set_it() -> None:
         ({"overide": [{"set": {"seed": 3}}]}, "unknown key 'sweep.overide'; did you mean 'override'"),
     ],
 )
-def test_mistakes(sweep: Any, words: str) -> None:
+def test_mistakes_in_a_sweep_are_refused(sweep: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         cells(seed=3, sweep=sweep)
     assert "\n" not in str(error.value)
 
 
-def test_a_misspelt_section() -> None:
+def test_a_misspelt_section_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown key 'sweeep'; did you mean 'sweep'"):
         cells(sweeep={"seed": [0, 1]})
 
@@ -160,7 +160,7 @@ def test_a_misspelt_setting_is_found_in_the_cell() -> None:
         configs({"sweep": {"method.name": ["ditto", "dito"]}})
 
 
-def test_what_every_part_of_a_kind_can_be_told_stays() -> None:
+def test_settings_that_all_parts_of_a_kind_have_are_kept() -> None:
     """The same attackers and the same assumptions, whichever attack or rule: else a cell would quietly have
     the defaults."""
     attack = {"name": "lie", "z": 1.0, "fraction": 0.1, "knows": "colluders", "lies": {"count": 2.0}}
@@ -181,7 +181,7 @@ def test_what_every_part_of_a_kind_can_be_told_stays() -> None:
     assert found == [{"name": "median", "f": 0.3, "wrap": [{"name": "nnm"}]}]
 
 
-def test_settings_without_a_name_are_for_whichever_part_is_named() -> None:
+def test_settings_without_a_name_apply_to_the_chosen_part() -> None:
     found = cells(attack={"fraction": 0.1}, sweep={"attack.name": ["lie", "ipm"]})
     assert [table["attack"] for _, table in found] == [
         {"fraction": 0.1, "name": "lie"},
@@ -254,7 +254,7 @@ def test_objects_have_labels_that_another_process_gives_them_too(
     assert [label for label, _ in expand({"sweep": {path: values}})] == [f"{key}={word}" for word in words]
 
 
-def test_configs_tell_objects_apart_as_their_labels_do() -> None:
+def test_configs_distinguish_objects_as_their_labels_do() -> None:
     made = [
         config.plain()["train"]["loss"]
         for _, config in configs({"sweep": {"train.loss": [lambda n, b: 1, lambda n, b: 2]}})
@@ -269,7 +269,7 @@ def test_configs_tell_objects_apart_as_their_labels_do() -> None:
     assert make_config({"model": Model(Net, head="body")}).plain()["model"] == "<Model(Net,head=body)>"
 
 
-def test_configs_of_before_words_had_settings_are_known_again() -> None:
+def test_older_configs_without_settings_of_objects_are_recognised() -> None:
     for was, wanted in (
         ("<Model>", "<Model(Net)>"),
         ("<loss>", "<loss(tau=1.0)-2>"),

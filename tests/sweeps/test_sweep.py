@@ -99,7 +99,9 @@ def no_training(patch: pytest.MonkeyPatch) -> None:
 # ---- fused equals alone
 
 
-def test_a_mixed_grid_is_what_each_cell_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_a_mixed_grid_equal_their_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve cells of different learning rates, lambdas, epochs and partitions, trained as one stack, in
     float64."""
     grid = {
@@ -155,7 +157,9 @@ def check_resumed(
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool) -> None:
+def test_a_sweep_killed_at_any_stage_resumes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, every: bool
+) -> None:
     """From before the first file to after the last result: the same command, or `resume`, ends with the same
     bits."""
     monkeypatch.setattr("tests.experiment.kills.STAGES", [*STAGES, (os, "link"), (os, "mkdir")])
@@ -180,7 +184,9 @@ def test_killed_at_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pl
         )
 
 
-def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_killed_before_all_manifests_were_written_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The group's terms are on disk before any manifest, so the plan is not chosen again, though it would be
     another one now."""
     cells = [
@@ -218,7 +224,7 @@ def test_killed_before_all_cells_had_manifests(tmp_path: Path, monkeypatch: pyte
     assert json.loads((folders(tmp_path / "cut")[3] / "manifest.json").read_text())["plan"]["rows"] == 3
 
 
-def test_what_is_finished_is_not_touched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_cells_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = cells_of(seed=[0, 1, 2])
     first = sweep(cells, tmp_path / "s")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("*")}
@@ -287,7 +293,7 @@ def test_a_sweep_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "s").exists()
 
 
-def test_of_several_writers_one_wins(tmp_path: Path) -> None:
+def test_one_of_several_writers_succeeds(tmp_path: Path) -> None:
     children = []
     for number in range(6):
         child = os.fork()
@@ -302,7 +308,7 @@ def test_of_several_writers_one_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["sweep.json", "groups/000.json"])
-def test_a_damaged_record_is_one_line(tmp_path: Path, file: str) -> None:
+def test_a_damaged_record_is_a_one_line_error(tmp_path: Path, file: str) -> None:
     sweep(cells_of(seed=[0, 1]), tmp_path / "s")
     (folders(tmp_path / "s")[0] / "result.json").unlink()
     (tmp_path / "s" / file).write_text("{}")
@@ -323,7 +329,7 @@ def test_shards_are_blocks_of_nearly_equal_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0), (-1, -1)])
-def test_shards_that_are_none(tmp_path: Path, shard: tuple[int, int]) -> None:
+def test_wrong_shard_numbers_are_refused(tmp_path: Path, shard: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="numbered from 1"):
         sweep(cells_of(seed=[0, 1]), tmp_path / "s", shard=shard)
     assert not (tmp_path / "s").exists()
@@ -359,7 +365,7 @@ def test_two_shards_at_once_finish_one_sweep(tmp_path: Path) -> None:
         assert_same(everything(Run(tmp_path / "at once" / folder.name)), everything(Run(folder)), 1e-10)
 
 
-def test_other_shards_are_told_apart(tmp_path: Path) -> None:
+def test_statuses_of_other_shards_are_marked(tmp_path: Path) -> None:
     cells = cells_of(seed=[0, 1, 2])
     said: list[str] = []
     nothing = sweep(cells, tmp_path / "s", session.Watch(say=said.append), shard=(1, 5))
@@ -401,7 +407,7 @@ def test_a_group_that_has_begun_is_continued_whole(tmp_path: Path, monkeypatch: 
         assert bits(tmp_path / "cut" / folder.name) == bits(folder)
 
 
-def test_a_locked_cell_is_left_alone(tmp_path: Path) -> None:
+def test_a_locked_cell_is_not_run(tmp_path: Path) -> None:
     cells = cells_of(seed=[0, 1, 2])
     sweep(cells, tmp_path / "s", shard=(1, 3))
     other = Store(tmp_path / "s" / "001-seed=1").open()  # as another process would
@@ -529,7 +535,7 @@ def test_a_retried_cell_does_not_join_the_others(tmp_path: Path, monkeypatch: py
             assert bits(tmp_path / "cut" / folder.name) == bits(folder)
 
 
-def test_a_cell_that_diverges_is_contained_and_said(tmp_path: Path) -> None:
+def test_a_cell_that_diverges_does_not_stop_the_others_and_is_reported(tmp_path: Path) -> None:
     """Every reply is refused for what is not finite, so the run keeps its old model and would look alive."""
     grid = {"train.lr": [0.1, 1e200], "seed": [0, 1]}
     statuses = sweep(cells_of(**grid), tmp_path / "s")
@@ -549,7 +555,9 @@ def test_a_cell_that_diverges_is_contained_and_said(tmp_path: Path) -> None:
     assert alone[0]["final"]["loss"] == pytest.approx(Run(statuses[0].path).final["loss"], abs=1e-10)
 
 
-def test_a_full_disk_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_recorded_as_a_failed_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells, count = cells_of(seed=[0, 1]), 0
     sweep(cells, tmp_path / "whole")
 
@@ -571,7 +579,7 @@ def test_a_full_disk_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- from Python
 
 
-def test_from_python(tmp_path: Path) -> None:
+def test_a_sweep_from_python(tmp_path: Path) -> None:
     model = holdfast.Model(
         lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head=None
     )
@@ -636,7 +644,7 @@ def test_a_sweep_over_objects_continues_when_they_are_made_again(
         holdfast.sweep(objects(losses_of(3.0, 1.0)), out=tmp_path / "cut")
 
 
-def test_objects_that_look_alike_stay_lines_of_their_own(tmp_path: Path) -> None:
+def test_objects_with_equal_names_are_separate_lines(tmp_path: Path) -> None:
     losses = [
         lambda net, batch: torch.nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none"),
         lambda net, batch: 0 * net(batch.x).sum(1),

@@ -102,7 +102,7 @@ def killed_after(last: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], A
         run()
 
 
-def test_rounds_and_end_are_told_and_the_bits_are_the_same(tmp_path: Path) -> None:
+def test_trackers_receive_rounds_and_end_and_do_not_change_the_bits(tmp_path: Path) -> None:
     run = holdfast.run(TINY, out=tmp_path / "told", track=[Diary])
     (diary,) = Diary.books
     config, folder, label, known = diary.begun
@@ -126,7 +126,7 @@ def test_rounds_and_end_are_told_and_the_bits_are_the_same(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("where", ["begin", "round", "end"])
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
-def test_a_tracker_that_fails_is_switched_off_and_nothing_else_happens(
+def test_a_failing_tracker_is_switched_off_and_the_run_continues(
     tmp_path: Path, where: str, error: type[BaseException]
 ) -> None:
     said: list[str] = []
@@ -142,7 +142,7 @@ def test_a_tracker_that_fails_is_switched_off_and_nothing_else_happens(
     assert run.final["accuracy"] is not None and diary.rounds == [1, 2, 3] and len(diary.ends) == 1
 
 
-def test_a_run_that_was_killed_goes_on_in_the_same_place(
+def test_a_killed_run_continues_in_the_same_tracker_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round 2 was committed and not told: it is told after the resume, and no round twice."""
@@ -158,13 +158,13 @@ def test_a_run_that_was_killed_goes_on_in_the_same_place(
     assert len(Diary.books) == 2  # all was told
 
 
-def test_a_tracker_that_comes_late_is_told_all(tmp_path: Path) -> None:
+def test_a_tracker_added_on_resume_receives_all_rounds(tmp_path: Path) -> None:
     holdfast.run(TINY, out=tmp_path / "run")
     holdfast.resume(tmp_path / "run", track=[Diary])
     assert Diary.books[0].rounds == [1, 2, 3] and len(Diary.books[0].ends) == 1
 
 
-def test_a_damaged_note_is_no_disaster(tmp_path: Path) -> None:
+def test_a_damaged_tracking_file_is_ignored(tmp_path: Path) -> None:
     holdfast.run(TINY, out=tmp_path / "run")
     (tmp_path / "run" / "tracking.json").write_text("{")
     holdfast.resume(tmp_path / "run", track=[Diary])
@@ -177,7 +177,7 @@ def test_every_cell_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert all(len(book.ends) == 1 and book.ends[0] for book in Diary.books)
 
 
-def test_a_tracker_that_hangs_holds_nobody_up_for_ever(
+def test_a_hanging_tracker_delays_the_end_only_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_PATIENCE", 0.05)
@@ -194,7 +194,7 @@ def test_a_tracker_that_hangs_holds_nobody_up_for_ever(
         gate.set()
 
 
-def test_a_start_that_fails_leaves_no_complaint_of_a_tracker(
+def test_a_run_that_fails_to_start_reports_no_tracker_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -205,7 +205,7 @@ def test_a_start_that_fails_leaves_no_complaint_of_a_tracker(
     assert not (tmp_path / "run").exists() and not any("failed" in line for line in said)
 
 
-def test_names_are_checked_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_names_are_checked_before_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown tracker 'wandbb'; did you mean 'wandb'"):
         chosen(["wandbb"])
     with pytest.raises(ConfigError, match="give a list"):
@@ -215,7 +215,7 @@ def test_names_are_checked_before_anything_is_played(monkeypatch: pytest.MonkeyP
         chosen(["mlflow"])
 
 
-def test_what_trackers_are_told_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_receive_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
     assert (
         harmless("key abcdef123456 refused by https://a:b@host/x") == "key *** refused by https://***@host/x"
@@ -255,7 +255,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return runs
 
 
-def test_wandb(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_records_a_run(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     killed_after(3, monkeypatch, lambda: holdfast.run(TINY, out=tmp_path / "run", track=["wandb"]))
     run = holdfast.resume(tmp_path / "run", watch=Watch(say=said.append), track=["wandb"])
@@ -283,7 +283,7 @@ def test_wandb(tmp_path: Path, fake_wandb: list[Any], monkeypatch: pytest.Monkey
     assert fake_wandb[2].given["mode"] == "online" and fake_wandb[2].given["group"] == "s"
 
 
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_records_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     for variable in (
         "MLFLOW_HTTP_REQUEST_TIMEOUT",
@@ -334,7 +334,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mlflow: run r1 in http://***@host" in said
 
 
-def test_tensorboard_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_event_files_hold_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -353,7 +353,9 @@ def test_tensorboard_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_the_command(tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_track_option_of_run(
+    tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     changes = [
         f"{section}.{key}={value}" for section in ("train", "engine") for key, value in TINY[section].items()
     ]
@@ -372,7 +374,7 @@ def test_the_command(tmp_path: Path, fake_wandb: list[Any], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("command", ["reproduce", "tune"])
-def test_the_commands_that_play_many(
+def test_the_track_option_of_commands_that_run_sweeps(
     command: str, tmp_path: Path, fake_wandb: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of tuning, the runs of the report are told, and no trial."""

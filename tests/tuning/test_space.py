@@ -26,7 +26,7 @@ def by_label(found: SearchSpace) -> dict[str, Candidate]:
 
 
 @pytest.mark.parametrize("name", sorted(parts("method")))
-def test_what_a_method_declares_can_be_set(name: str) -> None:
+def test_declared_search_values_are_valid_settings(name: str) -> None:
     declared = find("method", name).search
     assert set(declared) <= set(find("method", name).model_fields)
     for setting, values in declared.items():
@@ -36,7 +36,7 @@ def test_what_a_method_declares_can_be_set(name: str) -> None:
             assert part.settings()[setting] == value
 
 
-def test_every_method_is_tried_as_often() -> None:
+def test_every_method_has_the_same_number_of_trials() -> None:
     found = by_label(
         search(4, sweep={"method.name": ["fedavg", "fedprox", "ditto", "fedcap"], "seed": [0, 1]})
     )
@@ -50,7 +50,7 @@ def test_every_method_is_tried_as_often() -> None:
     assert set(found["fedcap"].ranges) == {"train.lr", "method.alpha", "method.phi", "method.lam"}
 
 
-def test_who_has_little_to_set_is_given_more_learning_rates() -> None:
+def test_a_method_with_few_settings_gets_more_learning_rates() -> None:
     """Within the same bounds, the config's own among them; what the user lists is left as it is, and a line
     may then have fewer trials."""
     found = by_label(search(20, train={"lr": 0.1}, sweep={"method.name": ["fedavg", "ditto"]}))
@@ -83,7 +83,7 @@ def test_draws_do_not_repeat_and_are_balanced() -> None:
     assert draw({}, 5, Key(0)) == [{}]
 
 
-def test_a_method_draws_the_same_whoever_else_is_there() -> None:
+def test_draws_of_a_method_do_not_depend_on_other_methods() -> None:
     alone, beside = (
         by_label(search(sweep={"method.name": names}))["ditto"].trials
         for names in (["ditto"], ["fedavg", "ditto"])
@@ -91,7 +91,7 @@ def test_a_method_draws_the_same_whoever_else_is_there() -> None:
     assert alone == beside
 
 
-def test_the_section_wins() -> None:
+def test_the_tune_section_takes_precedence() -> None:
     own = {"ditto": {"lam": [0.3, 3.0], "train.lr": [0.5]}, "fedprox": {"method.mu": [0.9]}}
     tune = {"train.lr": [0.1, 0.1, 0.2], "method.lam": [7.0], **own}
     found = by_label(search(tune=tune, sweep={"method.name": ["fedavg", "ditto", "fedprox", "fedcap"]}))
@@ -101,7 +101,7 @@ def test_the_section_wins() -> None:
     assert found["fedcap"].ranges["method.lam"] == [7.0]
 
 
-def test_what_the_sweep_goes_over_is_not_searched() -> None:
+def test_axes_of_the_sweep_are_not_searched() -> None:
     found = by_label(search(sweep={"train.lr": [0.1, 0.2], "method.name": ["fedavg", "ditto"]}))
     assert list(found) == ["lr=0.1 fedavg", "lr=0.1 ditto", "lr=0.2 fedavg", "lr=0.2 ditto"]
     assert found["lr=0.2 fedavg"].trials == ({},) and set(found["lr=0.2 ditto"].ranges) == {"method.lam"}
@@ -164,7 +164,7 @@ def test_the_report_is_the_sweep_with_overrides() -> None:
         ({"trian": {}}, "unknown key 'trian'"),
     ],
 )
-def test_refusals(table: dict[str, Any], message: str) -> None:
+def test_wrong_tune_sections_are_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=".*") as said:
         search(**{"method": "ditto", **table}).cells()
     assert message in str(said.value) and "seed=" not in str(said.value)

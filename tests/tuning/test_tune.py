@@ -84,7 +84,7 @@ def choose(*statuses: RunStatus) -> int:
     return _best(Candidate("ditto", {}, {}, {}, ({},) * len(statuses)), statuses)
 
 
-def test_validation_chooses_and_nothing_else() -> None:
+def test_only_validation_data_decides_the_choice() -> None:
     assert choose(stands(0.5, test=0.9), stands(0.6, test=0.1), stands(0.4, test=1.0)) == 1
     assert (
         choose(stands(0.5, 2.0), stands(0.5, 1.0), stands(0.5, 1.0)) == 1
@@ -97,7 +97,9 @@ def test_validation_chooses_and_nothing_else() -> None:
         choose(stands(None))
 
 
-def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_of_two_methods(
+    tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tuned = holdfast.tune(TABLE, budget=4, out=tmp_path / "fair")
     # equally many trials, on a seed of their own, without an attack
     trials = read_sweep(tmp_path / "fair" / "trials")
@@ -152,7 +154,7 @@ def test_a_comparison(tmp_path: Path, quick_disk: None, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stage", ["trials", "report"])
-def test_stopped_and_continued(
+def test_a_stopped_comparison_continues(
     tmp_path: Path, quick_disk: None, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     whole = holdfast.tune(TABLE, budget=2, out=tmp_path / "whole")
@@ -176,7 +178,7 @@ def test_stopped_and_continued(
         assert all_bits(tmp_path / "cut" / part) == all_bits(tmp_path / "whole" / part)
 
 
-def test_against_each_attack(tmp_path: Path, quick_disk: None) -> None:
+def test_tuning_under_each_attack(tmp_path: Path, quick_disk: None) -> None:
     table = TABLE | {"sweep": {"method.name": ["fedavg"], "attack.name": ["none", "ipm"], "seed": [0]}}
     tuned = holdfast.tune(table, budget=2, out=tmp_path / "fair", under_attack=True)
     assert [choice.candidate.label for choice in tuned.choices] == ["fedavg none", "fedavg ipm"]
@@ -189,7 +191,7 @@ def test_against_each_attack(tmp_path: Path, quick_disk: None) -> None:
     assert "under each attack" in tuned.words()
 
 
-def test_one_experiment(tmp_path: Path, quick_disk: None) -> None:
+def test_tuning_one_experiment(tmp_path: Path, quick_disk: None) -> None:
     table = {name: given for name, given in TABLE.items() if name not in ("sweep", "attack")} | {
         "method": {"name": "ditto", "lam": 5.0}
     }
@@ -203,7 +205,7 @@ def test_one_experiment(tmp_path: Path, quick_disk: None) -> None:
     assert tuned.search.seeds == [0, 1, 2]
 
 
-def test_objects_of_the_program(tmp_path: Path, quick_disk: None) -> None:
+def test_tuning_a_config_with_python_objects(tmp_path: Path, quick_disk: None) -> None:
     """They are tuned like all else, but no file can name them."""
     model = holdfast.Model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), head="1")
     table = TABLE | {"model": model, "attack": None, "sweep": {"method.name": ["fedavg"], "seed": [0]}}
@@ -231,7 +233,7 @@ def cli(
     return run
 
 
-def test_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_the_tune_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
     first = cli("tune", "sweep.toml", "--budget", 2, "--out", "fair")
     assert (
         first.code == 0 and "2 of 8" in first.out and "all 2" in first.out and "fair/tuned.toml" in first.out
@@ -257,7 +259,7 @@ def test_command(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert one is not None and two is not None and one["final"]["accuracy"] == two["final"]["accuracy"]
 
 
-def test_command_refuses(cli: Callable[..., Answer]) -> None:
+def test_the_tune_command_refuses_wrong_input(cli: Callable[..., Answer]) -> None:
     said = cli(
         "tune",
         "sweep.toml",
