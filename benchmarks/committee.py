@@ -19,7 +19,7 @@ import holdfast
 from holdfast.api import SweepCell
 
 ATTACKS: dict[str, Any] = {
-    "nobody attacks": {"name": "none"},
+    "no attack": {"name": "none"},
     "input noise, sigma 1, 40 % redrawn": {
         "name": "input-noise",
         "sigma": 1.0,

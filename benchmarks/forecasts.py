@@ -108,20 +108,20 @@ def _compare(device: str, name: str) -> dict[str, Any]:
         command = [sys.executable, __file__, device, "--only", name, "--do", what]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[what] = json.loads(done.stdout.splitlines()[-1])
-    planned, played = found["plan"], found["run"]
+    planned, actual = found["plan"], found["run"]
     ratios = {
-        key: round(planned[key] / played[key], 3)
+        key: round(planned[key] / actual[key], 3)
         for key in ("seconds", "memory", "gpu", "disk")
-        if played[key]
+        if actual[key]
     }
     text = ", ".join(f"{key} {ratio:.2f}" for key, ratio in ratios.items())
     print(
-        f"{name:14} predicted / actual: {text}  ({played['seconds']:.1f} s, planned in {planned['took']:.1f}"
-        f" s as {' '.join(planned['plans'])}, played as {' '.join(played['plans'])})",
+        f"{name:14} predicted / actual: {text}  ({actual['seconds']:.1f} s, planned in {planned['took']:.1f}"
+        f" s as {' '.join(planned['plans'])}, ran as {' '.join(actual['plans'])})",
         file=sys.stderr,
         flush=True,
     )
-    return {"config": name, "ratios": ratios, "planned": planned, "played": played}
+    return {"config": name, "ratios": ratios, "planned": planned, "actual": actual}
 
 
 def _planned(config: dict[str, Any], device: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _with_users(samples: Samples) -> Samples:
     luck = -torch.log1p(-Key(7).fold("luck").uniform(20, len(samples), dtype=torch.float64))
     return replace(
         samples, user=(taste[:, samples.y] / luck).argmax(0)
-    )  # somebody is the largest with a chance of his share of taste
+    )  # each user writes a digit in proportion to its taste for it
 
 
 def main() -> None:

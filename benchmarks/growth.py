@@ -171,7 +171,7 @@ def draw(found: dict[str, list[dict[str, Any]]], device: str, folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     names = {
         "clients": "clients in a stack",
-        "cells": "cells played together",
+        "cells": "cells that run together",
         "parameters": "parameters of the model",
     }
     for axis, rows in found.items():

@@ -75,7 +75,7 @@ def run_case(config: dict[str, Any], out: Path) -> dict[tuple[str, str], SweepCe
 
 
 def measure(config: dict[str, Any], out: Path) -> dict[str, float]:
-    """Seconds of a round of each method, played alone."""
+    """Return the seconds of a round of each method, run alone."""
     names, spent = config["sweep"]["method.name"], dict[str, list[float]]()
     with progress(f"seconds of a round, {TURNS} turns", TURNS * len(names)) as advance:
         for turn in range(TURNS):

@@ -57,7 +57,7 @@ def main() -> None:
         "--folder",
         type=Path,
         default=Path("runs/report-benchmark"),
-        help="of the sweep; played where it is not there yet",
+        help="directory of the sweep; it runs if it does not exist",
     )
     parser.add_argument(
         "--screenshots", action="store_true", help="draw docs/images from it, and from the demo"
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def demo_page(folder: Path) -> Path:
-    """Of `holdfast demo`, for the README; played where it is not there yet."""
+    """Take the screenshot of `holdfast demo` for the README; the demo runs if it does not exist."""
     return (
         write_page(folder, title=demo.TITLE, alone=True)
         if run_folders(folder)

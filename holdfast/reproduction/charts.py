@@ -36,9 +36,9 @@ def chart(outcome: Outcome, number: int, show: ChartSpec) -> Section | None:
 def _over_rounds(outcome: Outcome, number: int, show: ChartSpec) -> Section:
     series = []
     for at, runs in _groups(outcome, show):
-        played = [_by_round(run, show.figure) for run in runs]
-        for kind in dict.fromkeys(kind for one in played for kind in one):
-            found = [one.get(kind, {}) for one in played]
+        by_round = [_by_round(run, show.figure) for run in runs]
+        for kind in dict.fromkeys(kind for one in by_round for kind in one):
+            found = [one.get(kind, {}) for one in by_round]
             rounds = sorted(set.intersection(*map(set, found)))
             points = [
                 (r, statistics.fmean(c[r] for c in found), min(c[r] for c in found), max(c[r] for c in found))

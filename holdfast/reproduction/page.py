@@ -116,7 +116,7 @@ def write_index(outcomes: Sequence[Outcome], folder: Path) -> Path:
     content = whole_page(
         "index.html",
         package="holdfast.reproduction",
-        title=f"{paper}, played again",
+        title=f"{paper}, reproduced",
         facts=[("scale ", request.scale), ("seeds ", seeds)],
         rows=rows,
     )
@@ -215,16 +215,16 @@ def _spans(columns: Sequence[Head], level: int) -> list[tuple[str, int]]:
 
 
 def _origin(outcome: Outcome) -> str:
-    played = outcome.finished_runs
-    if not played:
-        return "Nothing was played to its end yet."
-    began = min(run.manifest["began"] for run in played)
+    finished = outcome.finished_runs
+    if not finished:
+        return "No experiment has finished yet."
+    began = min(run.manifest["began"] for run in finished)
     devices = ", ".join(
-        sorted({f"{run.manifest['device']}, plan {run.manifest['plan']['name']}" for run in played})
+        sorted({f"{run.manifest['device']}, plan {run.manifest['plan']['name']}" for run in finished})
     )
     return (
-        f"Begun {began} with holdfast {played[0].manifest['holdfast']}, PyTorch"
-        f" {played[0].manifest['torch']}, device {devices}."
+        f"Begun {began} with holdfast {finished[0].manifest['holdfast']}, PyTorch"
+        f" {finished[0].manifest['torch']}, device {devices}."
     )
 
 

@@ -52,7 +52,7 @@ class ResultCell:
 @dataclass(frozen=True)
 class ResultTable:
     axes: list[str]
-    """What the rows are told apart by."""
+    """The axes of the rows."""
     rows: list[Head]
     columns: list[Head]
     cells: list[list[ResultCell | None]]

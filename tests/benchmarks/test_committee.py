@@ -1,4 +1,4 @@
-"""benchmarks/committee.py: its cells are configs that can be played, in the order in which the tables are
+"""benchmarks/committee.py: its cells are valid configs, in the order in which the tables are
 filled."""
 
 from __future__ import annotations

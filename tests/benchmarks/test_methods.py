@@ -1,4 +1,4 @@
-"""The table of every method: who is in it, and what it says of runs that are played."""
+"""The table of every method: which methods are in it, and what it says about their runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_table(
     monkeypatch.setattr(
         sys, "argv", ["methods.py", "--out", str(tmp_path), "--markdown", "--methods", "fedper", *small]
     )
-    for _ in range(2):  # the second time nothing is played, and nothing changes
+    for _ in range(2):  # the second time nothing runs, and nothing changes
         benchmark.main()
     first, second = (part for part in capsys.readouterr().out.split("digits") if part)
     assert first == second

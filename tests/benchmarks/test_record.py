@@ -1,4 +1,4 @@
-"""benchmarks/record.py: what docs/reproduction.md says can be played, is."""
+"""benchmarks/record.py: the commands of docs/reproduction.md are valid."""
 
 from __future__ import annotations
 

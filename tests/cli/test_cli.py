@@ -60,8 +60,8 @@ def test_a_run_that_diverged_has_an_exit_code_of_its_own(cli: Callable[..., Answ
         assert answer.code == 3 and "fedcap" in answer.out and "Traceback" not in answer.err
         last = answer.err.strip().splitlines()[-1]
         assert last.startswith("diverged in round 1: ") and last.endswith("; therefore the exit code is 3")
-    told = cli("resume", "a", "--json")
-    assert told.code == 3 and json.loads(told.out)["final"]["diverged"] == 1
+    shown = cli("resume", "a", "--json")
+    assert shown.code == 3 and json.loads(shown.out)["final"]["diverged"] == 1
     assert "exit code is 3" in " ".join(cli("run", "--help").out.split())
 
 
@@ -230,7 +230,7 @@ def test_looking_at_a_run_does_not_execute_its_plugins(
     manifest = tmp_path / "a" / "manifest.json"
     manifest.write_text(
         manifest.read_text().replace(str(plugin), str(moved))
-    )  # a directory from somebody else
+    )  # a directory that another user made
     assert cli("report", tmp_path / "a").code == 0
     assert "mine-again" in cli("report", tmp_path / "a", "--markdown").out
     assert len(load(tmp_path / "a")) == 2
@@ -336,7 +336,7 @@ BAD_SETTINGS = {
     "wrong section": (["trian.lr=0.1"], ["trian", "'train'"]),
     "misspelt method": (["method.name=dito"], ["dito", "did you mean 'ditto'"]),
     "misspelt setting": (["method.name=ditto", "method.lamda=1"], ["method.lamda", "'lam'"]),
-    "a setting where there is none": (
+    "a setting of a method without settings": (
         ["method.name=fedavg", "method.lamm=1"],
         ["method.lamm", "'fedavg' has no settings"],
     ),
@@ -361,7 +361,7 @@ BAD_SETTINGS = {
     "unknown plan": (["engine.plan=fast"], ["engine.plan", "fast"]),
     "no amount of memory": (["engine.memory=plenty"], ["engine.memory", "plenty"]),
     "not key=value": (["train.lr"], ["--set train.lr", "key=value"]),
-    "a section that is none": (["seed.x=1", "seed=0"], ["seed"]),
+    "a section that does not exist": (["seed.x=1", "seed=0"], ["seed"]),
     "method is a number": (["method=5"], ["method"]),
     "data is a number": (["data=5"], ["data"]),
     "empty sweep": (["sweep.seed=[]"], ["sweep.seed"]),

@@ -49,7 +49,7 @@ def test_tables_are_listed_and_one_is_shown(
 
 def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_path: Path) -> None:
     run = simulate(train={"rounds": 1})
-    for args, told in {
+    for args, message in {
         (
             "customisation",
         ): "has no 'customisation'; it has norms, weights, seconds, bytes, rank-change, top-fim, grad-cam",
@@ -63,7 +63,7 @@ def test_refusals_are_one_line(simulate: Callable[..., Run], ask: Callable, tmp_
         ("top-fim", "--share", "2"): "share is a part of the parameters",
     }.items():
         code, out, err = ask(run.path, *args)
-        assert code == 2 and out == "" and told in err and len(err.splitlines()) == 1, (args, err)
+        assert code == 2 and out == "" and message in err and len(err.splitlines()) == 1, (args, err)
     assert ask(tmp_path, "norms")[0] == 2
 
 

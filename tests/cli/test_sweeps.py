@@ -78,20 +78,20 @@ def test_the_same_command_again_says_the_same(
 
 
 def test_json(holdfast: Callable[..., Answer], grid: Path) -> None:
-    told = json.loads(holdfast("sweep", grid, "--out", "s", "--shard", "1/2", "--json").out)
-    assert set(told) == {"run_dir", "cells"} and told["run_dir"] == "s"
+    shown = json.loads(holdfast("sweep", grid, "--out", "s", "--shard", "1/2", "--json").out)
+    assert set(shown) == {"run_dir", "cells"} and shown["run_dir"] == "s"
     assert all(
         set(c) == {"label", "run_dir", "status", "round", "reason", "rounds", "final", "protocol"}
-        for c in told["cells"]
+        for c in shown["cells"]
     )
-    assert [(c["label"], c["status"]) for c in told["cells"]] == [
+    assert [(c["label"], c["status"]) for c in shown["cells"]] == [
         ("fedavg seed=0", "finished"),
         ("fedavg seed=1", "finished"),
         ("ditto seed=0", "other shard"),
         ("ditto seed=1", "other shard"),
     ]
-    assert 0 <= told["cells"][0]["final"]["accuracy"] <= 1 and told["cells"][2]["final"] is None
-    assert told["cells"][0]["run_dir"] == "s/000-fedavg_seed=0" and told["cells"][0]["reason"] is None
+    assert 0 <= shown["cells"][0]["final"]["accuracy"] <= 1 and shown["cells"][2]["final"] is None
+    assert shown["cells"][0]["run_dir"] == "s/000-fedavg_seed=0" and shown["cells"][0]["reason"] is None
     assert "other shard: not begun" in holdfast("sweep", grid, "--out", "s", "--shard", "1/2").out
 
 
@@ -110,9 +110,9 @@ def test_a_failing_cell(holdfast: Callable[..., Answer], grid: Path) -> None:
         )
         assert "finished" in answer.out and "Traceback" not in answer.err and "--retry" in answer.err
         assert "s/001-test-cli-falls_seed=0/traceback.txt" in answer.err
-    told = holdfast("sweep", grid, *names, "--out", "s", "--json")
+    shown = holdfast("sweep", grid, *names, "--out", "s", "--json")
     reason = f"ZeroDivisionError: the server fell (failing_method.py, line {FELL})"
-    assert told.code == 1 and json.loads(told.out)["cells"][1]["reason"] == reason
+    assert shown.code == 1 and json.loads(shown.out)["cells"][1]["reason"] == reason
     assert holdfast("sweep", grid, *names, "--out", "s", "--shard", "1/2").code == 0, (
         "another shard's failure"
     )

@@ -1,4 +1,4 @@
-"""A study of four cells that plays in a second."""
+"""A study of four experiments that runs in a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C-PFL's Table 6 played at its smallest, and how its other tables are planned."""
+"""C-PFL's Table 6 run at its smallest, and how its other tables are planned."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def test_the_figures_that_figure_4_states_in_words() -> None:
         found.mean("accuracy drop (points)", {"dataset": "CIFAR-10", "noisy": "40%", "method": "FedBABU"})
         == 9.89
     )
-    nobody = next(
+    benign = next(
         cell for cell in StudyGrid(study, StudyRequest(scale="full")).planned_runs if cell.at["noisy"] == "0%"
     )
-    assert nobody.config.attack is None
+    assert benign.config.attack is None
 
 
 def test_the_median_round_and_not_the_tuning_after_it() -> None:

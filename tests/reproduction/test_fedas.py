@@ -1,4 +1,4 @@
-"""FedAS: a table played for seconds, under one evaluation and under the authors', and what is read off a
+"""FedAS: a table that runs in seconds, under one evaluation and under the authors', and what is read off a
 run."""
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quic
     )
     assert len(outcome.printed.by_place) == 6  # a variant is no axis of the paper
 
-    told = {
+    shown = {
         (cell.at["method"], cell.at["variant"]): cell.config.evaluate.unselected
         for cell in outcome.grid.planned_runs
     }
-    assert {pair for pair, unselected in told.items() if unselected == "deliver"} == {
+    assert {pair for pair, unselected in shown.items() if unselected == "deliver"} == {
         ("FedAvg-P", "authors"),
         ("FedPer", "authors"),
     }
@@ -46,7 +46,7 @@ def test_table_3_under_one_evaluation_and_under_the_authors(tmp_path: Path, quic
         )
 
     for method in ("FedAvg-P", "FedPer"):
-        assert value(method, "1", "paper") == value(method, "1", "authors")  # nobody is outside the cohort
+        assert value(method, "1", "paper") == value(method, "1", "authors")  # no client is outside the cohort
     assert value("FedAvg-P", "0.2", "paper") != value("FedAvg-P", "0.2", "authors")
 
     best, loses, _, skew = outcome.claim_results

@@ -1,4 +1,4 @@
-"""FedCAP's studies: one table played, the measures of Fig. 3 by hand."""
+"""FedCAP's studies: one table is run, the measures of Fig. 3 by hand."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_table_4_scores_rows_without_personal_training_by_the_customised_model_a
     it."""
     request = StudyRequest(scale="smoke", changes=ENGINE, only=("attack=IPM",))
     outcome = reproduce(read("fedcap/table-4"), request, tmp_path / "out")
-    told = (write_reproduction(outcome).parent / "table.md").read_text()
+    shown = (write_reproduction(outcome).parent / "table.md").read_text()
     apart = 0
     for row, figure in zip("12345", ("customised", "tacc", "customised", "tacc", "tacc"), strict=True):
         run = next(run for run in outcome.finished_runs if f"({row})" in run.manifest["label"])
         label = next(label for label in outcome.study.axes["method"] if label.startswith(f"({row})"))
         at = {"dataset": "CIFAR-10", "attack": "IPM", "method": label}
         score, either = (outcome.ours.mean(metric, at) for metric in outcome.study.metrics)
-        assert score == 100 * run.final[f"accuracy/{figure}"] and f"| TAcc(%) {label} |" in told
+        assert score == 100 * run.final[f"accuracy/{figure}"] and f"| TAcc(%) {label} |" in shown
         assert either == (100 * run.final["accuracy/tacc"] if row in "13" else None)
         apart += either is not None and either != score
     assert apart  # the scoring matters
@@ -132,7 +132,7 @@ def test_lengths_of_updates() -> None:
         "malicious/growth": 10.0,
         "benign/last": 5.0,
     }
-    nobody = types.SimpleNamespace(
+    benign = types.SimpleNamespace(
         table=lambda name: pd.DataFrame(rows[:1], columns=["round", "client", "malicious", "value"])
     )
-    assert measured("norm/malicious/growth")(cast(Run, nobody)) is None
+    assert measured("norm/malicious/growth")(cast(Run, benign)) is None

@@ -1,4 +1,4 @@
-"""FedCOM: its tables played for seconds."""
+"""FedCOM: its tables, run for seconds."""
 
 from __future__ import annotations
 

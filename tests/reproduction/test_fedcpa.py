@@ -1,4 +1,4 @@
-"""FedCPA's Table 4 played at its smallest, and what only its figures measure."""
+"""FedCPA's Table 4 run at its smallest, and what only its figures measure."""
 
 from __future__ import annotations
 

@@ -76,13 +76,13 @@ def test_a_reproduction_is_run_read_back_and_written(study: Study, tmp_path: Pat
         {"data": [{**outcome.data[0], "participation": part} for part in (0.5, 1.0)]},
     )
     write_reproduction(read_outcome(tmp_path / "a"))
-    told = [
+    shown = [
         line.strip()
         for line in (tmp_path / "a" / "table.md").read_text().splitlines()
         if line.startswith("digits: ")
     ]
     rest = f"2 rounds, {dealt:,} of 1,797 samples."
-    assert told == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
+    assert shown == [f"digits: 6 clients, 50 % of them in a round, {rest}", f"digits: 6 clients, {rest}"]
 
 
 def test_some_cells_are_scored_by_another_figure(
@@ -166,7 +166,7 @@ def test_where_seconds_are_the_result_each_run_is_alone(
     assert value == pytest.approx((run.final["seconds/client"] + run.final["seconds/server"]) / 2)
     assert (
         reproduce(make(small), StudyRequest(scale="smoke"), tmp_path).ours.by_place == outcome.ours.by_place
-    )  # nothing is played again
+    )  # nothing runs again
 
 
 @pytest.fixture
@@ -200,12 +200,12 @@ def test_the_command(ask: Callable[..., tuple[int, str, str]], quick_disk: None,
         and str(page.relative_to(tmp_path)) in out
         and "FedCAP is the most accurate" in out
     )
-    told = json.loads(ask(*command, "--json")[1])["reproductions"][0]
-    assert {cell["method"] for cell in told["cells"]} == {"Mean", "FedCAP"} and told["missing"] == 0
+    shown = json.loads(ask(*command, "--json")[1])["reproductions"][0]
+    assert {cell["method"] for cell in shown["cells"]} == {"Mean", "FedCAP"} and shown["missing"] == 0
 
 
 def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None:
-    for args, told in {
+    for args, message in {
         ("fedcapp",): "did you mean 'fedcap'",
         ("fedcap", "fig-99"): "fedcap has no 'fig-99'",
         ("fedcap", "I", "--scale", "tiny"): "--scale tiny: choose smoke, quick, full",
@@ -213,7 +213,7 @@ def test_refusals_are_one_line(ask: Callable[..., tuple[int, str, str]]) -> None
         ("fedcap", "I", "--set", "train.round=3"): "unknown key 'train.round'",
     }.items():
         code, out, err = ask(*args)
-        assert code == 2 and told in err and len(err.splitlines()) == 1, (args, err)
+        assert code == 2 and message in err and len(err.splitlines()) == 1, (args, err)
 
 
 def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., tuple[int, str, str]]) -> None:
@@ -237,8 +237,8 @@ def test_set_changes_one_setting_of_a_part_and_not_the_part(ask: Callable[..., t
 
 def test_a_sample_that_two_clients_hold_is_used_once() -> None:
     (study,) = find("fedcom", "table-1")  # partners hold the same samples of their noise class
-    (told,) = used(StudyGrid(study, StudyRequest(scale="smoke")))
-    assert told["dataset"] == "digits" and 0 < told["samples"] <= told["of"] == 1797
+    (shown,) = used(StudyGrid(study, StudyRequest(scale="smoke")))
+    assert shown["dataset"] == "digits" and 0 < shown["samples"] <= shown["of"] == 1797
 
 
 def test_claims_that_could_not_be_tested_are_counted(

@@ -1,4 +1,4 @@
-"""Every table and figure that is shipped: it parses, every cell is a config that can be played, every printed
+"""Every table and figure that is shipped: it parses, every experiment has a valid config, every printed
 number has its cell."""
 
 from __future__ import annotations

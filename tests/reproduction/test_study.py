@@ -77,8 +77,8 @@ def test_skipped_kept_and_only(small: dict[str, Any]) -> None:
         "attak=IPM": "the axes of",
         "attack": "write axis=label",
     }
-    for only, told in wrong.items():
-        with pytest.raises(ConfigError, match=told):
+    for only, message in wrong.items():
+        with pytest.raises(ConfigError, match=message):
             StudyGrid(study, StudyRequest(scale="full", only=(only,)))
     with pytest.raises(ConfigError, match="no experiments are left"):
         StudyGrid(study, StudyRequest(scale="full", only=("attack=none", "method=Ditto")))
@@ -154,7 +154,7 @@ def test_stand_ins_are_named(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             {"override": [{"when": {"method": "Dito"}, "set": {}}]},
@@ -183,8 +183,10 @@ def test_stand_ins_are_named(small: dict[str, Any]) -> None:
         ({"titel": "x"}, "unknown key 'fedcap/table-9.titel'; did you mean 'title'"),
     ],
 )
-def test_mistakes_in_a_study_are_reported(small: dict[str, Any], change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_in_a_study_are_reported(
+    small: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         make({**small, **change})
 
 
@@ -192,10 +194,10 @@ def test_an_invalid_experiment_is_named(small: dict[str, Any]) -> None:
     small["axes"]["method"]["Odd"] = {"method.name": "fedavg", "method.lam": 1}
     with pytest.raises(ConfigError, match=r"in fedcap/table-9, cell 'none Odd seed=0'"):
         StudyGrid(make(small), StudyRequest(scale="full"))
-    for request, told in [
+    for request, message in [
         (StudyRequest(scale="big"), "--scale big"),
         (StudyRequest(variant="x"), "--variant x"),
         (StudyRequest(seeds=0), "--seeds 0"),
     ]:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             StudyGrid(make(small), request)

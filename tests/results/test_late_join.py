@@ -109,7 +109,7 @@ def test_updates_that_do_not_fit(run: Run, spoil: Callable[..., Any], message: s
 
 
 def test_a_new_client_to_an_attacked_run_is_honest(tmp_path: Path) -> None:
-    """Its labels are its own and nobody changes what it sends, whoever attacks among the run's clients and in
+    """Its labels and what it sends stay unchanged, whichever of the run's clients attack and in
     which round."""
     attack = {"name": "label-flip", "fraction": 0.4, "redraw": True}
     experiment = Experiment(tiny(method="fedcap", attack=attack), tmp_path / "run")
