@@ -12,7 +12,9 @@ import torch
 
 import holdfast.api  # noqa: F401  # before any test patches what it imports
 from holdfast.core import registry
+from holdfast.local import plan_choice
 from holdfast.results.run import Run
+from holdfast.storage import store
 from tests.cli.commands import Answer
 from tests.helpers import run_all
 
@@ -33,17 +35,26 @@ def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
 
 
-@pytest.fixture
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug in tests of what is computed; tests of the store and of resuming do without
-    this."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
+@pytest.fixture(autouse=True)
+def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each candidate plan is timed once. Files that test the choice itself define a fixture of this name that
+    does nothing."""
+    monkeypatch.setattr(plan_choice, "_TURNS", (1, 1))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_disk() -> Iterator[None]:
+    """Nothing waits for the disk: only a power failure could show the difference. Tests of the order in which
+    files are synced replace these functions themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        patch.setattr(store, "sync_file_system", lambda handle: True)
+        yield
 
 
 @pytest.fixture
-def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
-    """simulate(method="ditto", train={...}) plays a tiny float64 experiment in a fresh folder and returns
-    it."""
+def simulate(tmp_path: Path) -> Callable[..., Run]:
+    """simulate(method="ditto", train={...}) runs a tiny float64 experiment in a new folder; returns its Run."""
     count = 0
 
     def go(**sections: Any) -> Run:
@@ -55,7 +66,7 @@ def simulate(tmp_path: Path, quick_disk: None) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def simulate_all(tmp_path: Path, quick_disk: None) -> Callable[..., list[Run]]:
+def simulate_all(tmp_path: Path) -> Callable[..., list[Run]]:
     """The same for several experiments in one start: they are driven in lockstep and fused where they can
     be."""
     count = 0

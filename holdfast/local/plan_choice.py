@@ -172,6 +172,8 @@ def _compare(plans: dict[str, Plan], trial: _Trial, rows: int) -> dict[str, floa
         for name, plan in plans.items()
     }
     least, most = _TURNS
+    if len(plans) == 1:
+        most = least  # nothing is compared, so a rough figure is enough
     try:
         for name, plan in plans.items():
             if not slow:

@@ -52,10 +52,10 @@ def table(attack: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Looks at every reply before and after attackers have had it; returns how many malicious replies there
-    were."""
-    count: list[int] = []
+def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Checks every reply before and after attackers have changed it; returns how many malicious replies each
+    exchange had, by attack."""
+    count: dict[str, list[int]] = {}
     honest_poison = Adversary.poison
 
     def poison(
@@ -64,9 +64,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         before = {name: value.clone() for name, value in up.fields.items()}
         after = honest_poison(self, task, schema, up, key, round, sent)
         benign = self.benign(up.ids, round) | (up.ids == ROOT)
-        count.append(int((~benign).sum()))
         assert torch.equal(after.ids, up.ids) and after.fields.keys() == before.keys()
         assert self.attack is not None
+        count.setdefault(self.attack.name, []).append(int((~benign).sum()))
         for name, value in before.items():
             assert torch.equal(up[name], value), "honest replies are read, not written"
             assert torch.equal(after[name][benign], value[benign])
@@ -78,23 +78,27 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-@every_attack
 @pytest.mark.parametrize("method", methods_in_turn())
 def test_every_attack_on_every_method(
-    name: str, method: str, simulate: Callable[..., Run], watched: list[int]
+    method: str, simulate_all: Callable[..., list[Run]], watched: dict[str, list[int]]
 ) -> None:
-    settings = {"size": 3} if name == "backdoor" else {}
-    lenient = (
-        {"detect": False} if "detect" in built_in("method")[method].model_fields else {}
-    )  # whoever is banned attacks only once
-    run = simulate(method={"name": method, **lenient}, attack={"name": name, "fraction": 0.4, **settings})
-    assert run.round in (2, 3) and sum(watched) >= 4 and len(run.manifest["malicious"]) == 2
-    assert (
-        run.final["accuracy"] is not None
-        and run.final["detection/fnr"] == 1.0
-        and run.final["detection/rounds"] is None
-    )
-    assert (run.final["attack/asr"] is None) == (name != "backdoor")
+    """All attacks in one start: who is malicious, and what is done to replies, is each experiment's own."""
+    # a client that is banned attacks only once
+    lenient = {"detect": False} if "detect" in built_in("method")[method].model_fields else {}
+    settings = {"backdoor": {"size": 3}}
+    tables = [
+        {
+            "method": {"name": method, **lenient},
+            "attack": {"name": name, "fraction": 0.4, **settings.get(name, {})},
+        }
+        for name in ATTACKS
+    ]
+    for name, run in zip(ATTACKS, simulate_all(tables), strict=True):
+        assert run.round in (2, 3) and len(run.manifest["malicious"]) == 2, name
+        assert sum(watched[name]) >= 4, f"{name}: malicious replies"
+        assert run.final["accuracy"] is not None, name
+        assert run.final["detection/fnr"] == 1.0 and run.final["detection/rounds"] is None, name
+        assert (run.final["attack/asr"] is None) == (name != "backdoor"), name
 
 
 @every_attack
@@ -159,14 +163,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert strip[0] == strip[1] and first.store.parts(3)[2]["attack"] == second.store.parts(3)[2]["attack"]
 
 
-def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: list[int]) -> None:
+def test_a_redrawn_set_in_a_run(simulate: Callable[..., Run], watched: dict[str, list[int]]) -> None:
     """Who is malicious is written down per round, clients count as benign by the round, and the clamp is
     reported."""
     run = simulate(
         **table({"name": "lie", "fraction": 0.6, "redraw": True}, train={"rounds": 6, "participation": 1.0})
     )
     sets = [run.store.arrays(round)["malicious"].tolist() for round in range(1, 7)]
-    assert all(len(drawn) == 3 for drawn in sets) and len(set(map(tuple, sets))) > 1 and watched == [3] * 6
+    assert all(len(drawn) == 3 for drawn in sets) and len(set(map(tuple, sets))) > 1
+    assert watched == {"lie": [3] * 6}
     assert run.manifest["malicious"] == "redrawn every round"
     assert run.malicious() == sets[-1] and run.malicious(2) == sets[1]
     with pytest.raises(ConfigError, match="round 7 was not played"):

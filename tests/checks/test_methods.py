@@ -30,27 +30,51 @@ def real_settings(name: str) -> list[str]:
     return [s["name"] for s in describe(find("method", name))["settings"] if s["type"] == "float"]
 
 
+class Baselines:
+    """Runs that several tests compare with: each is made once per process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: dict[tuple[str, str, str], Run] = {}
+        self.ends: dict[tuple[str, str, str], dict[str, Tensor]] = {}
+
+    def run(self, name: str, network: str = "mlp", plan: str = "vmap") -> Run:
+        key = (name, network, plan)
+        if key not in self.runs:
+            table = hard(name, model=NETWORKS[network], engine={"plan": plan})
+            self.runs[key] = run_all([table], self.folder / "-".join(key))[0]
+        return self.runs[key]
+
+    def end(self, name: str, network: str = "mlp", plan: str = "vmap") -> dict[str, Tensor]:
+        """All numbers the run ended with."""
+        key = (name, network, plan)
+        if key not in self.ends:
+            self.ends[key] = everything(self.run(*key))
+        return self.ends[key]
+
+
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
+    return Baselines(tmp_path_factory.mktemp("baselines"))
+
+
 @every_method
 @pytest.mark.parametrize("network", NETWORKS)
-def test_loop_equals_vmap(name: str, network: str, simulate: Callable[..., Run]) -> None:
-    loop, vmap = (
-        everything(simulate(**hard(name, model=NETWORKS[network], engine={"plan": plan})))
-        for plan in ("loop", "vmap")
-    )
+def test_loop_equals_vmap(name: str, network: str, baselines: Baselines) -> None:
+    loop, vmap = (baselines.end(name, network, plan) for plan in ("loop", "vmap"))
     assert_same(loop, vmap, 1e-10)
     assert any(key.startswith(("server/", "rows/")) and value.numel() > 1 for key, value in loop.items())
 
 
 @in_turn
 @pytest.mark.parametrize("plan", ["captured-loop", "compiled-vmap"])
-def test_replayed_plans_equal_loop(name: str, plan: str, simulate: Callable[..., Run]) -> None:
+def test_replayed_plans_equal_loop(
+    name: str, plan: str, simulate: Callable[..., Run], baselines: Baselines
+) -> None:
     """On a CPU a program runs uncompiled; that its rows, masks and batches are the loop's is the same
     everywhere."""
-    loop, replayed = (
-        everything(simulate(**hard(name, model=NETWORKS["cnn-bn"], engine={"plan": chosen})))
-        for chosen in ("loop", plan)
-    )
-    assert_same(loop, replayed, 1e-10)
+    replayed = simulate(**hard(name, model=NETWORKS["cnn-bn"], engine={"plan": plan}))
+    assert_same(baselines.end(name, "cnn-bn", "loop"), everything(replayed), 1e-10)
 
 
 @every_method
@@ -92,16 +116,18 @@ def test_fused_equals_alone(
 
 
 @in_turn
-def test_chunks_change_nothing(name: str, simulate: Callable[..., Run]) -> None:
+def test_chunks_change_nothing(name: str, simulate: Callable[..., Run], baselines: Baselines) -> None:
     """A memory bound of a few kilobytes trains client by client."""
     tight = simulate(**hard(name, engine={"plan": "vmap", "memory": "1kB"}))
     assert tight.manifest["plan"]["rows"] == 1
-    assert_same(everything(tight), everything(simulate(**hard(name))), 1e-10)
+    assert_same(everything(tight), baselines.end(name), 1e-10)
 
 
 @in_turn
-def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable[..., Run]) -> None:
-    first, second = (everything(simulate(**hard(name))) for _ in range(2))
+def test_the_same_run_twice_is_the_same_to_the_bit(
+    name: str, simulate: Callable[..., Run], baselines: Baselines
+) -> None:
+    first, second = baselines.end(name), everything(simulate(**hard(name)))
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(torch.nan_to_num(first[key]), torch.nan_to_num(second[key])), key
@@ -109,7 +135,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(name: str, simulate: Callable
 
 @in_turn
 def test_a_run_that_was_cut_goes_on_to_the_same_bits(
-    name: str, simulate: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baselines: Baselines
 ) -> None:
     """All that a server half and its clients remember is in their states."""
     honest = Simulator.exchange
@@ -124,77 +150,59 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(
         run_all([hard(name)], tmp_path / "cut")
     assert Run(tmp_path / "cut").round == 2
     resume(tmp_path / "cut")
-    assert_same(everything(Run(tmp_path / "cut")), everything(simulate(**hard(name))), 0)
+    assert_same(everything(Run(tmp_path / "cut")), baselines.end(name), 0)
 
 
 @in_turn
-def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run]) -> None:
-    first, second = (
-        simulate(**hard(name, seed=seed, train={"participation": 1.0})).vector(client=0) for seed in (0, 1)
-    )
-    assert not torch.equal(first, second)
+def test_another_seed_is_another_run(name: str, simulate: Callable[..., Run], baselines: Baselines) -> None:
+    first, second = baselines.run(name), simulate(**hard(name, seed=1))
+    assert not torch.equal(first.vector(client=0), second.vector(client=0))
+
+
+POOR: dict[str, dict[str, Any]] = {
+    "one client": {"data": {"clients": 1, "partition": {"name": "iid", "samples_per_client": 8}}},
+    "empty rounds after the first": {"train": {"availability": {str(c): [[1, 2]] for c in range(5)}}},
+    "no clients for two rounds": {"train": {"availability": {str(c): [[3, 4]] for c in range(5)}}},
+    "all replies lost": {"train": {"dropout": 1.0}},
+    "no epochs": {"train": {"local_epochs": 0}},
+    "no full batch": {"train": {"batch_size": 50, "drop_last": True}},
+    "one sample": {
+        "data": {"partition": {"name": "iid", "samples_per_client": 1}, "split": {"train": 1.0, "test": 0.0}}
+    },
+}
 
 
 @in_turn
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": {"clients": 1, "partition": {"name": "iid", "samples_per_client": 8}}},
-        {"train": {"availability": {str(c): [[1, 2]] for c in range(5)}}},
-        {"train": {"availability": {str(c): [[3, 4]] for c in range(5)}}},
-        {"train": {"dropout": 1.0}},
-        {"train": {"local_epochs": 0}},
-        {"train": {"batch_size": 50, "drop_last": True}},
-        {
-            "data": {
-                "partition": {"name": "iid", "samples_per_client": 1},
-                "split": {"train": 1.0, "test": 0.0},
-            }
-        },
-    ],
-    ids=[
-        "one client",
-        "empty rounds after the first",
-        "nobody for two rounds",
-        "all replies lost",
-        "no epochs",
-        "no full batch",
-        "one sample",
-    ],
-)
-def test_poor_rounds_are_survived(name: str, changes: dict[str, Any], simulate: Callable[..., Run]) -> None:
-    run = simulate(**hard(name, **changes))
-    assert run.round in (3, 4)  # a method may have something to do after the last round
-    assert all(
-        torch.isfinite(value).all()
-        for key, value in everything(run).items()
-        if key.startswith(("server/", "rows/"))
-    )
+def test_poor_rounds_are_survived(name: str, simulate_all: Callable[..., list[Run]]) -> None:
+    runs = simulate_all([hard(name, **changes) for changes in POOR.values()])
+    for case, run in zip(POOR, runs, strict=True):
+        assert run.round in (3, 4), case  # a method may have something to do after the last round
+        for key, value in everything(run).items():
+            assert not key.startswith(("server/", "rows/")) or torch.isfinite(value).all(), (case, key)
 
 
 @in_turn
-@pytest.mark.parametrize(
-    ("clients", "unselected"),
-    [
+def test_every_protocol_works(name: str, simulate_all: Callable[..., list[Run]]) -> None:
+    data = {"held_out": 2, "pool": "train", "split": {"train": 0.5, "validation": 0.25, "test": 0.25}}
+    protocols = [
         ("all", "finetune"),
         ("benign", "deliver"),
         ("cohort", "keep_own"),
         ("held-out", "keep_own"),
         ("held-out", "finetune"),
-    ],
-)
-def test_every_protocol_works(name: str, clients: str, unselected: str, simulate: Callable[..., Run]) -> None:
-    data = {"held_out": 2, "pool": "train", "split": {"train": 0.5, "validation": 0.25, "test": 0.25}}
-    evaluate = {"clients": clients, "unselected": unselected, "test": "global"}
-    run = simulate(**hard(name, data=data, evaluate=evaluate, train={"rounds": 2}))
-    assert 0 <= run.final["accuracy"] <= 1 and run.final["accuracy/selected"] is not None
-    assert len(run.clients()) == {"all": 3, "benign": 3, "cohort": 2, "held-out": 2}[clients]
+    ]
+    asked = [{"clients": clients, "unselected": who, "test": "global"} for clients, who in protocols]
+    runs = simulate_all([hard(name, data=data, evaluate=each, train={"rounds": 2}) for each in asked])
+    for (clients, unselected), run in zip(protocols, runs, strict=True):
+        case = (clients, unselected)
+        assert 0 <= run.final["accuracy"] <= 1 and run.final["accuracy/selected"] is not None, case
+        assert len(run.clients()) == {"all": 3, "benign": 3, "cohort": 2, "held-out": 2}[clients], case
 
 
 @every_method
-def test_exported_models_are_those_that_were_measured(name: str, simulate: Callable[..., Run]) -> None:
+def test_exported_models_are_those_that_were_measured(name: str, baselines: Baselines) -> None:
     """run.vector(client) gives the model behind the client's accuracy, for cohort members and others."""
-    run = simulate(**hard(name))
+    run = baselines.run(name)
     frame, federation = run.clients(), run._experiment.federation
     for kind in find("method", name).models:  # type: ignore[attr-defined]
         for client in range(5):

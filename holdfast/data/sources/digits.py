@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +30,13 @@ class Digits(Source):
     std: ClassVar[tuple[float, ...]] = (0.3753,)
 
     def load(self, dir: Path | None) -> Samples:
-        text = gzip.decompress((files("holdfast.data") / "digits.csv.gz").read_bytes()).decode()
-        table = np.array([line.split(",") for line in text.split()], dtype=np.int64)
+        table = _table()
         x = np.round(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        return self._samples(x, np.ascontiguousarray(table[:, 64]), classes=10, train_rows=1437)
+        return self._samples(x, table[:, 64].copy(), classes=10, train_rows=1437)
+
+
+@cache
+def _table() -> np.ndarray:
+    """The file's numbers, one row per digit: 64 grey values and a label. Callers must not change it."""
+    text = gzip.decompress((files("holdfast.data") / "digits.csv.gz").read_bytes()).decode()
+    return np.array([line.split(",") for line in text.split()], dtype=np.int64)
