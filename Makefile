@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: the tests' tensors are tiny, and threads of several workers would fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow lint bench soak browser clean
+.PHONY: demo test test-slow test-all lint bench soak browser clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
@@ -18,10 +18,13 @@ demo: $(VENV)/.installed
 test: lint
 	$(PYTEST)
 
-# SLOW="slow and not long" leaves out the few that take minutes each.
-SLOW ?= slow
+# What .ci/run runs after `make test`: all slow tests but those that take minutes each.
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "$(SLOW)"
+	$(PYTEST) -m "slow and not long"
+
+# Every test there is, for a nightly run.
+test-all: lint
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

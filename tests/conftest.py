@@ -36,6 +36,13 @@ def no_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A test that leaves PyTorch with more threads would slow down all that come after it."""
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each candidate plan is timed once. Files that test the choice itself define a fixture of this name that
     does nothing."""
@@ -54,7 +61,7 @@ def quick_disk() -> Iterator[None]:
 
 @pytest.fixture
 def simulate(tmp_path: Path) -> Callable[..., Run]:
-    """simulate(method="ditto", train={...}) runs a tiny float64 experiment in a new folder; returns its Run."""
+    """simulate(method="ditto", train={...}) runs a tiny float64 experiment in a new folder."""
     count = 0
 
     def go(**sections: Any) -> Run:
